@@ -43,6 +43,9 @@ _DIGITS = re.compile(r"[0-9]{1,18}")
 _MAX_NAME_BYTES = 255
 """Maximum bytes of a file name on Linux file systems."""
 
+_MAX_SHOWN_DIGITS = 32
+"""Maximum number of characters of a number in an error message."""
+
 _PLAIN = str | int | float | None
 
 
@@ -159,11 +162,12 @@ def _refuse_constant(constant: str) -> NoReturn:
 def _finite_float(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
-        raise _NotFiniteError(digits[:_MAX_DEPTH])
+        raise _NotFiniteError(digits[:_MAX_SHOWN_DIGITS])
     return number
 
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"(\s*:)?|[{}]')
+"""A JSON string, with the colon after it if it is a key, or a brace."""
 
 
 def _line_of_duplicate_key(text: str) -> int:
@@ -243,7 +247,7 @@ _DEEPLY_NESTED = re.compile(rf"(?:[\[{{]\s*){{{_MAX_DEPTH + 1}}}")
 
 
 def yaml_value(text: str, what: str) -> Any:
-    """Parse a YAML text into values that JSON has. Raises BadInput, whose message begins with `what`, otherwise."""
+    """Parse a YAML text into values that JSON can hold. Raises BadInput, naming `what`, for any other text."""
     if _DEEPLY_NESTED.search(text):
         raise BadInput(f"{what} is nested too deep; {_MAX_DEPTH} levels are enough.")
     try:
@@ -293,7 +297,7 @@ _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202
 
 
 def printable(text: str) -> str:
-    """Return the text with control characters as escapes, such as `\\x1b` for the one that starts terminal commands."""
+    """Return the text with control characters as escapes, such as `\\x1b` for the one that starts terminal codes."""
     return _HIDDEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 

@@ -52,14 +52,14 @@ from meshwright.profiles.stages import GENERATE, Role, StageGraph
 from meshwright.profiles.workload import Workload, lengths_of_workload, workload_with_lengths
 
 _SCALAR_HEAD_ROLES = (Role.CRITIC, Role.REWARD)
-_CONTROLLERS = "let chunk sizes and the overcommit follow the run (OPPO), at most as large as the plan chose them"
+_CONTROLLERS = "adapt chunk sizes and the overcommit during the run (OPPO), up to the plan's values"
 _CACHE = (
     "what happens to the KV cache of sequences in flight when the weights change: keep that of the older weights, or "
     "recompute it with the new ones before the next token (AReaL, arXiv:2505.24298)"
 )
 _ENGINE = (
-    "generation engine: ours, eager or with decode steps as CUDA graphs (default: on a GPU, without experts), or "
-    "that of another trainer, to plan for"
+    "generation engine: our own, eager or with decode steps as CUDA graphs (the default on a GPU for models without "
+    "experts), or another trainer's, which can only be planned for"
 )
 _GENERATION_WEIGHTS = (
     "number format of the weights that the actor generates with, and of the activations they multiply; default: the "
@@ -73,11 +73,13 @@ _ALGORITHM = (
     "samples; the others compare the samples of a step and have no critic; or the job's own graph of stages"
 )
 _REWARDS = "functions and judges that score responses; the weighted sum with the reward model's score is the reward"
-_REWARD_WEIGHT = "weight of the reward model's score beside the rewards"
+_REWARD_MODEL_WEIGHT = "weight of the reward model's score beside the rewards"
 _TOOL = "tool that answers the turns of a rollout; needed by run where workload.turns is given"
 _LOADS = "rewards that run on hosts"
 _REF_IS_BASE = "the reference is the actor without its adapter, so that one copy of the weights may serve both"
-_OPTIONAL_PARTS = ("adapter", "window", "attention_sinks", "expert_bias")  # keys of a model, left out where absent
+_OPTIONAL_PARTS = ("adapter", "window", "attention_sinks", "expert_bias")
+"""Keys of a model that are left out where they are None or false."""
+
 
 CacheAfterRefit: TypeAlias = Literal["keep", "recompute"]
 
@@ -88,8 +90,6 @@ class Evaluation(Document):
 
     every_steps: int = Field(default=0, ge=0, description="steps between evaluations; 0: only the first and the last")
 
-
-_WEIGHT = "reward_model_weight"
 
 SETTINGS_KEYS: Mapping[Algorithm, str] = {
     "ppo": "ppo",
@@ -137,16 +137,18 @@ class Job(Document):
     reinforce: Reinforce | None = Field(default=None, description="settings of algorithm reinforce++")
     distill: Distill | None = Field(default=None, description="settings of algorithm distill")
     rewards: tuple[Reward, ...] = Field(default=(), max_length=16, description=_REWARDS)
-    reward_model_weight: float = Field(default=1.0, description=_REWARD_WEIGHT)
+    reward_model_weight: float = Field(default=1.0, description=_REWARD_MODEL_WEIGHT)
     tool: Tool | None = Field(default=None, description=_TOOL)
     evaluation: Evaluation = Field(default=Evaluation(), description="when the policy is evaluated on held-out prompts")
     data: Data | None = Field(default=None, description="needed by run, not by plan")
 
     @model_serializer(mode="wrap")
-    def _without_default(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out defaults, and the settings of other algorithms."""
         dumped = without_defaults(
-            without_defaults(without_defaults(written(self), "ppo", "algorithm"), [], "rewards"), 1.0, _WEIGHT
+            without_defaults(without_defaults(serialize(self), "ppo", "algorithm"), [], "rewards"),
+            1.0,
+            "reward_model_weight",
         )
         dumped = without_defaults(dumped, None, "engine", "tool", "generation_weights")
         return {
@@ -161,7 +163,7 @@ class Job(Document):
         require_synchronous_selection(self.workload, self.staleness)
         require_unique_names(self.rewards)
         if self.tool and not self.workload.turns:
-            raise ValueError("tool: rollouts of one turn call none; give workload.turns, or remove it")
+            raise ValueError("tool: single-turn rollouts call no tool; give workload.turns, or remove tool")
         require_only_actor_adapter([role for role in self.models.roles if self.models.source(role).adapter])
         self._require_settings()
         if isinstance(self.settings, Distill):
@@ -169,7 +171,7 @@ class Job(Document):
         return self
 
     def _require_settings(self) -> None:
-        """Raises ValueError for settings of another algorithm, or that need a model that is not named."""
+        """Raises ValueError for settings of another algorithm, or that need a model which the job does not name."""
         keys, allowed = self._settings_keys, [SETTINGS_KEYS[preset] for preset in self.presets]
         if isinstance(self.algorithm, OwnGraph):
             require_settings_of_graph(allowed, keys)
@@ -228,13 +230,12 @@ class RoleModels(Document):
     teacher_4: ModelSpec | None = None
 
     @model_serializer(mode="wrap")
-    def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        specs = without_defaults(written(self), None).items()
-        rare = {
+    def _without_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        specs = {
             name: without_defaults(without_defaults(spec, None, *_OPTIONAL_PARTS), False, *_OPTIONAL_PARTS)
-            for name, spec in specs
+            for name, spec in without_defaults(serialize(self), None).items()
         }
-        return {name: without_defaults(spec, "", "planned_rope") for name, spec in rare.items()}
+        return {name: without_defaults(spec, "", "planned_rope") for name, spec in specs.items()}
 
     @cached_property
     def by_name(self) -> Mapping[str, ModelSpec]:
@@ -269,9 +270,9 @@ class Facts(Document):
     ref_is_base: bool = Field(default=False, description=_REF_IS_BASE)
 
     @model_serializer(mode="wrap")
-    def _without_defaults(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out defaults."""
-        dumped = without_defaults(without_defaults(written(self), "keep", "cache_after_refit"), "ppo", "algorithm")
+        dumped = without_defaults(without_defaults(serialize(self), "keep", "cache_after_refit"), "ppo", "algorithm")
         return without_defaults(
             without_defaults(without_defaults(dumped, [], "rewards"), False, "ref_is_base"), None, "generation_weights"
         )

@@ -1,7 +1,7 @@
 """The reward tail: seconds from the end of the last response until all rewards are known.
 
-Each response is scored as soon as it ends. A reward has W workers per replica, each with one call of b samples at a
-time, and a first-come first-served queue.
+Each response is scored as soon as it ends. On each replica a reward has a first-come first-served queue, and workers
+that score W = `concurrency` samples at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Seconds = NDArray[np.float64]
 
 
 class RewardWorkers(NamedTuple):
-    """Latencies of one call of a reward, and the number of samples that its workers process at a time."""
+    """Latencies of one call of a reward, and the number of samples that its workers on a replica score at a time."""
 
     latencies: Latencies
     concurrency: int
@@ -37,15 +37,15 @@ class RewardWorkers(NamedTuple):
 def tail_seconds(ends: Seconds, rewards: Sequence[RewardWorkers], num_replicas: int = 1) -> float:
     """Return the expected seconds from the last of the `ends` of responses [n] until all their rewards are known.
 
-    The result is for the slowest of R = `num_replicas` replicas. With a worker for each response it is exact: calls are
-    independent, so that all are done t seconds after the last response with probability P(t) = prod_i F(t + e_n - s_i)
-    over the starts s_i = e_i of the calls, and the tail is the integral of 1 - P(t)^R (David and Nagaraja, Order
-    Statistics, section 2.1, for variables that are not identically distributed). P is a step function with a step for
-    each possible latency of each call, and is integrated step by step, so that no call is too rare or too long to
-    count.
+    The result is for the slowest of R = `num_replicas` replicas. If W is at least the number of responses it is exact:
+    calls are independent, so that all are done t seconds after the last response with probability P(t) =
+    prod_i F(t + e_n - s_i) over the starts s_i = e_i of the calls, and the tail is the integral of 1 - P(t)^R (David
+    and Nagaraja, Order Statistics, section 2.1, for variables that are not identically distributed). P is a step
+    function with a step for each possible latency of each call, and is integrated step by step, so that no call is too
+    rare or too long to count.
 
-    With fewer workers, starts are those of a queue with constant service time m, the mean latency: s_i = max(e_i,
-    s_{i-W} + m). Under load it waits as long as a fluid queue.
+    With a smaller W, starts are those of a queue with constant service time m, the mean latency: s_i = max(e_i,
+    s_{i-W} + m). Under load the waits are those of a fluid queue.
     """
     pairs, longest = _elapsed_calls(ends, rewards)
     if longest <= 0:
@@ -58,11 +58,11 @@ def tail_seconds(ends: Seconds, rewards: Sequence[RewardWorkers], num_replicas: 
 class _Calls(NamedTuple):
     """The calls of a reward that may still run when the last response ends.
 
-    `waits` has the distinct times since their starts [n], `counts` the number of calls with each [n], `seconds` the
+    `elapsed` has the distinct times since their starts [n], `counts` the number of calls with each [n], `seconds` the
     possible latencies [k], and `rises` the increase of log F at each of them [k], which is 0 at the first.
     """
 
-    waits: Seconds
+    elapsed: Seconds
     counts: Seconds
     seconds: Seconds
     rises: Seconds
@@ -70,15 +70,15 @@ class _Calls(NamedTuple):
     @classmethod
     def of(cls, elapsed: Seconds, latencies: Latencies) -> Self:
         """Return the calls that may not be done when the last response ends, given the times since all starts [m]."""
-        waits, counts = np.unique(elapsed[elapsed < latencies.longest], return_counts=True)
+        distinct, counts = np.unique(elapsed[elapsed < latencies.longest], return_counts=True)
         cumulative = np.minimum(np.cumsum(latencies.probabilities), 1.0)
         cumulative[-1] = 1.0
         logs = np.log(cumulative)
-        return cls(waits, counts.astype(float), np.array(latencies.seconds), np.diff(logs, prepend=logs[0]))
+        return cls(distinct, counts.astype(float), np.array(latencies.seconds), np.diff(logs, prepend=logs[0]))
 
     def steps(self, begin: float, end: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """For each of `waits`, the index of the first latency after `begin`, and the number up to `end` [n]."""
-        first, last = (np.searchsorted(self.seconds, at + self.waits, side="right") for at in (begin, end))
+        """For each of `elapsed`, the index of the first latency after `begin`, and the number up to `end` [n]."""
+        first, last = (np.searchsorted(self.seconds, at + self.elapsed, side="right") for at in (begin, end))
         return first, last - first
 
 
@@ -97,7 +97,7 @@ def _integrate(
     for one, (first, counts) in zip(calls, steps, strict=True):
         index = np.repeat(np.arange(len(counts)), counts)
         step = np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts) + first[index]
-        parts.append((np.clip(one.seconds[step] - one.waits[index], begin, end), one.rises[step] * one.counts[index]))
+        parts.append((np.clip(one.seconds[step] - one.elapsed[index], begin, end), one.rises[step] * one.counts[index]))
     at, rise = (np.concatenate(each) for each in zip(*parts, strict=True))
     order = np.argsort(at)
     logs = log_at_end - np.cumsum(rise[order][:0:-1])[::-1]

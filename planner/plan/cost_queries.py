@@ -1,5 +1,5 @@
-"""The queries of plans to a cost model: the cost model of a job's facts, the costs of stages, and the transfers
-between stages within a step.
+"""Queries to a cost model: the cost model of a job's facts, the query for a placement or a choice of a stage, and the
+transfers between stages within a step.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def query_for_placement(plan: Plan, placement: Placement) -> Call:
 
 
 def query_for_choice(facts: Facts, stage: Stage, choice: Choice, *, deferral: int, part: int = 0) -> Call:
-    """The query to a cost model for a choice. `deferral` is the most extra periods that a sequence may stay in flight;
-    it matters only with overcommit."""
+    """The query to a cost model for a choice. `deferral` is the maximum number of extra periods that a sequence may
+    stay in flight; it matters only with overcommit."""
     return Call(
         stage=stage,
         model=facts.models.spec(stage.role),
@@ -83,8 +83,8 @@ class StageTransfer:
 def stage_transfers(facts: Facts, model: CostModel) -> tuple[StageTransfer, ...]:
     """Return the transfers of a step, by producer and consumer in the order of the stages.
 
-    Transfers from the generation include the least wait of the consumer for rewards on hosts. Stages that score
-    candidates receive all of them, other stages only the samples that are kept.
+    Transfers from the generation include the minimum time that the consumer waits for rewards on hosts. Stages that
+    score candidates receive all of them, other stages only the samples that are kept.
     """
     transfers = []
     for producer, consumer, fields in facts.graph.edges:

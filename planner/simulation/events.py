@@ -8,8 +8,8 @@ Ranks that execute the same instructions and take the same time are one group. A
     at a receive   it waits until every owner has sent; the last send starts the transfer
 
 Events at the same time are ordered by the position of their instruction in the program, then by creation. If no stage
-works ahead, a step starts when every rank has ended the last one, as in the runtime; otherwise ranks start their next
-period at once.
+works ahead, a step starts when every rank has ended the previous one, as in the runtime; otherwise ranks start their
+next period at once.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ from meshwright.planner.program.program import Program, Receive, RunStage, Send,
 from meshwright.profiles.stages import ENVIRONMENT
 
 Replica = Callable[[str, int], int]
-"""Return the dp replica that a rank belongs to in a stage."""
+"""A function from the name of a stage and a rank to the dp replica that the rank belongs to in the stage."""
 
 
 class Record(NamedTuple):
-    """One instruction of one group: when it `arrived`, when what it waited for was there (`start`), and its `end`, in
-    seconds.
+    """One instruction of one group: when the group `arrived` at it, its `start` and its `end`, in seconds.
 
-    `cause` is what the group waited for between `arrived` and `start`. `number` is the index of the instruction in the
-    program; the number of instructions means the end of the period. A receive only waits: from `start` to `end`
-    the data is in transit. A stage that streams waits for its producer for `stream_wait` of the seconds from `start` to
-    `end`.
+    `cause` is the instruction that the group waited for between `arrived` and `start`. `number` is the index of the
+    instruction in the program; the number of instructions means the end of the period. A receive only waits: from
+    `start` to `end` the data is in transit. A stage that streams waits for its producer for `stream_wait` of the
+    seconds from `start` to `end`.
     """
 
     period: int
@@ -50,7 +49,8 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RankProgram:
-    """A program by groups of ranks: `streams` has each group's instructions, `members` each instruction's groups."""
+    """A program by groups of ranks: `streams` has the indices of each group's instructions in order, `members` the
+    groups of each instruction. The index after the last instruction is the end of the period."""
 
     program: Program
     groups: tuple[tuple[int, ...], ...]
@@ -60,7 +60,7 @@ class RankProgram:
 
 
 def group_ranks(program: Program, num_ranks: int, stages_by_replica: frozenset[str], replica: Replica) -> RankProgram:
-    """Group the ranks of a program. The replicas of the stages in `stages_by_replica` have durations of their own."""
+    """Group the ranks of a program. Each replica of a stage in `stages_by_replica` has its own duration."""
     instructions = program.instructions
     keys: dict[int, list[tuple[int, int]]] = {rank: [] for rank in range(num_ranks)}
     for index, instruction in enumerate(instructions):
@@ -78,19 +78,21 @@ def group_ranks(program: Program, num_ranks: int, stages_by_replica: frozenset[s
     return RankProgram(
         program=program,
         groups=tuple(tuple(ranks) for ranks in ranks_by_key.values()),
-        replicas=tuple(tuple(of.get(index, 0) for index in range(len(instructions) + 1)) for of in replicas),
+        replicas=tuple(
+            tuple(by_index.get(index, 0) for index in range(len(instructions) + 1)) for by_index in replicas
+        ),
         streams=streams,
         members=tuple(tuple(groups) for groups in members),
     )
 
 
-def simulate_events(score: RankProgram, works: Sequence[StepWork], lags: TransferDelays) -> Iterator[Record]:
-    """Simulate one step for each work; yield the records of all groups in the order in which their ends are known."""
-    simulator = _Simulator(score, works, lags)
+def simulate_events(rank_program: RankProgram, works: Sequence[StepWork], delays: TransferDelays) -> Iterator[Record]:
+    """Simulate a step for each of `works`; yield the records of all groups as soon as their ends are known."""
+    simulator = _Simulator(rank_program, works, delays)
     heap = simulator.heap
     while heap:
         now, _, _, group = heappop(heap)
-        yield from simulator.go_on(group, now)
+        yield from simulator.execute_next(group, now)
     assert simulator.has_ended, "a program that was checked cannot deadlock"
 
 
@@ -103,21 +105,22 @@ class _IncomingStream(NamedTuple):
     tail_seconds: float
 
 
-def _incoming_streams(program: Program, lags: TransferDelays) -> dict[int, _IncomingStream]:
+def _incoming_streams(program: Program, delays: TransferDelays) -> dict[int, _IncomingStream]:
     """Return the streams by the instruction index of the stage that reads them."""
     numbers = {one.stage: number for number, one in enumerate(program.instructions) if isinstance(one, RunStage)}
     return {
         numbers[stream.consumer]: _IncomingStream(
-            numbers[stream.producer], lags.transfers[stream.producer, stream.consumer], lags.tails[stream.consumer]
+            numbers[stream.producer], delays.transfers[stream.producer, stream.consumer], delays.tails[stream.consumer]
         )
         for stream in program.streams
     }
 
 
 class _Barrier(NamedTuple):
-    """The arrivals (group, seconds) of all groups at an instruction; `cause` is what the last one did before."""
+    """The arrivals (group, seconds) of all groups at an instruction; `cause` is the instruction that delayed the last
+    of them."""
 
-    turn: int
+    period: int
     step: int
     number: int
     arrivals: Sequence[tuple[int, float]]
@@ -125,18 +128,18 @@ class _Barrier(NamedTuple):
 
 
 class _Simulator:
-    """The state of the simulation."""
+    """The state of the simulation: the period, position and last cause of each group, and what the groups wait for."""
 
-    def __init__(self, score: RankProgram, works: Sequence[StepWork], lags: TransferDelays) -> None:
-        self._score, self._works = score, works
-        instructions = score.program.instructions
+    def __init__(self, rank_program: RankProgram, works: Sequence[StepWork], delays: TransferDelays) -> None:
+        self._rank_program, self._works = rank_program, works
+        instructions = rank_program.program.instructions
         self._steps = range(len(works))
-        self._last_turn = len(works) - 1
-        self._whole_turns = range(len(works) - score.program.most_ahead)
-        self._has_end_barrier = score.program.most_ahead == 0
+        self._last_period = len(works) - 1
+        self._whole_periods = range(len(works) - rank_program.program.most_ahead)
+        self._has_end_barrier = rank_program.program.most_ahead == 0
         self._end = len(instructions)
         self._ahead = [*(instruction.steps_ahead for instruction in instructions), 0]
-        self._names = [*(instruction.name for instruction in instructions), "end of the turn"]
+        self._names = [*(instruction.name for instruction in instructions), "end of the period"]
         self._kinds = [*(type(instruction) for instruction in instructions), type(None)]
         self._pair_of = {
             index: (one.producer, one.consumer)
@@ -146,16 +149,16 @@ class _Simulator:
         self._receive_of = {
             pair: index for index, pair in self._pair_of.items() if isinstance(instructions[index], Receive)
         }
-        self._delays = {index: lags.transfers[pair] for pair, index in self._receive_of.items()}
+        self._delays = {index: delays.transfers[pair] for pair, index in self._receive_of.items()}
         self._host_reward_seconds, self._host_receives = (
-            lags.host_reward_seconds,
+            delays.host_reward_seconds,
             {i for (p, _), i in self._receive_of.items() if p == ENVIRONMENT},
         )
-        self._incoming_streams = _incoming_streams(score.program, lags)
+        self._incoming_streams = _incoming_streams(rank_program.program, delays)
         self._producers = {stream.producer for stream in self._incoming_streams.values()}
-        self._serial = len(score.groups)
-        first = -score.program.most_ahead
-        self._turns = [first] * self._serial
+        self._serial = len(rank_program.groups)
+        first = -rank_program.program.most_ahead
+        self._periods = [first] * self._serial
         self._positions = [self._next(group, 0, first) for group in range(self._serial)]
         self._causes = [""] * self._serial
         self._num_sent: dict[tuple[int, int], int] = {}  # by step and receive
@@ -170,9 +173,9 @@ class _Simulator:
     def has_ended(self) -> bool:
         return not self._at_barrier and not self._receiving and not self._waiting_for_producer
 
-    def go_on(self, group: int, now: float) -> Sequence[Record]:
+    def execute_next(self, group: int, now: float) -> Sequence[Record]:
         """Execute the group's next instruction; return the records that it completes."""
-        index = self._score.streams[group][self._positions[group]]
+        index = self._rank_program.streams[group][self._positions[group]]
         kind = self._kinds[index]
         if kind is Send:
             return self._send(group, index, now)
@@ -185,15 +188,15 @@ class _Simulator:
 
         Instructions that take no time need no barrier.
         """
-        turn, step, members = self._turns[group], self._step(group, index), self._score.members[index]
+        period, step, members = self._periods[group], self._step(group, index), self._rank_program.members[index]
         if not any(self._seconds(step, index)) and not self._needs_barrier(index):
-            return (self._finish(group, Record(turn, step, index, group, now, now, now, "")),)
-        arrivals = self._at_barrier.setdefault((turn, index), [])
+            return (self._finish(group, Record(period, step, index, group, now, now, now, "")),)
+        arrivals = self._at_barrier.setdefault((period, index), [])
         arrivals.append((group, now))
         if len(arrivals) < len(members):
             return ()
-        del self._at_barrier[turn, index]
-        return self._start(_Barrier(turn, step, index, arrivals, self._causes[group]), now)
+        del self._at_barrier[period, index]
+        return self._start(_Barrier(period, step, index, arrivals, self._causes[group]), now)
 
     def _needs_barrier(self, index: int) -> bool:
         """Return True if the instruction is a barrier even if it takes no time."""
@@ -208,26 +211,26 @@ class _Simulator:
         if stream and key not in self._producer_ends:
             self._waiting_for_producer.setdefault(key, []).append(barrier)
             return ()
-        least_end = now
+        min_end = now
         if stream:
             tail = self._works[max(barrier.step, 0)].tail_seconds.get(self._names[barrier.number], stream.tail_seconds)
-            least_end = self._producer_ends[key] + stream.lag_seconds + tail
-        records = [self._record(barrier, group, arrived, now, least_end) for group, arrived in barrier.arrivals]
+            min_end = self._producer_ends[key] + stream.lag_seconds + tail
+        records = [self._record(barrier, group, arrived, now, min_end) for group, arrived in barrier.arrivals]
         if barrier.number in self._producers:
             self._producer_ends[key] = max(record.end for record in records)
             for waiting in self._waiting_for_producer.pop(key, ()):
                 records += self._start(waiting._replace(cause=self._names[barrier.number]), now)
         return records
 
-    def _record(self, barrier: _Barrier, group: int, arrived: float, now: float, least_end: float) -> Record:
-        """Return one group's record of an instruction that starts `now` and ends at `least_end` at the earliest."""
-        turn, step, index, _, cause = barrier
+    def _record(self, barrier: _Barrier, group: int, arrived: float, now: float, min_end: float) -> Record:
+        """Return one group's record of an instruction that starts `now` and ends at `min_end` at the earliest."""
+        period, step, index, _, cause = barrier
         seconds = self._seconds(step, index)
-        computed_end = now + (seconds[self._score.replicas[group][index]] if len(seconds) > 1 else seconds[0])
+        computed_end = now + (seconds[self._rank_program.replicas[group][index]] if len(seconds) > 1 else seconds[0])
         if index < self._end:
             self._causes[group] = self._names[index]
-        end = max(computed_end, least_end)
-        return self._finish(group, Record(turn, step, index, group, arrived, now, end, cause, end - computed_end))
+        end = max(computed_end, min_end)
+        return self._finish(group, Record(period, step, index, group, arrived, now, end, cause, end - computed_end))
 
     def _seconds(self, step: int, index: int) -> tuple[float, ...]:
         """Return one duration for all ranks, or one for each replica."""
@@ -235,11 +238,11 @@ class _Simulator:
 
     def _send(self, group: int, index: int, now: float) -> Sequence[Record]:
         """Send without waiting; the last owner to send starts the transfer to the groups that wait for it."""
-        turn, step, receive = self._turns[group], self._step(group, index), self._receive_of[self._pair_of[index]]
+        period, step, receive = self._periods[group], self._step(group, index), self._receive_of[self._pair_of[index]]
         key = (step, receive)
         self._num_sent[key] = self._num_sent.get(key, 0) + 1
-        records = [self._finish(group, Record(turn, step, index, group, now, now, now, ""))]
-        if self._num_sent[key] == len(self._score.members[index]):
+        records = [self._finish(group, Record(period, step, index, group, now, now, now, ""))]
+        if self._num_sent[key] == len(self._rank_program.members[index]):
             self._sent_at[key] = now
             for member, arrived in self._receiving.pop(key, ()):
                 records.append(self._receive_record(member, receive, arrived))
@@ -253,13 +256,13 @@ class _Simulator:
         return ()
 
     def _receive_record(self, group: int, index: int, arrived: float) -> Record:
-        turn, step, producer = self._turns[group], self._step(group, index), self._pair_of[index][0]
+        period, step, producer = self._periods[group], self._step(group, index), self._pair_of[index][0]
         sent = self._sent_at[step, index]
         end = max(arrived, sent + self._transfer_seconds(step, index))
         if end > arrived:
             self._causes[group] = producer
         start = min(end, max(arrived, sent))
-        return self._finish(group, Record(turn, step, index, group, arrived, start, end, producer))
+        return self._finish(group, Record(period, step, index, group, arrived, start, end, producer))
 
     def _transfer_seconds(self, step: int, index: int) -> float:
         """Return the seconds of a transfer; those of host rewards may differ from the plan's."""
@@ -270,14 +273,14 @@ class _Simulator:
 
     def _step(self, group: int, index: int) -> int:
         """Return the step that the group's instruction in its current period works on."""
-        return self._turns[group] + self._ahead[index]
+        return self._periods[group] + self._ahead[index]
 
-    def _next(self, group: int, position: int, turn: int) -> int:
+    def _next(self, group: int, position: int, period: int) -> int:
         """Return the first position from `position` on whose instruction is executed in the period."""
-        if turn in self._whole_turns:
+        if period in self._whole_periods:
             return position
-        stream, instructions = self._score.streams[group], self._score.program.instructions
-        while stream[position] < self._end and not is_active(instructions[stream[position]], turn, self._steps):
+        stream, instructions = self._rank_program.streams[group], self._rank_program.program.instructions
+        while stream[position] < self._end and not is_active(instructions[stream[position]], period, self._steps):
             position += 1
         return position
 
@@ -285,12 +288,12 @@ class _Simulator:
         """Move the group to its next instruction, of this period or the next; return the record."""
         position = self._positions[group] + 1
         if record.number == self._end:
-            if self._turns[group] == self._last_turn:
+            if self._periods[group] == self._last_period:
                 return record
             position = 0
-            self._turns[group] += 1
-        self._positions[group] = self._next(group, position, self._turns[group])
-        following = self._score.streams[group][self._positions[group]]
+            self._periods[group] += 1
+        self._positions[group] = self._next(group, position, self._periods[group])
+        following = self._rank_program.streams[group][self._positions[group]]
         self._serial += 1
         heappush(self.heap, (record.end, following, self._serial, group))
         return record

@@ -71,19 +71,20 @@ class RolloutGeneration:
     """Generation of multi-turn rollouts, in which each step's rollouts start and end in one period."""
 
     def __init__(
-        self, plan: Plan, turns_of_step: Callable[[int], Sequence[SampledRollout]], times: RoundTimes, level: float
+        self, plan: Plan, rollouts_of_step: Callable[[int], Sequence[SampledRollout]], times: RoundTimes, level: float
     ) -> None:
-        self._plan, self._turns, self._times, self._level = plan, turns_of_step, times, level
+        """`level` multiplies all seconds: it is the plan's cost of the generation over that of the cost model."""
+        self._plan, self._rollouts, self._times, self._level = plan, rollouts_of_step, times, level
 
     def of_step(self, step: int) -> Generated:
-        rollouts, placement = self._turns(step), self._plan.placement(GENERATE)
+        rollouts, placement = self._rollouts(step), self._plan.placement(GENERATE)
         workload, layout, schedule = self._plan.facts.workload, placement.layout, placement.schedule
         same_prompt = rows_per_prompt(workload.batch_size, workload.group_size, layout.dp)
         results = []
         for replica in range(layout.dp):
             rows = replica_rows(workload.batch_size, workload.group_size, replica, layout.dp)
             one = _Replica(self._times, schedule.generation_slots, layout.pp, schedule.while_waiting)
-            results.append(one.play([rollouts[row] for row in rows], same_prompt))
+            results.append(one.simulate([rollouts[row] for row in rows], same_prompt))
         num_sampled = sum(sum(one.sampled_tokens) for one in rollouts)
         return Generated(
             prompts=np.array([one.prompt for one in rollouts]),
@@ -97,16 +98,16 @@ class RolloutGeneration:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Rollout:
-    """A rollout in one of its turns, with the tokens left to sample in the turn and the tokens before them."""
+    """A rollout in one of its turns: the tokens left to sample in the turn, and the context tokens before them."""
 
     row: int
     sampled: SampledRollout
     turn: int = 0
-    left: int = 0
-    before: int = 0
+    tokens_left: int = 0
+    context: int = 0
 
     def begin_turn(self) -> None:
-        self.left = self.sampled.sampled_tokens[self.turn]
+        self.tokens_left = self.sampled.sampled_tokens[self.turn]
 
 
 class _Replica:
@@ -115,7 +116,7 @@ class _Replica:
     def __init__(self, times: RoundTimes, num_slots: int, num_stages: int, while_waiting: WhileWaiting) -> None:
         self._times, self._num_slots, self._num_stages = times, num_slots, num_stages
         self._num_groups = min(num_stages, num_slots)
-        self._keeps = while_waiting is WhileWaiting.KEEP
+        self._keeps_slot = while_waiting is WhileWaiting.KEEP
         self._now, self._num_rounds, self._row_rounds = 0.0, 0, 0
         self._live: list[_Rollout] = []
         self._waiting: list[tuple[float, int, _Rollout]] = []
@@ -123,19 +124,21 @@ class _Replica:
         self._paused: list[tuple[int, _Rollout]] = []
         """Rollouts that wait for a slot: a heap by row."""
 
-    def play(self, rollouts: Sequence[SampledRollout], rows_per_prompt: int) -> tuple[float, float]:
+    def simulate(self, rollouts: Sequence[SampledRollout], rows_per_prompt: int) -> tuple[float, float]:
         """Return the seconds until all rollouts have ended, and the mean number of sequences that sample in a round."""
-        queue = deque(_Rollout(row=row, sampled=rollout, before=rollout.prompt) for row, rollout in enumerate(rollouts))
+        queue = deque(
+            _Rollout(row=row, sampled=rollout, context=rollout.prompt) for row, rollout in enumerate(rollouts)
+        )
         while queue or self._live or self._waiting or self._paused:
-            fed = self._receive_tool_results()
+            prefills = self._receive_tool_results()
             while len(self._live) + self._num_held < self._num_slots and (self._paused or queue):
                 is_paused = bool(self._paused)
                 rollout = heapq.heappop(self._paused)[1] if is_paused else queue.popleft()
                 rollout.begin_turn()
                 self._live.append(rollout)
                 if is_paused or rollout.row % rows_per_prompt == 0:
-                    fed.append(rollout.before)
-            self._prefill(fed)
+                    prefills.append(rollout.context)
+            self._prefill(prefills)
             if self._live:
                 self._decode()
             elif self._waiting:
@@ -145,36 +148,36 @@ class _Replica:
     @property
     def _num_held(self) -> int:
         """Slots held by rollouts that wait for a tool."""
-        return len(self._waiting) if self._keeps else 0
+        return len(self._waiting) if self._keeps_slot else 0
 
     def _receive_tool_results(self) -> list[int]:
-        """Process arrived tool results; return the number of tokens to prefill for each rollout that kept its slot."""
+        """Process tool results that have arrived; return the tokens to prefill of each rollout that kept its slot."""
         to_prefill = []
         while self._waiting and self._waiting[0][0] <= self._now:
             _, row, rollout = heapq.heappop(self._waiting)
             tool_tokens = rollout.sampled.tool_tokens[rollout.turn]
-            rollout.turn, rollout.before = rollout.turn + 1, rollout.before + tool_tokens
-            if self._keeps:
+            rollout.turn, rollout.context = rollout.turn + 1, rollout.context + tool_tokens
+            if self._keeps_slot:
                 rollout.begin_turn()
                 self._live.append(rollout)
-                to_prefill.append(tool_tokens + 1)
+                to_prefill.append(tool_tokens + 1)  # with the last sampled token, which is not cached
             else:
                 heapq.heappush(self._paused, (row, rollout))
         return to_prefill
 
-    def _prefill(self, fed: Sequence[int]) -> None:
-        """Prefill: the first prompts fill the pipeline; later ones delay one group."""
-        if not fed:
+    def _prefill(self, prefills: Sequence[int]) -> None:
+        """Prefill rows of these lengths: the first ones fill the pipeline; later ones delay only one slot group."""
+        if not prefills:
             return
         is_first = not self._num_rounds
-        rows = np.array([float(len(fed) if is_first else len(fed) * self._num_groups)])
-        seconds = float(self._times.prefill(rows, np.array([sum(fed) / len(fed)])).sum())
+        rows = np.array([float(len(prefills) if is_first else len(prefills) * self._num_groups)])
+        seconds = float(self._times.prefill(rows, np.array([sum(prefills) / len(prefills)])).sum())
         self._now += seconds if is_first else seconds / self._num_stages
 
     def _decode(self) -> None:
         """Decode until a turn ends or a tool result arrives, whichever is first."""
-        rounds = min(rollout.left for rollout in self._live)
-        context = sum(rollout.before for rollout in self._live) / len(self._live) + rounds / 2
+        rounds = min(rollout.tokens_left for rollout in self._live)
+        context = sum(rollout.context for rollout in self._live) / len(self._live) + rounds / 2
         seconds = float(self._times.round_(np.array([float(len(self._live))]), np.array([context])).sum())
         if self._waiting:
             until = self._waiting[0][0] - self._now
@@ -184,8 +187,8 @@ class _Replica:
         self._row_rounds += rounds * len(self._live)
         still_live = []
         for rollout in self._live:
-            rollout.left, rollout.before = rollout.left - rounds, rollout.before + rounds
-            if rollout.left:
+            rollout.tokens_left, rollout.context = rollout.tokens_left - rounds, rollout.context + rounds
+            if rollout.tokens_left:
                 still_live.append(rollout)
             elif rollout.turn < len(rollout.sampled.tool_tokens):
                 heapq.heappush(

@@ -1,10 +1,10 @@
-"""Computes by arithmetic alone a lower bound on the makespan of every answer that uses a given option.
+"""Lower bounds, by arithmetic alone, on the makespan of every answer that uses a given option.
 
 The bound of an option is the longest chain of tasks with this option and every other call at its fastest, where the
-window between two tasks also has room for the least work that must lie there, spread over all ranks. A transfer to a
-task k periods later has to arrive while the chain after that task still fits into its period: (k + 1) periods are no
-shorter than the chain that ends with the sending task, the transfer, and the chain that starts with the receiving
-task.
+time between two tasks is also long enough for the minimum work that must lie between them, spread over all ranks. A
+transfer to a task k periods later has to arrive while the chain after that task still fits into its period: (k + 1)
+periods are no shorter than the chain that ends with the sending task, the transfer, and the chain that starts with the
+receiving task.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def windows(problem: Problem) -> tuple[TaskWindow, ...]:
     return _windows(problem.order, problem.precedences)
 
 
-@lru_cache(maxsize=8)  # the search asks for the same tasks again and again, with fewer and fewer options
+@lru_cache(maxsize=8)  # a search asks for the same tasks many times, with fewer and fewer options
 def _windows(order: tuple[str, ...], precedences: tuple[Precedence, ...]) -> tuple[TaskWindow, ...]:
     following = _followers(order, precedences)
     preceding: dict[str | None, set[str]] = {
@@ -44,8 +44,8 @@ def _windows(order: tuple[str, ...], precedences: tuple[Precedence, ...]) -> tup
     for after in (None, *order):
         for before in (*order, None):
             between = following[after] & preceding[before]
-            splits = any(between <= following[node] | preceding[node] | {node} for node in between)
-            if len(between) > 1 and not splits:
+            is_split = any(between <= following[node] | preceding[node] | {node} for node in between)
+            if len(between) > 1 and not is_split:
                 all_windows.append(TaskWindow(after, before, tuple(name for name in order if name in between)))
     return tuple(all_windows)
 
@@ -107,23 +107,25 @@ def bounds_with(problem: Problem, call: CallOptions) -> Ticks:
 
 
 class _Bound:
+    """The minimum amounts of every call of a problem, and the bounds that follow from them."""
+
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._call = problem.runs
+        self._call_of = problem.runs
         self._ticks_after_stream = {
             call.name: min((_ticks_after_stream(o) for o in call.options), default=0) for call in problem.calls
         }
-        self._arrive = {
+        self._late_delivery = {
             call.name: min((_ticks_to_late_delivery(o) for o in call.options), default=0) for call in problem.calls
         }
         self._fastest = {call.name: min((o.ticks for o in call.options), default=0) for call in problem.calls}
-        self._least = {call.name: min((_work(o) for o in call.options), default=0) for call in problem.calls}
+        self._min_work = {call.name: min((_work(o) for o in call.options), default=0) for call in problem.calls}
         self._windows: dict[str | None, list[TaskWindow]] = {}
-        self._behind: dict[str | None, list[TaskWindow]] = {}
+        self._windows_to_end: dict[str | None, list[TaskWindow]] = {}
         for window in windows(problem):
             self._windows.setdefault(window.before, []).append(window)
             if window.before is None:
-                self._behind.setdefault(window.after, []).append(window)
+                self._windows_to_end.setdefault(window.after, []).append(window)
         self._before: dict[str, list[Precedence]] = {task.name: [] for task in problem.tasks}
         for precedence in problem.precedences:
             self._before[precedence.after].append(precedence)
@@ -133,15 +135,15 @@ class _Bound:
 
     def with_each(self, call: CallOptions) -> Ticks:
         """Return a lower bound on the makespan of the answers with each option of a call, [options]."""
-        ticks, after_stream, work, arrive = (
+        ticks, after_stream, work, late_delivery = (
             np.array([amount_of(option) for option in call.options], dtype=np.int64)
             for amount_of in (_ticks, _ticks_after_stream, _work, _ticks_to_late_delivery)
         )
         bounds = self._makespan(
             {**self._fastest, call.name: ticks},
             {**self._ticks_after_stream, call.name: after_stream},
-            {**self._least, call.name: work},
-            {**self._arrive, call.name: arrive},
+            {**self._min_work, call.name: work},
+            {**self._late_delivery, call.name: late_delivery},
         )
         return np.broadcast_to(bounds, len(ticks))
 
@@ -150,61 +152,61 @@ class _Bound:
         ticks: Mapping[str, Amount],
         after_stream: Mapping[str, Amount],
         work: Mapping[str, Amount],
-        arrive: Mapping[str, Amount],
+        late_delivery: Mapping[str, Amount],
     ) -> Amount:
         """Return a lower bound on the makespan if every call takes at least the given amounts.
 
-        `ticks` are durations, `after_stream` the ticks left of a run when what streams to it has ended, `work` the
-        ticks x ranks, and `arrive` the ticks from the start of a run until its late delivery.
+        `ticks` are durations, `after_stream` the ticks that a run still takes after its producer has ended, `work`
+        the ticks x ranks, and `late_delivery` the ticks from the start of a run until its late delivery.
         """
         starts: dict[str, Amount] = {}
         ends: dict[str | None, Amount] = {None: 0}
         for name in self._problem.order:
-            starts[name] = _largest(0, *(self._closes(window, ends, work) for window in self._windows.get(name, ())))
+            starts[name] = _largest(0, *(self._work_end(window, ends, work) for window in self._windows.get(name, ())))
             streamed: Amount = 0
             for before, _, lag, is_streamed, is_late in self._before[name]:
                 delivered = ends[before] + lag
                 if is_late:
-                    delivered = _largest(delivered, starts[before] + arrive[self._call[before]] + lag)
+                    delivered = _largest(delivered, starts[before] + late_delivery[self._call_of[before]] + lag)
                 starts[name] = _largest(starts[name], starts[before] if is_streamed else delivered)
                 streamed = _largest(streamed, delivered if is_streamed else 0)
-            call = self._call.get(name)
+            call = self._call_of.get(name)
             ends[name] = _largest(starts[name] + ticks[call], streamed + after_stream[call]) if call else starts[name]
         longest = _largest(
-            *ends.values(), *(self._closes(window, ends, work) for window in self._windows.get(None, ()))
+            *ends.values(), *(self._work_end(window, ends, work) for window in self._windows.get(None, ()))
         )
         if self._problem.carried:
             chain_after = self._chains_after(ticks, after_stream, work)
-            for before, after, turns, lag, is_late in self._problem.carried:
+            for before, after, periods, lag, is_late in self._problem.carried:
                 delivered = ends[before] + lag
                 if is_late:
-                    delivered = _largest(delivered, starts[before] + arrive[self._call[before]] + lag)
-                longest = _largest(longest, -(-(delivered + chain_after[after]) // (turns + 1)))
+                    delivered = _largest(delivered, starts[before] + late_delivery[self._call_of[before]] + lag)
+                longest = _largest(longest, -(-(delivered + chain_after[after]) // (periods + 1)))
         return longest
 
     def _chains_after(
         self, ticks: Mapping[str, Amount], after_stream: Mapping[str, Amount], work: Mapping[str, Amount]
     ) -> dict[str, Amount]:
-        """Return for each task the least ticks from its start to the end of the period."""
+        """Return for each task a lower bound on the ticks from its start to the end of the period."""
         chain_after: dict[str, Amount] = {}
         for name in reversed(self._problem.order):
-            duration = ticks[self._call[name]] if name in self._call else 0
-            chains = [0, *(self._inside(window, work) for window in self._behind.get(name, ()))]
+            duration = ticks[self._call_of[name]] if name in self._call_of else 0
+            chains = [0, *(self._work_ticks(window, work) for window in self._windows_to_end.get(name, ()))]
             for _, after, lag, is_streamed, _ in self._after[name]:
-                chains.append(lag + after_stream[self._call[after]] if is_streamed else lag + chain_after[after])
+                chains.append(lag + after_stream[self._call_of[after]] if is_streamed else lag + chain_after[after])
             chain_after[name] = duration + _largest(*chains)
             for _, after, _, is_streamed, _ in self._after[name]:
                 if is_streamed:
                     chain_after[name] = _largest(chain_after[name], chain_after[after])
         return chain_after
 
-    def _closes(self, window: TaskWindow, ends: Mapping[str | None, Amount], work: Mapping[str, Amount]) -> Amount:
-        """Return the earliest tick at which the work in a window can be done."""
-        return ends[window.after] + self._inside(window, work)
+    def _work_end(self, window: TaskWindow, ends: Mapping[str | None, Amount], work: Mapping[str, Amount]) -> Amount:
+        """Return a lower bound on the tick at which the work in a window is done."""
+        return ends[window.after] + self._work_ticks(window, work)
 
-    def _inside(self, window: TaskWindow, work: Mapping[str, Amount]) -> Amount:
+    def _work_ticks(self, window: TaskWindow, work: Mapping[str, Amount]) -> Amount:
         """Return the ticks in which all ranks together do the work in a window."""
-        inside = sum(work[self._call[name]] for name in window.between if name in self._call)
+        inside = sum(work[self._call_of[name]] for name in window.between if name in self._call_of)
         return -(-inside // self._problem.num_ranks)
 
 
@@ -219,7 +221,7 @@ def _ticks(option: Option) -> int:
 
 
 def _ticks_after_stream(option: Option) -> int:
-    """Return the ticks left of a run when what streams to it has ended."""
+    """Return the ticks that a run still takes after the task that streams to it has ended."""
     return option.ticks - option.early_ticks
 
 

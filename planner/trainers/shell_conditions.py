@@ -30,7 +30,8 @@ _MAX_MATCHED = 10_000
 
 @dataclass(frozen=True)
 class ShellConditions:
-    """Evaluates conditions. `run_command` evaluates a command, which it may run for the variables that it sets."""
+    """Evaluates conditions. `run_command` interprets a command in a condition, for the variables that it sets, and
+    returns True if it is known to succeed; no program is executed."""
 
     expander: Expander
     run_command: Callable[[Node], bool | None]
@@ -94,44 +95,43 @@ class ShellConditions:
         return None if text is None else bool(text)
 
     def _unary(self, node: Node) -> bool | None:
-        operator, operand = node.named_children[0], node.named_children[-1]
-        sign = text_of(operator)
-        if sign == "-v":
+        operator, operand = text_of(node.named_children[0]), node.named_children[-1]
+        if operator == "-v":
             return self.expander.variables.get(text_of(operand)) is not None
         text = self._text(operand)
-        if text is None or sign not in ("-z", "-n"):
+        if text is None or operator not in ("-z", "-n"):
             return None
-        return (text == "") is (sign == "-z")
+        return (text == "") is (operator == "-z")
 
     def _binary(self, node: Node, is_double: bool) -> bool | None:
         left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
-        sign_node = node.child_by_field_name("operator")
-        if left is None or right is None or sign_node is None:
+        operator_node = node.child_by_field_name("operator")
+        if left is None or right is None or operator_node is None:
             return None
-        sign = text_of(sign_node)
-        if sign in ("&&", "||", "-a", "-o"):
-            is_and = sign in ("&&", "-a")
+        operator = text_of(operator_node)
+        if operator in ("&&", "||", "-a", "-o"):
+            is_and = operator in ("&&", "-a")
             sides = self._expression(left, is_double), self._expression(right, is_double)
             if (not is_and) in sides:
                 return not is_and
             return None if None in sides else is_and
-        if sign in ("=", "==", "!="):
-            return self._equality(left, right, sign, is_double=is_double)
+        if operator in ("=", "==", "!="):
+            return self._equality(left, right, operator, is_double=is_double)
         left_text, right_text = self._text(left), self._text(right)
-        if left_text is None or right_text is None or sign not in (*_NUMBER_COMPARISONS, *_TEXT_COMPARISONS):
+        if left_text is None or right_text is None or operator not in (*_NUMBER_COMPARISONS, *_TEXT_COMPARISONS):
             return None
         return (
-            _compare_numbers(_NUMBER_COMPARISONS[sign], left_text, right_text)
-            if sign in _NUMBER_COMPARISONS
-            else _TEXT_COMPARISONS[sign](left_text, right_text)
+            _compare_numbers(_NUMBER_COMPARISONS[operator], left_text, right_text)
+            if operator in _NUMBER_COMPARISONS
+            else _TEXT_COMPARISONS[operator](left_text, right_text)
         )
 
-    def _equality(self, left: Node, right: Node, sign: str, *, is_double: bool) -> bool | None:
+    def _equality(self, left: Node, right: Node, operator: str, *, is_double: bool) -> bool | None:
         """Evaluate `=`, `==` or `!=`. None for `[ a = b -a c ]`, which the parser reads differently from a shell."""
         if right.type == "binary_expression":
             return None
         is_equal = self.matches(left, right) if is_double else self._same_text(left, right)
-        return _opposite(is_equal) if sign == "!=" else is_equal
+        return _opposite(is_equal) if operator == "!=" else is_equal
 
     def _same_text(self, left: Node, right: Node) -> bool | None:
         left_text, right_text = self._text(left), self._text(right)

@@ -1,7 +1,5 @@
-"""What commands share around their calls of the API.
-
-It reads the files of --profile and --from-trace, limits the memory of planning, stops a search on Ctrl-C and SIGTERM,
-and shows progress on standard error.
+"""Functions that the commands share: they read the files of --profile and --from-trace, limit the memory of planning,
+stop a search on Ctrl-C and SIGTERM, and show progress on standard error.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from meshwright.profiles.errors import BadInput, Infeasible
 from meshwright.profiles.table import Table, read_table
 from meshwright.profiles.workload import ObservedLengths
 from meshwright.runtime.api.job_inputs import observed_lengths
-from meshwright.runtime.api.planning import Progress as Report
+from meshwright.runtime.api.planning import Progress as ReportProgress
 from meshwright.runtime.cli.options import DurationsFrom
 
 
@@ -50,7 +48,7 @@ TraceFields = Annotated[
     list[str] | None,
     typer.Option(
         "--trace-field",
-        help="A key of that file, as response=completion_length; for prompt, response, result and latency.",
+        help="A key of the --from-trace file, as response=completion_length; for prompt, response, result and latency.",
     ),
 ]
 
@@ -65,14 +63,14 @@ def read_lengths(trace: Path | None, fields: list[str] | None) -> ObservedLength
 
 
 _MEMORY_SHARE = 0.75
-"""Share of the free memory; the rest is for other programs."""
+"""Default limit as a share of the available memory; the rest is for other programs."""
 _CHECK_SECONDS = 0.25
 """Seconds of processor time between two checks."""
 
 
 @contextmanager
 def limit_memory(max_bytes: float | None = None) -> Iterator[None]:
-    """Raises Infeasible in the block once this process and its children take more than `max_bytes`.
+    """Raises Infeasible in the with block once this process and its children take more than `max_bytes`.
 
     The default is three quarters of the memory that is available now. Call it in the main thread.
     """
@@ -134,7 +132,7 @@ def stop_on_signal() -> Iterator[threading.Event]:
 
 
 @contextmanager
-def progress_bars() -> Iterator[Report]:
+def progress_bars() -> Iterator[ReportProgress]:
     """Yield a callback that shows progress on standard error, one bar per kind of search; the next one replaces it."""
     bars: dict[str, tuple[Progress, TaskID]] = {}
     with ExitStack() as stack:

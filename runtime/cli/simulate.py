@@ -70,12 +70,12 @@ def _read_trace(path: Path, plan: Plan) -> Run:
     """Read a trace of this plan. Raises BadInput for a trace of another plan, where that can be detected."""
     spans, planned = read_recent_spans(path), path.with_name("plan.json")
     if planned.exists() and read_plan(planned) != plan:
-        raise BadInput(f"--beside {path} is of another plan; simulate the plan.json that lies beside it.")
+        raise BadInput(f"--beside {path} belongs to another plan; simulate the plan.json beside it.")
     names = {task_name_of(item) for item in items(plan)} | {edge.producer for edge in plan.edges}
     for span in spans:
         if span.rank >= plan.facts.cluster.num_ranks or (span.kind == "stage" and span.instruction not in names):
             raise BadInput(
-                f"--beside {path} is of another plan: it has {span.instruction} on rank {span.rank}, which this plan "
-                "has not; give a trace of this plan."
+                f"--beside {path} belongs to another plan: it has {span.instruction} on rank {span.rank}, which this "
+                "plan does not have; give a trace of this plan."
             )
     return Run(spans=spans, pools={pool.name: pool.ranks for pool in plan.pools}, name=path.resolve().parent.name)

@@ -2,9 +2,9 @@
 
 It shows without any accelerator that a plan's program terminates on real processes, and what scheduling and messages
 cost. Reported times are divided by the speed of the rehearsal, so that they compare with the plan's. Waits take no
-processor time; messages and the executor do, so the default speed leaves the processors idle most of the time. Their
-rates were measured on two cores of an AMD EPYC with rehearsals of 7b-16xa100 (2.5 s for 842 MiB) and of long-tail-64
-(5.8 s for 2244 MiB), 2026-11-21.
+processor time; messages and the executor do, so the default speed leaves the processors idle most of the time. The two
+rates below were measured on two cores of an AMD EPYC with rehearsals of the example jobs 7b-16xa100 (2.5 s for 842 MiB)
+and long-tail-64 (5.8 s for 2244 MiB), 2026-11-21.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from meshwright.runtime.messages.transport import Barriers, ProcessRanks, Transp
 from meshwright.runtime.records.results import Rehearsal
 
 _SECONDS_PER_BYTE = 2.6e-9
-"""Packing, both ends of the loopback, and unpacking."""
+"""Processor seconds for each byte of a message: packing, sending and receiving over loopback, and unpacking."""
 _SECONDS_PER_INSTRUCTION = 0.4e-3
-"""Executor and fixed cost of a message, on each rank that takes part."""
+"""Processor seconds of an instruction on each rank that executes it, with the fixed cost of a message."""
 _WAITS_TO_WORK = 10.0
-"""Wall seconds of a step for each second that every processor works."""
+"""Minimum ratio of the wall seconds of a step to the seconds that each processor works in it."""
 _MIN_STEP_SECONDS = 2.0
-"""Shortest step: processes are always late by milliseconds."""
+"""Minimum wall seconds of a step: every wait ends some milliseconds late, which must not matter."""
 
 
 def num_processors() -> int:
@@ -65,18 +65,18 @@ def processor_seconds(plan: Plan) -> float:
 
 
 def default_speed(plan: Plan) -> float:
-    """Return the smallest multiplier of waits at which waits still dominate the processors' work; 1 at most."""
+    """Return the smallest multiplier of waits, at most 1, at which the processors are still idle most of the time."""
     step_seconds = max(_MIN_STEP_SECONDS, _WAITS_TO_WORK * processor_seconds(plan) / num_processors())
     return min(1.0, step_seconds / plan.period_seconds)
 
 
 CLOCK = "rehearsed"
 DEFAULT_PROCESSES = 16
-"""Processes that ranks are spread over by default."""
+"""Maximum number of processes that ranks are spread over by default."""
 _MAX_PROCESSES = 64
-"""Most processes on one machine, even on request: each has imported torch."""
+"""Maximum number of processes with any --ranks-per-process: each imports torch."""
 _MAX_RANKS = 4096
-"""Most ranks: each is a thread."""
+"""Maximum number of ranks: each is a thread."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,15 +117,14 @@ def rehearse(
 ) -> Rehearsal:
     """Rehearse `steps` steps of a valid plan on this machine, after one warm-up step.
 
-    `seed` samples the lengths. Without a `speed` the rehearsal is as fast as it can be while waits still dominate the
-    work of this machine's processors. Raises BadInput for a program that is not sound, or that is too large for one
-    machine, and RunFailed when a rank fails.
+    `seed` seeds the sampled lengths. `speed` defaults to `default_speed`. Raises BadInput for a program that is not
+    sound, or that is too large for one machine, and RunFailed when a rank fails.
     """
     program = lower(plan)
     require_sound(program, plan.graph)
     num_ranks = plan.facts.cluster.num_ranks
     size = min(num_ranks, ranks_per_process or -(-num_ranks // DEFAULT_PROCESSES))
-    _require_few(num_ranks, -(-num_ranks // size))
+    _require_within_limits(num_ranks, -(-num_ranks // size))
     speed = default_speed(plan) if speed is None else speed
     if speed <= 0:
         raise BadInput(f"--speed {speed} is not above 0; 0.1 rehearses in a tenth of the time.")
@@ -141,22 +140,22 @@ def rehearse(
         began=steady_now(),
     )
     num_processes = -(-num_ranks // size)
-    results = launch(
+    rehearsals_by_process = launch(
         run_process,
         request,
         num_ranks=num_processes,
         setup=MESSAGES_ONLY,
         preload="meshwright.runtime.execution.rehearse",
     )
-    parts = [part for process in sorted(results) for part in results[process]]
-    return _report(request, parts, num_processes)
+    rehearsals = [one for process in sorted(rehearsals_by_process) for one in rehearsals_by_process[process]]
+    return _report(request, rehearsals, num_processes)
 
 
-def _require_few(num_ranks: int, num_processes: int) -> None:
+def _require_within_limits(num_ranks: int, num_processes: int) -> None:
     """Raise BadInput for more ranks or processes than one machine can hold."""
     if num_ranks > _MAX_RANKS:
         raise BadInput(
-            f"a rehearsal has a thread for each rank, and the plan has {num_ranks}; rehearse one of at most "
+            f"a rehearsal has a thread for each rank, and the plan has {num_ranks}; rehearse a plan of at most "
             f"{_MAX_RANKS} ranks."
         )
     if num_processes > _MAX_PROCESSES:
@@ -165,11 +164,11 @@ def _require_few(num_ranks: int, num_processes: int) -> None:
         )
 
 
-def _report(request: RehearsalRequest, parts: Sequence[RankRehearsal], num_processes: int) -> Rehearsal:
-    """Return the rehearsal as reported, from the parts of all ranks."""
-    ends = [max(times) for times in zip(*(part.ends for part in parts), strict=True)]
+def _report(request: RehearsalRequest, rehearsals: Sequence[RankRehearsal], num_processes: int) -> Rehearsal:
+    """Return the results of a rehearsal from those of all ranks."""
+    ends = [max(times) for times in zip(*(one.ends for one in rehearsals), strict=True)]
     seconds = [(b - a) / request.speed for a, b in pairwise(ends)]
-    measured = [span for part in parts for spans in part.periods for span in spans]
+    measured = [span for one in rehearsals for spans in one.periods for span in spans]
     rehearsed = StepTimes.of(seconds)
     simulated = simulate(request.plan, request.durations, steps=request.steps, warm_up=1).steps
     return Rehearsal(
@@ -180,10 +179,10 @@ def _report(request: RehearsalRequest, parts: Sequence[RankRehearsal], num_proce
         ranks_per_process=request.ranks_per_process,
         steps=rehearsed,
         simulated=simulated,
-        overhead_seconds=statistics.median(_gaps(parts)),
+        overhead_seconds=statistics.median(_seconds_between_instructions(rehearsals)),
         num_instructions=len(measured),
         message_bytes=sum(span.facts["num_bytes"] for span in measured if span.kind == "send") / request.steps,
-        processor_seconds=_processor_seconds(parts, request.ranks_per_process) / request.steps,
+        processor_seconds=_processor_seconds(rehearsals, request.ranks_per_process) / request.steps,
         num_processors=num_processors(),
         error=rehearsed.mean / simulated.mean - 1,
         excess_seconds=(rehearsed.mean - simulated.mean) * request.speed,
@@ -191,19 +190,19 @@ def _report(request: RehearsalRequest, parts: Sequence[RankRehearsal], num_proce
     )
 
 
-def _gaps(parts: Iterable[RankRehearsal]) -> list[float]:
+def _seconds_between_instructions(rehearsals: Iterable[RankRehearsal]) -> list[float]:
     """Return the wall seconds between successive instructions of a period, on every rank."""
     return [
         following.start_seconds - one.end_seconds
-        for part in parts
-        for spans in part.periods
+        for rehearsal in rehearsals
+        for spans in rehearsal.periods
         for one, following in pairwise(spans)
     ]
 
 
-def _processor_seconds(parts: Iterable[RankRehearsal], size: int) -> float:
+def _processor_seconds(rehearsals: Iterable[RankRehearsal], size: int) -> float:
     """Return the processor seconds of all processes over the measured periods, read from the first rank of each."""
-    return sum(part.processor_seconds[-1] - part.processor_seconds[0] for part in parts if part.rank % size == 0)
+    return sum(one.processor_seconds[-1] - one.processor_seconds[0] for one in rehearsals if one.rank % size == 0)
 
 
 def _scaled(span: Span, began: float, speed: float) -> Span:
@@ -229,8 +228,8 @@ def run_process(request: RehearsalRequest) -> list[RankRehearsal]:
     first = dist.get_rank() * size
     ranks = range(first, min(first + size, num_ranks))
     program, process = lower(request.plan), ProcessRanks(size)
-    everyone = tuple(range(num_ranks))
-    barriers = Barriers((everyone, *_rank_sets(program)), size)
+    all_ranks = tuple(range(num_ranks))
+    barriers = Barriers((all_ranks, *_rank_sets(program)), size)
     group = dist.new_group(backend="gloo", timeout=collective_timeout())
     assert group is not None
     done: queue.SimpleQueue[RankRehearsal | BaseException] = queue.SimpleQueue()
@@ -243,15 +242,15 @@ def run_process(request: RehearsalRequest) -> list[RankRehearsal]:
 
     for rank in ranks:
         threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True).start()
-    parts = []
+    rehearsals = []
     for _ in ranks:
-        part = done.get()
-        if isinstance(part, BaseException):
-            raise part
-        parts.append(part)
+        outcome = done.get()
+        if isinstance(outcome, BaseException):
+            raise outcome
+        rehearsals.append(outcome)
     barriers.close()
     dist.destroy_process_group(group)
-    return sorted(parts, key=lambda part: part.rank)
+    return sorted(rehearsals, key=lambda one: one.rank)
 
 
 def _rank_sets(program: Program) -> tuple[tuple[int, ...], ...]:
@@ -286,25 +285,28 @@ def _run_rank(request: RehearsalRequest, program: Program, barriers: Barriers, t
         clock=CLOCK,
         hosts=device,
     )
-    everyone = tuple(range(plan.facts.cluster.num_ranks))
+    all_ranks = tuple(range(plan.facts.cluster.num_ranks))
     measured = range(1, request.steps + 1)
     steps = range(measured.stop + program.most_ahead)
-    turns: list[tuple[Span, ...]] = []
+    measured_periods: list[tuple[Span, ...]] = []
     ends: list[float] = []
     processor_seconds: list[float] = []
-    barriers.wait(everyone)
-    for turn in program.periods(steps):
-        spans = executor.execute(program, turn, steps).spans
-        batches.pop(turn, None)
+    barriers.wait(all_ranks)
+    for period in program.periods(steps):
+        spans = executor.execute(program, period, steps).spans
+        batches.pop(period, None)
         if program.most_ahead == 0:
-            barriers.wait(everyone)
-        if turn in measured:
-            turns.append(spans)
-        if turn + 1 in measured or turn in measured:
+            barriers.wait(all_ranks)
+        if period in measured:
+            measured_periods.append(spans)
+        if period + 1 in measured or period in measured:
             ends.append(steady_now() - request.began)
             processor_seconds.append(time.process_time())
     executor.flush()
-    barriers.wait(everyone)
+    barriers.wait(all_ranks)
     return RankRehearsal(
-        rank=transport.rank, periods=tuple(turns), ends=tuple(ends), processor_seconds=tuple(processor_seconds)
+        rank=transport.rank,
+        periods=tuple(measured_periods),
+        ends=tuple(ends),
+        processor_seconds=tuple(processor_seconds),
     )

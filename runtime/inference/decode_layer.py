@@ -32,7 +32,7 @@ there. On an AMD EPYC 9004 pieces of up to 1 MB were found there, and a weight o
 
 
 class StepAttention(Protocol):
-    """Attention over the KV cache during a decode step, with heads as they are projected."""
+    """Attention over the KV cache during a decode step, which applies the rotary embedding itself."""
 
     def attend(self, layer: int, heads: Tensor) -> Tensor:
         """Return [B, heads * D] from queries, key and value [B, kv_heads, heads / kv_heads + 2, D] as projected,
@@ -40,7 +40,7 @@ class StepAttention(Protocol):
 
 
 class RotatedAttention(Protocol):
-    """Attention over the KV cache during a decode step, with heads to which the rotary embedding is applied."""
+    """Attention over the KV cache during a decode step, to whose inputs the rotary embedding is already applied."""
 
     def attend(self, layer: int, query: Tensor, new: Tensor) -> Tensor:
         """Return [B, heads * D] from the new queries [B, kv_heads, heads / kv_heads, D]; the new keys and values [B,
@@ -55,8 +55,8 @@ class Scratch:
         self._tensors = tensors
         self.num_rows = len(tensors["normed"])
         self.norms, self.normed = tensors["norms"], tensors["normed"]
-        # Megatron lays out the queries of a group, then its key, then its value.
-        self.heads, self.rotated = tensors["heads"], tensors["turned"]
+        # Megatron's order for each KV head: its queries, its key, its value.
+        self.heads, self.rotated = tensors["heads"], tensors["rotated"]
         self.projected = self.heads.flatten(1)
         self.query, self.new = self.rotated[:, :, :-2], self.rotated[:, :, -2:]
         angles = tensors["angles"]
@@ -65,8 +65,8 @@ class Scratch:
         low_sin, high_sin = angles[:, 1:, :-1].chunk(2, dim=-1)
         targets, (low, high) = self.rotated[:, :, :-1].chunk(2, dim=-1), self.heads[:, :, :-1].chunk(2, dim=-1)
         self.halves = (targets[0], high, low_sin), (targets[1], low, high_sin)
-        """For each half of the rotated heads: the half, the half of the projected heads that is added to it, and the
-        factor of that: x cos + (x with its halves swapped) sin."""
+        """Each half of the rotated heads, with the half of the projected heads and the sines whose product is added to
+        it: x cos + (x with its halves swapped) sin."""
         if "up" in tensors:
             self.up = tensors["up"]
             self.gate, self.linear = self.up.chunk(2, dim=-1)
@@ -85,15 +85,15 @@ class RotaryAttention:
     """Applies the rotary embedding, whose angles are in the scratch tensors, and then attends."""
 
     def __init__(self, scratch: Scratch, attention: RotatedAttention) -> None:
-        self._room, self._attention = scratch, attention
+        self._scratch, self._attention = scratch, attention
 
     def attend(self, layer: int, heads: Tensor) -> Tensor:
         """Return [B, heads * D], as `StepAttention.attend` does."""
-        room = self._room
-        torch.mul(heads, room.cos, out=room.rotated)
-        for half, swapped, sin in room.halves:
+        scratch = self._scratch
+        torch.mul(heads, scratch.cos, out=scratch.rotated)
+        for half, swapped, sin in scratch.halves:
             half.addcmul_(swapped, sin)
-        return self._attention.attend(layer, room.query, room.new)
+        return self._attention.attend(layer, scratch.query, scratch.new)
 
 
 def allocate_scratch(num_rows: int, model: Decoder, mesh: Mesh) -> Scratch:
@@ -104,7 +104,7 @@ def allocate_scratch(num_rows: int, model: Decoder, mesh: Mesh) -> Scratch:
         "norms": like.new_empty(num_rows, 1),
         "normed": like.new_empty(num_rows, spec.hidden_size),
         "heads": like.new_empty(num_rows, kv_heads, per_group, spec.head_dim),
-        "turned": like.new_empty(num_rows, kv_heads, per_group, spec.head_dim),
+        "rotated": like.new_empty(num_rows, kv_heads, per_group, spec.head_dim),
         "angles": like.new_ones(num_rows, 2, per_group, spec.head_dim),
     }
     if not spec.experts:
@@ -178,13 +178,13 @@ class DecodeLayer:
 class Norm:
     """A root-mean-square norm of hidden states, with a Triton kernel if `by_kernel`.
 
-    In fp32 on a CPU it is computed in four operations: torch has no fused one there and takes a dozen.
+    In fp32 on a CPU it is computed in four operations: torch has no fused norm there, and its own takes a dozen.
     """
 
     def __init__(self, module: RMSNorm, *, by_kernel: bool) -> None:
         self._module, weight = module, module.weight
         self._is_decomposed = not weight.is_cuda and weight.dtype == torch.float32 and not module.offset
-        self._by_kernel = _norm_kernel() if by_kernel and not module.offset else None
+        self._kernel = _norm_kernel() if by_kernel and not module.offset else None
         self._floor = torch.tensor(math.sqrt(module.epsilon * len(weight)))
         self.refresh_weight()
 
@@ -196,8 +196,8 @@ class Norm:
 
     def __call__(self, hidden: Tensor, scratch: Scratch) -> Tensor:
         """Return the normed states [B, hidden], valid until the next norm."""
-        if self._by_kernel is not None:
-            self._by_kernel(hidden, self._module.weight, self._module.epsilon, scratch.normed)
+        if self._kernel is not None:
+            self._kernel(hidden, self._module.weight, self._module.epsilon, scratch.normed)
             return scratch.normed
         if not self._is_decomposed:
             return self._module.forward(hidden)
@@ -210,7 +210,7 @@ class Weight:
     """A weight [outputs, inputs] at its present address."""
 
     def __init__(self, weight: Tensor, *, reads_ahead: bool) -> None:
-        """If `reads_ahead`, each piece of the weight is read in order before its product."""
+        """If `reads_ahead`, each piece of the weight is read into the cache in order before its product."""
         weight = weight.detach()
         self._rows = max(1, _READ_AHEAD_BYTES // weight[0].nbytes) if reads_ahead else len(weight)
         self._read_ahead = weight.split(self._rows) if reads_ahead else ()
@@ -226,7 +226,7 @@ class Weight:
                 torch.addmm(bias, inputs, self._transposed[0], out=output)
             return
         for piece, transposed, part in zip(self._read_ahead, self._transposed, self._parts(output), strict=True):
-            piece.amax()
+            piece.amax()  # reads the piece into the cache
             torch.mm(inputs, transposed, out=part)
         if bias is not None:
             output.add_(bias)
@@ -237,7 +237,7 @@ class Weight:
             hidden.addmm_(inputs, self._transposed[0])
             return
         for piece, transposed, part in zip(self._read_ahead, self._transposed, self._parts(hidden), strict=True):
-            piece.amax()
+            piece.amax()  # reads the piece into the cache
             part.addmm_(inputs, transposed)
 
     def _parts(self, output: Tensor) -> Sequence[Tensor]:
@@ -246,7 +246,7 @@ class Weight:
 
 def set_read_ahead(layers: Sequence[DecodeLayer], head: Tensor | None) -> bool:
     """Make the layers read each weight in order before its product if the weights, with those of the head [V, hidden],
-    do not fit in the CPU's cache; return whether they do so.
+    do not fit in the CPU's cache; return True if the layers read ahead.
 
     A product of few rows reads the weights of many outputs side by side, which a core fetches from memory at a quarter
     of the speed: with 24 MB read in order first, products of up to 8 rows took half the time, the reading included.
@@ -298,8 +298,8 @@ class _ColumnParallel(_Linear):
 
 
 class _RowParallel(_Linear):
-    """A row-parallel linear, sharded along its input. Its output is summed over the tensor-parallel ranks together with
-    that of its adapter, which megatron's modules sum before its second product."""
+    """A row-parallel linear, sharded along its input. One all-reduce over the tensor-parallel ranks sums its output and
+    its adapter's; megatron's modules have one more, between the two products of the adapter."""
 
     def __init__(self, module: Any, group: dist.ProcessGroup | None) -> None:
         super().__init__(module)

@@ -41,14 +41,15 @@ class Records:
         self._versions: Numbers = np.zeros((num_rows, _INITIAL_CAPACITY), dtype=np.int64)
         self.num_prompt: Numbers = np.zeros(num_rows, dtype=np.int64)
         self.num_sampled: Numbers = np.zeros(num_rows, dtype=np.int64)
+        """Tokens after the prompt of each row, tool tokens included."""
         self.max_tokens: Numbers = np.zeros(num_rows, dtype=np.int64)
-        """Length limit of each response in tokens, from its prompt."""
+        """Length limit of each response in tokens, `NO_LIMIT` if its prompt sets none."""
         self.sample_ids: Numbers = np.zeros(num_rows, dtype=np.int64)
         """The sample ids, which seed each row's sampling."""
         self._last: Numbers = np.zeros(num_rows, dtype=np.int64)
 
     def start(self, row: int, *, num_prompt: int, max_tokens: int, sample_id: int) -> None:
-        """Give the row to another sequence, for which nothing has been sampled."""
+        """Give the row to another sequence, without tokens after its prompt."""
         self.num_prompt[row], self.max_tokens[row], self.sample_ids[row], self.num_sampled[row] = (
             num_prompt,
             max_tokens,
@@ -67,31 +68,31 @@ class Records:
 
     def add(self, rows: Numbers, tokens: Numbers, logprobs: Reals, version: int) -> None:
         """Append one token to each of the rows."""
-        places = self.num_sampled[rows]
-        self._reserve(int(places.max(initial=0)) + 1)
-        self._tokens[rows, places], self._logprobs[rows, places] = tokens, logprobs
-        self._versions[rows, places] = version
-        self.num_sampled[rows], self._last[rows] = places + 1, tokens
+        positions = self.num_sampled[rows]
+        self._reserve(int(positions.max(initial=0)) + 1)
+        self._tokens[rows, positions], self._logprobs[rows, positions] = tokens, logprobs
+        self._versions[rows, positions] = version
+        self.num_sampled[rows], self._last[rows] = positions + 1, tokens
 
     def add_several(self, rows: Numbers, sampled: Reals, version: int) -> None:
         """Append the tokens and log-probabilities of several rounds, [rounds, 2, rows]."""
         count = len(sampled)
         if not count:
             return
-        places = self.num_sampled[rows] + np.arange(count)[:, None]
-        self._reserve(int(places.max()) + 1)
-        self._tokens[rows, places], self._logprobs[rows, places] = sampled[:, 0], sampled[:, 1]
-        self._versions[rows, places] = version
+        positions = self.num_sampled[rows] + np.arange(count)[:, None]
+        self._reserve(int(positions.max()) + 1)
+        self._tokens[rows, positions], self._logprobs[rows, positions] = sampled[:, 0], sampled[:, 1]
+        self._versions[rows, positions] = version
         self.num_sampled[rows] += count
         self._last[rows] = sampled[-1, 0]
 
     def last(self, rows: Numbers) -> Numbers:
-        """Return the last sampled token of each of the rows."""
+        """Return the last token of each of the rows."""
         tokens: Numbers = self._last[rows]
         return tokens
 
     def cached(self, rows: Numbers) -> Numbers:
-        """Return the number of tokens of each row whose keys and values are cached: all but the last one sampled."""
+        """Return the number of tokens of each row whose keys and values are cached: all but the last token."""
         counts: Numbers = self.num_prompt[rows] + self.num_sampled[rows] - 1
         return counts
 
@@ -134,8 +135,8 @@ class Finish(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """The tokens of a prompt. `row` identifies the sequence within the prompt batch of `step`; `sample_id` is its
-    sample id over all steps, which seeds its sampling on whatever rank it runs."""
+    """The tokens of a prompt. `row` identifies the sequence within the prompt batch of `step`; `sample_id`
+    identifies it over all steps, and seeds its sampling on whatever rank it runs."""
 
     row: int
     sample_id: int
@@ -154,9 +155,9 @@ class PartialResponse:
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     versions: tuple[int, ...] = ()
-    """Version of the weights that sampled each token; it never decreases. Tool tokens have `TOOL_TOKEN_VERSION`. If
-    the cache is kept over a weight update, a token attends to keys and values of older weights: its log-probability
-    is the one it was sampled with, and belongs to no single version."""
+    """Version of the weights that sampled each token; it never decreases. Tool tokens have `TOOL_TOKEN_VERSION`. If the
+    cache is kept over a weight update, a token attends to keys and values of older weights: its log-probability is the
+    one it was sampled with, and belongs to no single version."""
     first_period: int = 0
     """The period of the generator in which the first token was sampled."""
 
@@ -167,7 +168,7 @@ class PartialResponse:
 
     @property
     def num_sampled(self) -> int:
-        """The number of tokens without tool tokens."""
+        """The number of tokens after the prompt, without tool tokens."""
         return len(self.versions) - self.versions.count(TOOL_TOKEN_VERSION)
 
     @property
@@ -199,7 +200,7 @@ class ResumedSample:
     """None if the response has not ended."""
 
     def with_prompt(self, prompt: Prompt, period: int) -> PartialResponse | Response:
-        """Return the response if it has ended, else the partial that continues with its prompt, which is admitted again
+        """Return the response if it has ended, else the partial response to resume, whose prompt is admitted again
         in period `period` of the generator."""
         partial = PartialResponse(
             prompt=prompt, tokens=self.tokens, logprobs=self.logprobs, versions=self.versions, first_period=period
@@ -226,6 +227,7 @@ class LiveSequence:
 
     @property
     def num_sampled(self) -> int:
+        """The number of tokens after the prompt, tool tokens included (unlike in a `PartialResponse`)."""
         return int(self.records.num_sampled[self.row])
 
     @property
@@ -238,7 +240,7 @@ class LiveSequence:
 
     @property
     def num_cached(self) -> int:
-        """The number of tokens whose keys and values are in the cache: all but the last one sampled."""
+        """The number of tokens whose keys and values are in the cache: all but the last token."""
         return len(self.prompt.tokens) + self.num_sampled - 1
 
     @property
@@ -267,7 +269,7 @@ class LiveGroup(SlotGroup[LiveSequence]):
         self.records = Records(num_slots)
         self._rows: Numbers = np.zeros(0, dtype=np.int64)
         self._added: list[int] = []
-        """Rows of sequences that became live after `rows` was last read."""
+        """Rows of sequences that became live after `_rows` was last extended."""
         self._free = list(range(num_slots))  # a heap
 
     @property
@@ -336,42 +338,41 @@ class LiveGroup(SlotGroup[LiveSequence]):
         self._remove([self.live.index(sequence)])
 
     def resume(self, suspended: LiveSequence) -> None:
-        """Make a parked sequence live again, after the other live ones."""
+        """Make a suspended sequence live again, after the other live ones."""
         self.live.append(suspended)
         self._added.append(suspended.row)
 
     def free_slot(self, suspended: LiveSequence) -> int:
-        """Free the slot of a parked sequence and return it."""
+        """Free the slot of a suspended sequence and return it."""
         heapq.heappush(self._free, suspended.row)
         return suspended.slot
 
     def _remove(self, indices: Mapping[int, object] | Sequence[int]) -> list[int]:
         """Remove live sequences by their index among them; return their rows."""
-        stays = np.ones(len(self.live), dtype=bool)
-        stays[list(indices)] = False
-        removed: list[int] = self.rows[~stays].tolist()
-        self._keep(stays.tolist())
-        self._rows = self.rows[stays]
+        is_kept = np.ones(len(self.live), dtype=bool)
+        is_kept[list(indices)] = False
+        removed: list[int] = self.rows[~is_kept].tolist()
+        self._keep(is_kept.tolist())
+        self._rows = self.rows[is_kept]
         return removed
 
 
 def split_into_batches(rows: Sequence[int], max_tokens: int) -> Iterator[list[tuple[int, int, int]]]:
-    """Split rows of these lengths over batches of at most `max_tokens` tokens: (row, first, end) of every part of a
-    row.
+    """Split rows of these lengths over batches of at most `max_tokens`: (row, first, end) of every part of a row.
 
     A row that does not fit continues in the next batch.
     """
     batch: list[tuple[int, int, int]] = []
-    room = max_tokens
+    tokens_left = max_tokens
     for row, length in enumerate(rows):
         first = 0
         while first < length:
-            end = min(length, first + room)
+            end = min(length, first + tokens_left)
             batch.append((row, first, end))
-            room -= end - first
+            tokens_left -= end - first
             first = end
-            if not room:
+            if not tokens_left:
                 yield batch
-                batch, room = [], max_tokens
+                batch, tokens_left = [], max_tokens
     if batch:
         yield batch

@@ -29,7 +29,7 @@ from meshwright.runtime.model.mesh import Mesh
 
 @dataclass(frozen=True, kw_only=True)
 class TurnLimits:
-    """Limits of a rollout: turns, sampled tokens of a turn, tokens of an answer, and tokens after the prompt in all."""
+    """Limits of a rollout: turns, sampled tokens of a turn, tokens of an answer, and all tokens after the prompt."""
 
     num_turns: int
     sampled: int
@@ -48,7 +48,7 @@ Describe: TypeAlias = Callable[[Prompt, Sequence[int], RolloutTurn], ToolCall]
 """Builds the tool call of a turn that has just ended, from the prompt and all tokens after it."""
 
 
-class _Parked(NamedTuple):
+class _Suspended(NamedTuple):
     """A sequence that waits for a tool in its slot, with the number of its cached tokens."""
 
     group: LiveGroup
@@ -83,10 +83,10 @@ class ToolTurns:
         """The turn of rollouts that are past their first, by sample id."""
         self._pending: set[int] = set()
         """The sample ids whose tool has not answered."""
-        self._parked: dict[int, _Parked] = {}
+        self._suspended: dict[int, _Suspended] = {}
         self._without_slot: dict[int, PartialResponse] = {}
         self._answers: dict[int, tuple[int, ...]] = {}
-        """Answers for sequences whose group has not had a decode round since, by sample id."""
+        """Answers, by sample id, whose sequences are not resumed yet: another slot group has its decode round."""
         self._answered_calls: queue.SimpleQueue[tuple[int, Future[ToolAnswer]]] = queue.SimpleQueue()
         self._waits = False
         self._messages = _Messages(mesh, device)
@@ -110,8 +110,8 @@ class ToolTurns:
             )
 
     def take_calls(self, group: LiveGroup, finished: dict[int, Finish]) -> dict[int, Finish]:
-        """Return which live sequences end, by index. One that calls a tool and has turns and tokens left is removed
-        from `finished` and waits from `begin_calls` on; another one is truncated."""
+        """Return which live sequences end, by index. A sequence that calls a tool is removed from
+        `finished`, and waits from `begin_calls` on, if it has turns and tokens left; otherwise it is truncated."""
         for index in [index for index, why in finished.items() if why is Finish.CALL]:
             sequence = group.live[index]
             if (
@@ -126,29 +126,29 @@ class ToolTurns:
             self._turns.pop(group.live[index].prompt.sample_id, None)
         return finished
 
-    def begin_calls(self, group: LiveGroup, seating: Scheduler) -> None:
+    def begin_calls(self, group: LiveGroup, scheduler: Scheduler) -> None:
         """Call the tool for the sequences that `take_calls` removed, which stop being live."""
         for sequence in self._new_calls:
             sample_id, turn, tokens = sequence.prompt.sample_id, self._turn(sequence), sequence.tokens
             if self._keeps_cache:
                 group.suspend(sequence)
-                self._parked[sample_id] = _Parked(group, sequence, sequence.num_cached)
+                self._suspended[sample_id] = _Suspended(group, sequence, sequence.num_cached)
             else:
                 self._without_slot[sample_id] = sequence.to_partial()
-                seating.release(group.remove([group.live.index(sequence)]))
+                scheduler.release(group.remove([group.live.index(sequence)]))
             self._pending.add(sample_id)
             if self._tools:
                 self._call(self._tools, sample_id, self._describe(sequence.prompt, tokens, turn))
         self._new_calls.clear()
 
-    def resume_answered(self, group: LiveGroup, seating: Scheduler) -> list[tuple[LiveSequence, int]]:
-        """Return the sequences of a group that continue in their slots, each with the number of its cached tokens. One
-        that has left its slot is queued for another."""
+    def resume_answered(self, group: LiveGroup, scheduler: Scheduler) -> list[tuple[LiveSequence, int]]:
+        """Return the sequences of a group that continue in their slots, each with the number of its cached tokens. A
+        sequence without a slot is queued for one."""
         for sample_id, tokens in self._exchange():
             self._pending.remove(sample_id)
             if sample_id in self._without_slot:
                 partial = self._without_slot.pop(sample_id)
-                seating.pause(
+                scheduler.pause(
                     self._with_tool_tokens(partial, self._accept_answer(sample_id, len(partial.tokens), tokens))
                 )
             else:
@@ -156,21 +156,21 @@ class ToolTurns:
         resumed = []
         for sample_id in [
             sample_id
-            for sample_id, parked in self._parked.items()
-            if parked.group is group and sample_id in self._answers
+            for sample_id, suspended in self._suspended.items()
+            if suspended.group is group and sample_id in self._answers
         ]:
-            _, sequence, cached = self._parked.pop(sample_id)
+            _, sequence, cached = self._suspended.pop(sample_id)
             tool_tokens = self._accept_answer(sample_id, sequence.num_sampled, self._answers.pop(sample_id))
             sequence.records.extend(
                 sequence.row, tool_tokens, (0.0,) * len(tool_tokens), (TOOL_TOKEN_VERSION,) * len(tool_tokens)
             )
             sequence.texts.clear()
-            if seating.resume_suspended(group, sequence):
+            if scheduler.resume_suspended(group, sequence):
                 resumed.append((sequence, cached))
         return resumed
 
     def wait_for_answer(self) -> None:
-        """Let the next exchange wait for an answer, since nothing can be sampled before."""
+        """Make the next `resume_answered` wait for an answer, since nothing can be sampled before."""
         self._waits = bool(self._pending) and not self._answers
 
     def _turn(self, sequence: LiveSequence) -> RolloutTurn:
@@ -218,7 +218,7 @@ class ToolTurns:
                 answer = done.result()
             except RewardError as error:
                 raise RunFailed(
-                    f"{error}; give the tool a failure_answer for what may fail, and run again with --resume"
+                    f"{error}; set the tool's failure_answer to continue after failures, and run again with --resume"
                 ) from None
             self._waits = False
             self.num_calls, self.seconds = self.num_calls + 1, self.seconds + answer.seconds

@@ -12,12 +12,13 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_shape import MAX_CONFIG_BYTES
 from meshwright.profiles.untrusted_text import json_value, read_text
 
-if TYPE_CHECKING:  # records use this module too, and are shown without tokenizers installed
+if TYPE_CHECKING:  # runtime/records imports this module, and must load without tokenizers installed
     from tokenizers import Tokenizer
 
 CONFIG_FILES = ("config.json", "generation_config.json")
 _KEY = "eos_token_id"
-_MAX_TOKEN_ID = 2**32 - 1  # of a tokenizer
+_MAX_TOKEN_ID = 2**32 - 1
+"""Largest id that `Tokenizer.id_to_token` accepts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +51,7 @@ def read_end_tokens(directory: Path, tokenizer: Tokenizer) -> dict[int, str]:
     if not end_tokens:
         raise BadInput(
             f"model {directory}: neither {' nor '.join(CONFIG_FILES)} names an {_KEY}, so that no token ends a "
-            f"response; "
-            "add it to generation_config.json."
+            "response; add it to generation_config.json."
         )
     return dict(sorted(end_tokens.items()))
 

@@ -1,4 +1,4 @@
-"""The choice of kernels of a run, made once at its start from the abilities of the device.
+"""The choice of kernels of a run, made once at its start from the capabilities of the device.
 
 The plain kernels are the reference that tests compare the others with. For where the choice is applied see
 `runtime.model.layers` and, for decode steps and prefills, `runtime.inference.decode_step`.
@@ -26,8 +26,8 @@ class ChosenKernels:
     """The kernels of training and scoring passes, of prefills and of decode steps."""
 
     attention: Literal["sdpa", "varlen"] = "sdpa"
-    """sdpa: one call of scaled_dot_product_attention for each run of equal rows; varlen: one call of torch's
-    variable-length attention for all rows that start in the pass."""
+    """sdpa: one call of scaled_dot_product_attention for adjacent rows of equal length; varlen: one call of torch's
+    variable-length attention for all rows without cached tokens."""
     operators: Literal["plain", "fused"] = "plain"
     """fused: rotary embedding, SwiGLU and log-probabilities by one Triton kernel each; plain: by torch operators."""
     decode: Literal["torch", "paged"] = "torch"
@@ -51,27 +51,27 @@ class ChosenKernels:
 PLAIN = ChosenKernels()
 
 
-def choose_kernels(abilities: DeviceCapabilities, precision: str, specs: Iterable[ModelSpec]) -> ChosenKernels:
-    """The kernels for models of these shapes on a device with the abilities `abilities`.
+def choose_kernels(capabilities: DeviceCapabilities, precision: str, specs: Iterable[ModelSpec]) -> ChosenKernels:
+    """The kernels for models of these shapes on a device with these capabilities.
 
     On a CPU all are plain: torch has no variable-length attention there, and Triton kernels need a GPU. Gradients are
     not reduced in overlapping buckets there, because the models would fill only one, and because gloo on more than two
     ranks sums in an order that depends on how tensors are split.
     """
-    if abilities.kind != "cuda":
+    if capabilities.kind != "cuda":
         return PLAIN
     fits = all(spec.head_dim <= 256 and spec.head_dim % 8 == 0 for spec in specs)
-    flash = abilities.has_flash and abilities.capability >= _FLASH_CAPABILITY and precision == "bf16" and fits
+    flash = capabilities.has_flash and capabilities.capability >= _FLASH_CAPABILITY and precision == "bf16" and fits
     return ChosenKernels(
         attention="varlen" if flash else "sdpa",
-        operators="fused" if abilities.runs_triton else "plain",
-        decode="paged" if abilities.runs_triton else "torch",
+        operators="fused" if capabilities.runs_triton else "plain",
+        decode="paged" if capabilities.runs_triton else "torch",
         overlaps_replicas=True,
     )
 
 
 def agree_on_kernels(local: ChosenKernels) -> ChosenKernels:
-    """This rank's kernels `local` if all ranks of the world have the same, else the plain ones. Collective."""
+    """The kernels `local` of this rank if all ranks of the world chose the same, else the plain ones. Collective."""
     per_rank: list[ChosenKernels] = [local] * dist.get_world_size()
     dist.all_gather_object(per_rank, local)
     return local if all(kernels == local for kernels in per_rank) else PLAIN

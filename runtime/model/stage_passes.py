@@ -1,8 +1,8 @@
 """Forward passes of one pipeline stage: messages to the other stages, equal numbers of passes on replicas that share
 experts, and passes over rows whose earlier tokens are in the cache.
 
-The experts of a layer are a collective of all replicas that share them. A replica whose sequences have ended, or which
-has fewer rows, takes part without tokens until all replicas are done.
+A pass through a layer of experts is collective over all replicas that share them. A replica whose sequences have ended,
+or which has fewer rows, takes part without tokens until all replicas are done.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PipelineLink:
             self._send(sampled, rank)
 
     def receive_sampled(self, num_rows: int) -> Tensor:
-        """Waits on an earlier stage for sampled tokens and their log-probabilities, [2, num_rows] float64."""
+        """On any stage but the last, waits for sampled tokens and their log-probabilities, [2, num_rows] float64."""
         return self._receive((2, num_rows), torch.float64, self._ranks[-1])
 
     def flush(self) -> None:
@@ -83,7 +83,7 @@ class ExpertLockstep:
         if self._mesh.layout.expert_replicas == 1:
             yield
             return
-        max_count = self._max_over_replicas(1 + count) - 1
+        max_count = self._max_over_replicas(1 + count) - 1  # 0 is for replicas in `finish`
         yield
         self._pass_empty(max_count - count)
 
@@ -107,17 +107,18 @@ class ExpertLockstep:
 
 @torch.no_grad()
 def forward_cached(
-    model: Decoder, mesh: Mesh, relay: PipelineLink, tokens: Tensor, rows: ContinuedRows, *, ends_only: bool = False
+    model: Decoder, mesh: Mesh, link: PipelineLink, tokens: Tensor, rows: ContinuedRows, *, ends_only: bool = False
 ) -> Tensor:
-    """The decoder's output for tokens [S] of packed rows on the last stage; hidden states to send on other stages.
+    """On the last stage, the decoder's output for tokens [S] of packed rows; on others, the hidden states to send.
 
-    Hidden states are received from the previous stage, which must pass the same rows.
+    Hidden states are received from the previous stage, which must pass the same rows. With `ends_only` the head is
+    applied to the last token of each row only.
     """
     hidden = None
     if not mesh.is_first_stage:
         num_tokens = len(tokens) + num_padding_tokens(len(tokens), mesh.layout)
         local_tokens = num_tokens // mesh.layout.tp if mesh.layout.sp else num_tokens
-        hidden = relay.receive_hidden((local_tokens, 1, model.spec.hidden_size), model.config.params_dtype)
+        hidden = link.receive_hidden((local_tokens, 1, model.spec.hidden_size), model.config.params_dtype)
     model.set_input_tensor(hidden)
     output: Tensor = model(tokens.unsqueeze(0), rows.lengths, rows, ends_only=ends_only)
     return output

@@ -1,5 +1,5 @@
-"""The controllers in a run: rank 0 sends what it observed to the ranks that generate, and all of them decide the
-same."""
+"""The controllers in a run: rank 0 sends its observations to the ranks that generate, which all make the same
+decisions."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class RunControllers:
     def __init__(
         self, plan: Plan, transport: Transport, periods: range, observations: Iterable[StepObservation] = ()
     ) -> None:
-        """`observations` are the observations of all steps before the first period, if the run is resumed."""
-        self._controllers, self._transport, self._turns = Controllers(plan), transport, periods
-        self._listeners = plan.pool_of(GENERATE).ranks
+        """`observations` are those of all steps before the first period, if the run is resumed."""
+        self._controllers, self._transport, self._periods = Controllers(plan), transport, periods
+        self._generating_ranks = plan.pool_of(GENERATE).ranks
         for observation in observations:
             self._controllers.observe(observation)
 
@@ -34,16 +34,16 @@ class RunControllers:
     def send_observation(self, observation: StepObservation) -> None:
         """Send an observation from rank 0 to the ranks that generate, if a later period depends on it. Does not
         block."""
-        if not self.decides or observation.step + self._controllers.delay not in self._turns:
+        if not self.decides or observation.step + self._controllers.delay not in self._periods:
             return
         message = pack(observation)
-        for rank in self._listeners:
+        for rank in self._generating_ranks:
             self._transport.send(message, rank, _CHANNEL)
 
     def setting(self, period: int) -> Setting | None:
         """Return the setting of a period, None if nothing is decided about it. Must be called for every period on a
         rank that generates."""
-        if not self.decides or period not in self._turns:
+        if not self.decides or period not in self._periods:
             return None
         for _ in self._controllers.missing_steps(period):
             self._controllers.observe(unpack(self._transport.receive(0, _CHANNEL)))

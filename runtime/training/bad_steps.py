@@ -29,7 +29,7 @@ _MAX_BYTES = 2**36
 """Largest file of a skipped batch that is read."""
 
 _MAX_FILES = 8
-"""Number of files of a stage that are kept, the newest, so that a run of days does not fill its disk with them."""
+"""Number of skipped batches of a stage that are kept, the newest ones, so that a long run does not fill its disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class BadSteps:
         self._num_consecutive = 0
 
     def record(self, outcome: SkippedBatch) -> None:
-        """Records the outcome `outcome` of a step, which has no reasons if all its updates were made.
+        """Records the outcome of a step; it has no reasons if no update was skipped.
 
         Raises RunFailed after too many bad steps in a row, on every rank of the stage.
         """
@@ -69,7 +69,7 @@ class BadSteps:
             raise RunFailed(
                 f"{outcome.stage} skipped updates in {steps}, the last in step {outcome.batch.step}: "
                 f"{outcome.reasons[0]}; "
-                f"the weights were left as they were and the batches are in {self._out / SKIPPED}: look at them, then "
+                f"the weights were left as they were and the batches are in {self._out / SKIPPED}: inspect them, then "
                 "run again with --resume and another setting, or with a higher max_bad_steps"
             )
 
@@ -127,7 +127,7 @@ def read_skipped(path: Path) -> SkippedBatch:
         experience = Experience()
         step = experience.put_tensors(tensors)
         kind = type(DEFAULT_SETTINGS[metadata["algorithm"]])
-        num_epochs, num_minibatches, weighs_draws = map(int, json_value(metadata["updates"], "updates"))
+        num_epochs, num_minibatches, importance_sampling = map(int, json_value(metadata["updates"], "updates"))
         return SkippedBatch(
             stage=metadata["stage"],
             batch=StepExperience(step=step, rows=range(len(experience.rows("tokens"))), experience=experience),
@@ -135,7 +135,7 @@ def read_skipped(path: Path) -> SkippedBatch:
             settings=parse(kind, metadata["settings"], f"{path.name}: settings"),
             num_epochs=num_epochs,
             num_minibatches=num_minibatches,
-            importance_sampling=bool(weighs_draws),
+            importance_sampling=bool(importance_sampling),
         )
     except (OSError, SafetensorError, KeyError, ValueError, RuntimeError, TypeError) as error:
         raise BadInput(

@@ -3,9 +3,9 @@
 Megatron plans which slices go where. The transfers are made here, because Megatron's end in a barrier of the world,
 and a pool that takes no part in a refit has other work to do.
 
-Between pools without a common rank the source does not wait for the target on a CPU: it starts to send its weights as
-soon as they are updated and continues. On a GPU a send would occupy the device until the target receives; there both
-sides run the refit together.
+On CPUs, a source whose pool has no rank in common with the target's does not wait for the target: it starts to send its
+weights as soon as they are updated, and continues. On a GPU a send would occupy the device until the target receives,
+so both sides run the refit together.
 https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/resharding/execution.py
 """
 
@@ -105,7 +105,7 @@ class RefitCopy:
     def start_send(self) -> None:
         """Starts to send the present weights in a thread, if the source need not wait for the target.
 
-        The next `run` then has nothing to do, and the weights must not change before `wait`.
+        The next `run` then has nothing to do, and the weights must not change before `wait` has returned.
         """
         if self._sends_ahead and self._sends:
             sender = ThreadPoolExecutor(max_workers=1, initializer=torch.set_num_threads, initargs=(1,))

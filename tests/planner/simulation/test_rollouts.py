@@ -26,7 +26,7 @@ KEEP, LEAVE = WhileWaiting.KEEP, WhileWaiting.LEAVE
 
 def played(slots: int, waiting: WhileWaiting, *rollouts: SampledRollout) -> float:
     """Rounds take a second each, and prefills no time."""
-    return _Replica(TIMES, slots, 1, waiting).play(rollouts, 1)[0]
+    return _Replica(TIMES, slots, 1, waiting).simulate(rollouts, 1)[0]
 
 
 def workload(batch_size: int = 16, **changes: Any) -> Workload:

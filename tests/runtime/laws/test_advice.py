@@ -69,7 +69,7 @@ def test_a_trace_of_another_plan_is_not_shown_beside(call: Call, plan: Path, tmp
     write_plan(tmp_path / "run" / "plan.json", small_plan(2))
     outcome = call("simulate", plan, "--steps", 1, "--beside", trace)
     assert outcome.code == 2
-    assert "is of another plan; simulate the plan.json that lies beside it." in outcome.err
+    assert "belongs to another plan; simulate the plan.json beside it." in outcome.err
 
 
 def test_an_empty_prompt_is_told_to_be_deleted(call: Call, job: Path, tmp_path: Path) -> None:
