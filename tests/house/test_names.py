@@ -13,7 +13,7 @@ import pytest
 from tests.house.modules import PACKAGES, Module, all_modules, modules
 
 QUOTED = re.compile(r"(?<!`)`([A-Za-z_][\w.]*)(?:\([^`]*\))?`(?!`)")
-ELSEWHERE = frozenset(
+_OF_OTHERS = (
     # keys of jobs, of traces and of other trainers
     "actor_generate actor_train batch_size workload data job usage completion_tokens truncation max_num_seqs "
     "gpu_memory_utilization missing_eos_penalty masked_whiten meshwright_group_name "
@@ -21,7 +21,7 @@ ELSEWHERE = frozenset(
     "account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split get_pp_rank_microbatches "
     "num_layers_in_first_pipeline_stage num_layers_in_last_pipeline_stage get_transformer_layer_offset "
     "RankGenerator DistributedOptimizer MoEAlltoAllTokenDispatcher grad_reduce_in_fp32 tie_weights "
-    "torch megatron transformers datasets add_scalar text_anchor time if for while a dp yaml".split()
+    "torch megatron transformers datasets add_scalar text_anchor time if for while a dp yaml"
 )
 """Names of what is not this project's, or of no code."""
 
@@ -64,7 +64,7 @@ def names(module: Module) -> frozenset[str]:
 @cache
 def everywhere() -> frozenset[str]:
     """Modules and folders, what stands at the top of a module, methods, and what belongs to others."""
-    found = {*dir(builtins), *ELSEWHERE, "py", "meshwright"}
+    found = {*dir(builtins), *_OF_OTHERS.split(), "py", "meshwright"}
     for module in all_modules():
         found |= {*module.path.with_suffix("").parts}
         for node in ast.walk(module.tree):
