@@ -151,10 +151,10 @@ class Flight(Generic[W, G, E]):
         self.num_unfinished = Counter(sequence.step for sequence in (*live, *self.waiting))
         self.num_live = Counter(sequence.first_period for sequence in live)
 
-    def add_started(self, sequence: Started) -> None:
+    def add_started(self, begun: Started) -> None:
         """Count a sequence that started in an earlier run and that the caller keeps while it is paused."""
-        self.num_unfinished[sequence.step] += 1
-        self.num_live[sequence.first_period] += 1
+        self.num_unfinished[begun.step] += 1
+        self.num_live[begun.first_period] += 1
 
     def run_period(
         self,

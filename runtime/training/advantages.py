@@ -98,14 +98,14 @@ def differ(amounts: Tensor, sizes: Tensor) -> Tensor:
     return ~((spread <= RELATIVE_TOLERANCE * sizes.amax(1).clamp(min=SMALLEST_SIZE)) & spread.isfinite())
 
 
-def groups_that_differ(rewards: ResponseRewards, group_size: int) -> Tensor:
+def groups_that_differ(paid: ResponseRewards, group_size: int) -> Tensor:
     """`differ` for rows [B] that are consecutive groups: bool [B / group_size]."""
-    return differ(*(values.view(-1, group_size) for values in rewards))
+    return differ(*(values.view(-1, group_size) for values in paid))
 
 
-def share_with_signal(rewards: ResponseRewards, group_size: int) -> float:
+def share_with_signal(paid: ResponseRewards, group_size: int) -> float:
     """The share of groups whose samples have different rewards; other groups have no advantage to learn from."""
-    return float(groups_that_differ(rewards, group_size).double().mean())
+    return float(groups_that_differ(paid, group_size).double().mean())
 
 
 _VARIANCE_FLOOR = 1e-8
