@@ -1,7 +1,7 @@
 """The cost model with a measured table: measured times where the table covers the shape, analytic ones otherwise.
 
-Each term's source says which. The table's corrections apply to both, and to collectives, refits and transfers; a
-corrected number counts as interpolated at best.
+The source of each term tells which one it is. The table's corrections apply to both, and to collectives, refits and
+transfers; a corrected number counts as interpolated at best.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from meshwright.profiles.workload import Workload
 class BlendedModel(AnalyticModel):
     """A cost model that uses the table first, and equations for what the table lacks.
 
-    Generation by another engine than the one that was timed is analytic too. Corrections apply to every engine of this
-    project. Raises BadInput if the table is of another device or precision.
+    Generation by another engine than the one that was timed is analytic too; corrections apply to it if the engine is
+    one of this project. Raises BadInput if the table is of another device or precision.
     """
 
     memory_is_monotone = False
@@ -99,19 +99,19 @@ def cost_model(
         )  # then every part gets the table, and refuses it
         tables = [table if fits_no_part or part.device.name == table_device else None for part in cluster.parts]
 
-        def model_on(part: Cluster, mine: Table | None) -> CostModel:
-            return cost_model(part, workload, precision, mine, engine)
+        def model_on(part: Cluster, part_table: Table | None) -> CostModel:
+            return cost_model(part, workload, precision, part_table, engine)
 
         pairs = [
             PairModel(
                 (
-                    model_on(homogeneous_cluster(one, other, cluster.between), mine),
-                    model_on(homogeneous_cluster(other, one, cluster.between), theirs),
+                    model_on(homogeneous_cluster(one, other, cluster.between), one_table),
+                    model_on(homogeneous_cluster(other, one, cluster.between), other_table),
                 ),
                 (one.num_ranks, other.num_ranks),
                 workload,
             )
-            for (one, mine), (other, theirs) in pairwise(zip(cluster.parts, tables, strict=True))
+            for (one, one_table), (other, other_table) in pairwise(zip(cluster.parts, tables, strict=True))
         ]
         models = [model_on(*one) for one in zip(cluster.parts, tables, strict=True)]
         return MixedModel(cluster, models, pairs, precision, engine_facts)
@@ -125,12 +125,12 @@ class _BlendedShard(Shard):
         self._measured, self._analytic = measured, analytic
 
     def time(self, body: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds:
-        return self._of(body).time(body, rows, tokens, context)
+        return self._shard_for(body).time(body, rows, tokens, context)
 
     def total(self, body: TimedPass, passes: Passes) -> PassSeconds:
-        return self._of(body).total(body, passes)
+        return self._shard_for(body).total(body, passes)
 
-    def _of(self, body: TimedPass) -> Shard:
+    def _shard_for(self, body: TimedPass) -> Shard:
         return self._measured if self._measured.covers(body) else self._analytic
 
 

@@ -86,8 +86,8 @@ class DecodeEfficiency(Document):
 
 
 class Efficiency(Document):
-    """Constants of the equations in `cost_models.kernels`, `compute` and `communication`, which define their
-    meaning."""
+    """Constants of the equations in `cost_models.kernels`, `compute` and `communication`. The equations define what
+    each constant means."""
 
     gemm: GemmEfficiency
     grouped: Grouped

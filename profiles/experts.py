@@ -22,7 +22,8 @@ from meshwright.profiles.model_parts.hf_config import count_or_none, flag, requi
 
 
 class Routing(Document):
-    """The number x of tokens per expert has a density of x^-exponent, between 1 and `reach` times all tokens."""
+    """The number x of tokens per expert has a density proportional to x^-exponent, between 1 and `reach` times the
+    number of all tokens."""
 
     exponent: float = Field(gt=1, lt=2)
     reach: float = Field(gt=0, le=1)
@@ -139,7 +140,7 @@ class LatentAttention:
         return self.kv_rank + self.rope_dim
 
     def linears(self, hidden_size: int, num_heads: int) -> tuple[tuple[int, int], ...]:
-        """(input size, output size) of the projections.
+        """The (input size, output size) of each projection.
 
         Down-projections from the hidden state are replicated on each rank and fused into one.
         """
@@ -168,7 +169,7 @@ _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def experts_from_config(config: Mapping[str, Any], family: str, name: str) -> Experts:
-    """Return the experts that a completed Hugging Face config describes.
+    """Return the experts that a Hugging Face config with all defaults filled in describes.
 
     Raises BadInput for an unsupported pattern of layers or an invalid size.
     """
@@ -194,7 +195,7 @@ def experts_from_config(config: Mapping[str, Any], family: str, name: str) -> Ex
 
 
 def latent_from_config(config: Mapping[str, Any], name: str) -> LatentAttention:
-    """Return the latent attention that a completed Hugging Face config describes.
+    """Return the latent attention that a Hugging Face config with all defaults filled in describes.
 
     Raises BadInput for biases, which are not supported, or an invalid size.
     """

@@ -1,7 +1,7 @@
 """The hardware: devices, links and clusters, with devices and networks by name from datasheets in `data/devices.yaml`.
 
 Devices and networks are described independently: any device may be on any fabric. The numbers are datasheet peaks;
-`efficiency` has the share of them that is achieved.
+`profiles/efficiency.py` has the share of them that is achieved.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pydantic import (
 from meshwright.profiles.documents import Document, read_yaml
 from meshwright.profiles.errors import BadInput, suggestion
 
-_CPUS_OF_A_GPU = 8
+_CPUS_PER_GPU = 8
 """Conservative number of host CPUs per GPU: hosts with 8 A100 or H100 have 96 to 224."""
 
 
@@ -79,7 +79,7 @@ class Cluster(Document):
     @property
     def cpus(self) -> int:
         """CPUs of one host that rewards may use; if not given, one per CPU rank or eight per GPU."""
-        return self.host_cpus or self.ranks_per_node * (1 if self.kind == "cpu" else _CPUS_OF_A_GPU)
+        return self.host_cpus or self.ranks_per_node * (1 if self.kind == "cpu" else _CPUS_PER_GPU)
 
     @property
     def num_ranks(self) -> int:
@@ -213,7 +213,7 @@ def replicas_of_parts(cluster: AnyCluster, part: int, replica_ranks: int) -> tup
 
 
 def max_usable_bytes(cluster: AnyCluster) -> int:
-    """Usable memory in bytes of the device that has most."""
+    """Usable memory in bytes of the device that has the most of it."""
     return max(part.device.usable_bytes for part in cluster.parts)
 
 

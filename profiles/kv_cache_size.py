@@ -29,6 +29,7 @@ _LIFETIMES = 4
 """Length of the time axis, in longest responses."""
 
 _ROUNDING = 1e-9
+"""Tolerance of comparisons between expected numbers of sequences."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +83,8 @@ class SlotRefills:
         return self._simulate(waiting, batch, end)
 
     def first_ended(self, waiting: float, batch: float) -> Numbers:
-        """Return the starts if `waiting` sequences wait at time 0 and a batch arrives when as many have finished."""
+        """Return the starts if `waiting` sequences wait at time 0 and a batch arrives whenever as many sequences as a
+        batch has have finished."""
 
         def end(number: int, _: Numbers, finished: Numbers) -> float:
             step = int(finished.searchsorted(number * batch - _ROUNDING))
@@ -134,7 +136,7 @@ class Arrivals(Enum):
     NEVER = auto()
     EVENLY = auto()  # at constant intervals, when replicas wait for each other
     IN_ORDER = auto()  # when the first batch in flight is complete
-    FIRST_ENDED = auto()  # when as many sequences have finished as a batch has
+    FIRST_ENDED = auto()  # when as many sequences as a batch has have finished
 
 
 class CacheNeed(NamedTuple):
@@ -220,7 +222,7 @@ class LiveTokens:
             case Arrivals.IN_ORDER:
                 return _Starts(refills.in_order(waves, batch, longest))
             case Arrivals.FIRST_ENDED:
-                if in_flight - num_rows >= num_slots:  # so many are unfinished whenever a period ends
+                if in_flight - num_rows >= num_slots:  # this many are unfinished whenever a period ends
                     return _Starts(refills.always)
                 return _Starts(refills.first_ended(waves, batch), len(refills.alive))
 

@@ -35,13 +35,13 @@ from meshwright.profiles.workload import ObservedLengths, lengths_of_workload
 
 _CONVERSATIONS = ("messages", "trajectory", "history")
 _MAX_BINS = 64
-"""Bins of a histogram; more distinct numbers are summarised by the means of equally likely parts."""
+"""Bins of a histogram; more distinct numbers are summarised by the means of bins of about equal counts."""
 
 
 @dataclass(frozen=True)
 class RolloutTrace:
-    """Token counts of some rollouts: `prompt_tokens` and `num_turns` (of turns) per rollout, `turn_tokens` per turn,
-    `tool_tokens` per tool result, and `latency_seconds` per tool result that has timestamps."""
+    """Token counts of some rollouts: `prompt_tokens` and `num_turns` have an entry for each rollout, `turn_tokens` for
+    each turn, `tool_tokens` for each tool result, and `latency_seconds` for each tool result that has timestamps."""
 
     prompt_tokens: tuple[int, ...]
     num_turns: tuple[int, ...]
@@ -99,7 +99,7 @@ class _Message:
     is_assistant: bool
     text: str
     seconds: float | None
-    """In seconds."""
+    """The timestamp, in seconds since the epoch."""
 
 
 def _messages(line: str, what: str) -> Iterator[_Message]:
@@ -149,7 +149,8 @@ def _lengths(numbers: Sequence[int]) -> dict[str, Any]:
 
 
 def _histogram(numbers: Sequence[float]) -> list[tuple[float, float]]:
-    """Each number with its count, or the means and sizes of equally likely parts."""
+    """Each distinct number with its count or, if there are too many, the mean and the size of each of _MAX_BINS bins of
+    about equal counts."""
     ordered = sorted(numbers)
     if len(set(ordered)) <= _MAX_BINS:
         return [(number, len(list(equal))) for number, equal in groupby(ordered)]
@@ -165,7 +166,7 @@ FIELDS = MappingProxyType(
         "latency": "latency_seconds",
     }
 )
-"""The quantities read from a line, and the key of each unless the user names another."""
+"""The quantities read from a line, each with its key unless the user names another."""
 
 _SIGNAL = "groups_with_signal"
 """The metric of a run: the share of groups with non-zero reward variance."""
@@ -175,7 +176,7 @@ _MAX_TOKENS = 2**40
 
 
 def parse_fields(texts: Sequence[str]) -> dict[str, str]:
-    """Parse `what=key` texts. Raises BadInput for another form, and for a quantity that is not read."""
+    """Parse texts of the form `what=key`. Raises BadInput for another form, and for a quantity that is not read."""
     named = {}
     for text in texts:
         what, _, key = text.partition("=")
@@ -198,10 +199,10 @@ def read_lengths(trace: Path, keys: Mapping[str, str]) -> ObservedLengths:
         raise BadInput(f"--trace-field: {trace} is the directory of a run, whose trace has its own keys; leave it out.")
     plan = read_plan(trace / "plan.json")
     layouts = {placement.stage: placement.layout for placement in plan.placements}
-    seen = observe(read_recent_spans(trace / "trace.jsonl"), layouts, plan.graph, plan.facts.workload.batch_size)
-    if seen.response_tokens is None:
+    observation = observe(read_recent_spans(trace / "trace.jsonl"), layouts, plan.graph, plan.facts.workload.batch_size)
+    if observation.response_tokens is None:
         raise BadInput(f"the trace of {trace} has no tokens; give the directory of a `meshwright run`.")
-    lengths = lengths_of_workload(observe_workload(plan.facts.workload, seen))
+    lengths = lengths_of_workload(observe_workload(plan.facts.workload, observation))
     return lengths.model_copy(update={"groups_with_signal": _groups_with_signal(trace / "metrics.jsonl")})
 
 

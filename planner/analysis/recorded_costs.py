@@ -18,52 +18,52 @@ _REMEDY = "plan the job again"
 
 
 def mismatched_costs(plan: Plan, model: CostModel) -> tuple[str, ...]:
-    """Return one sentence for each recorded cost that differs from the cost model's, at the paces that the plan
-    records.
+    """Return one sentence for each recorded cost that differs from the cost model's, scaled by the paces (measured over
+    predicted seconds) that the plan records.
 
     The plan must be valid by `planner.plan.verify`.
     """
-    again = re_evaluate(plan, plan.facts, paced_model(plan, model))
-    return tuple(_differences(plan, again))
+    evaluated = re_evaluate(plan, plan.facts, paced_model(plan, model))
+    return tuple(_differences(plan, evaluated))
 
 
-def _differences(plan: Plan, again: Plan) -> Iterator[str]:
-    for stated in plan.placements:
-        yield from _placement_differences(stated, again.placement(stated.stage))
-    edges = {(edge.producer, edge.consumer): edge for edge in again.edges}
+def _differences(plan: Plan, evaluated: Plan) -> Iterator[str]:
+    for recorded in plan.placements:
+        yield from _placement_differences(recorded, evaluated.placement(recorded.stage))
+    edges = {(edge.producer, edge.consumer): edge for edge in evaluated.edges}
     for edge in plan.edges:
         yield from _transfer_differences(
             f"the edge {edge.producer} -> {edge.consumer}", edge, edges[edge.producer, edge.consumer]
         )
-    refits = {task_name_of(refit): refit for refit in again.refits}
+    refits = {task_name_of(refit): refit for refit in evaluated.refits}
     for refit in plan.refits:
         yield from _transfer_differences(f"the refit of {refit.target}", refit, refits[task_name_of(refit)])
 
 
-def _placement_differences(stated: Placement, evaluated: Placement) -> Iterator[str]:
-    yield from _cost_differences(f"{stated.stage}: its cost", "s", stated.cost, evaluated.cost)
+def _placement_differences(recorded: Placement, evaluated: Placement) -> Iterator[str]:
+    yield from _cost_differences(f"{recorded.stage}: its cost", "s", recorded.cost, evaluated.cost)
     for what in ("resident", "transient", "host"):
         yield from _cost_differences(
-            f"{stated.stage}: its memory of kind {what}", "bytes", getattr(stated, what), getattr(evaluated, what)
+            f"{recorded.stage}: its memory of kind {what}", "bytes", getattr(recorded, what), getattr(evaluated, what)
         )
-    if not _equal(stated.tail_seconds, evaluated.tail_seconds):
-        yield f"{stated.stage}: {_mismatch('its tail', stated.tail_seconds, evaluated.tail_seconds, 's')}"
+    if not _equal(recorded.tail_seconds, evaluated.tail_seconds):
+        yield f"{recorded.stage}: {_mismatch('its tail', recorded.tail_seconds, evaluated.tail_seconds, 's')}"
 
 
-def _transfer_differences(name: str, stated: Edge | Refit, evaluated: Edge | Refit) -> Iterator[str]:
-    yield from _cost_differences(f"{name}: its cost", "s", stated.cost, evaluated.cost)
-    if not _equal(stated.bytes, evaluated.bytes):
-        yield f"{name}: {_mismatch('what it moves', stated.bytes, evaluated.bytes, 'bytes')}"
+def _transfer_differences(name: str, recorded: Edge | Refit, evaluated: Edge | Refit) -> Iterator[str]:
+    yield from _cost_differences(f"{name}: its cost", "s", recorded.cost, evaluated.cost)
+    if not _equal(recorded.bytes, evaluated.bytes):
+        yield f"{name}: {_mismatch('what it moves', recorded.bytes, evaluated.bytes, 'bytes')}"
 
 
-def _cost_differences(what: str, unit: str, stated: Cost, evaluated: Cost) -> Iterator[str]:
+def _cost_differences(what: str, unit: str, recorded: Cost, evaluated: Cost) -> Iterator[str]:
     """Compare two costs term by term: names, amounts and sources."""
-    names, expected = ([term.name for term in cost.terms] for cost in (stated, evaluated))
+    names, expected = ([term.name for term in cost.terms] for cost in (recorded, evaluated))
     if names != expected:
         recorded_terms, expected_terms = (", ".join(some) or "nothing" for some in (names, expected))
         yield f"{what} is stated as {recorded_terms} and the cost model makes it {expected_terms}; {_REMEDY}."
         return
-    for one, other in zip(stated.terms, evaluated.terms, strict=True):
+    for one, other in zip(recorded.terms, evaluated.terms, strict=True):
         if not _equal(one.amount, other.amount):
             yield f"{what}: {_mismatch(f'the term {one.name!r}', one.amount, other.amount, unit)}"
         elif one.source is not other.source:
@@ -71,8 +71,8 @@ def _cost_differences(what: str, unit: str, stated: Cost, evaluated: Cost) -> It
             yield f"{what}: the term {one.name!r} is {mismatch}; {_REMEDY}."
 
 
-def _mismatch(what: str, stated: float, evaluated: float, unit: str) -> str:
-    return f"{what} is stated as {stated:.12g} {unit} and the cost model makes it {evaluated:.12g} {unit}; {_REMEDY}."
+def _mismatch(what: str, recorded: float, evaluated: float, unit: str) -> str:
+    return f"{what} is stated as {recorded:.12g} {unit} and the cost model makes it {evaluated:.12g} {unit}; {_REMEDY}."
 
 
 def _equal(one: float, other: float) -> bool:

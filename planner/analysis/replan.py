@@ -1,13 +1,13 @@
-"""Re-planning of a running job: the best plan from here, the cost of moving to it, and when that is paid back.
+"""Re-planning of a running job: the best plan from now on, the cost of moving to it, and when that is paid back.
 
     facts    = facts of the plan, with the lengths that the run observed and without lost nodes
     seconds  = predicted seconds of a stage x (its measured / predicted seconds in the run, at the observed lengths)
-    moving   = seconds to move weights of copies that no refit brings, optimizer states, and sequences in flight
-    earned   = moving / (seconds of a step with the old plan - with the new plan), in steps
+    moving   = seconds to move weights (of copies that no refit updates), optimizer states, and sequences in flight
+    payback  = moving / (seconds of a step with the old plan - with the new plan), in steps
 
 Ranks are renumbered when nodes are lost. State that was lost with them comes from a replica or a checkpoint over
-links that are assumed as fast. The start of processes is not counted. Observations come from the directory of a
-run; one that changed to another plan keeps the earlier plan with its trace (`profiles/run_logs.py`).
+links that are assumed as fast. The start of processes is not counted. Observations come from the directory of a run;
+after a change of plan it keeps the earlier plan with its trace (`profiles/run_logs.py`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ _OPTIMIZER_TERMS = ("main weights", "moments")
 
 @dataclass(frozen=True, kw_only=True)
 class Moving:
-    """A move of state between ranks before the first step of another plan: total bytes, and seconds."""
+    """A move of state (`what`, by name) between ranks before the first step of another plan: total bytes, and
+    seconds."""
 
     what: str
     num_bytes: float
@@ -87,11 +88,11 @@ class Replanned:
         return math.fsum(one.seconds for one in self.moving)
 
     def payback_steps_with_pause(self, pause_seconds: float) -> int | None:
-        """The number of steps after which moving, with a pause, is paid back by the predicted or the simulated saving,
-        whichever is less.
+        """The number of steps after which moving, with a pause of the run, is paid back by the predicted or the
+        simulated saving, whichever is less.
 
-        None if the saving is not larger than both the gap that a search may leave and `off_by`; 0 if the old plan
-        cannot be kept.
+        None if the relative saving is not larger than both the gap that a search may leave and `off_by`; 0 if the old
+        plan cannot be kept.
         """
         if self.kept_seconds is None:
             return 0
@@ -118,7 +119,7 @@ class PacedCostModel(DelegatingCostModel):
     layout_factors: Mapping[tuple[str, Layout], float] = field(default_factory=dict)
 
     def lower_bound_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
-        return super().lower_bound_seconds(stage, model, num_ranks, part) * self._least_factor(stage)
+        return super().lower_bound_seconds(stage, model, num_ranks, part) * self._min_factor(stage)
 
     def generation_lower_bound(self, call: Call) -> float:
         return super().generation_lower_bound(call) * self._factor(call)
@@ -141,7 +142,7 @@ class PacedCostModel(DelegatingCostModel):
     def _factor(self, call: Call) -> float:
         return self.pace(call.stage.name, call.layout)
 
-    def _least_factor(self, stage: Stage) -> float:
+    def _min_factor(self, stage: Stage) -> float:
         layout_factors = (factor for (name, _), factor in self.layout_factors.items() if name == stage.name)
         return min(self.factors.get(stage.name, 1.0), *layout_factors, math.inf)
 
@@ -206,7 +207,7 @@ def replan(
 ) -> Replanned:
     """Find the best plan for changed facts.
 
-    Without limits only choices near those of the plan are tried first; with limits, or if none of these fits, a full
+    The old plan and the choices in its neighbourhood are tried first. With limits, or if none of these fits, a full
     search starts from the best of them. Raises BadInput if no plan fits.
     """
     kept = start_from(plan, facts, model, pins)
@@ -232,7 +233,7 @@ def replan(
 
 
 def _moves(old: Plan, new: Plan, model: CostModel) -> Iterator[Moving]:
-    """The moves to the new plan: weights of each copy that no refit brings, optimizer state of trained copies, and
+    """The moves to the new plan: weights of each copy that no refit updates, optimizer state of trained copies, and
     sequences in flight."""
     for placement in new.placements:
         stage = new.stage(placement.stage)
@@ -297,7 +298,7 @@ class ObservedRun:
     current layout, and `layout_factors` for every layout that the run has used.
 
     `relative_error` is the relative error of the plan's period against its prediction with these factors, at the
-    lengths that it was made for; 0 for the first plan of a run, which was made before any speed was known.
+    lengths that it was made for; 0 for the first plan of a run, which was made before any factor was known.
     """
 
     facts: Facts
@@ -359,21 +360,23 @@ def replan_from_run(
 def replan_and_simulate(plan: Plan, directory: Path, table: Table | None = None) -> Replanned:
     """Re-plan like `replan_from_run`; if the new plan is predicted to be faster, both plans are also simulated with the
     same sampled lengths. Raises BadInput like `replan_from_run`."""
-    shown = observed_run(plan, directory, table)
-    replanned = _replanned(plan, shown, None)
+    observed = observed_run(plan, directory, table)
+    replanned = _replanned(plan, observed, None)
     if replanned.kept_seconds is None or replanned.payback_steps_with_pause(0.0) is None:
         return replanned
     kept, new = (
-        simulate(one, Sampled(one, shown.cost_model_for, seed=0), steps=RECENT_STEPS).steps.mean
-        for one in (re_evaluate(plan, shown.facts, shown.model), replanned.plan)
+        simulate(one, Sampled(one, observed.cost_model_for, seed=0), steps=RECENT_STEPS).steps.mean
+        for one in (re_evaluate(plan, observed.facts, observed.model), replanned.plan)
     )
     return replace(replanned, simulated=Simulated(kept_seconds=kept, seconds=new))
 
 
-def _replanned(plan: Plan, shown: ObservedRun, limits: Limits | None) -> Replanned:
-    model = shown.model
-    replanned = replan(plan, shown.facts, model, pins=parse_pins(plan.pins, plan.graph), limits=limits)
-    return replace(replanned, plan=with_run_records(replanned.plan, model, shown.table), off_by=shown.relative_error)
+def _replanned(plan: Plan, observed: ObservedRun, limits: Limits | None) -> Replanned:
+    model = observed.model
+    replanned = replan(plan, observed.facts, model, pins=parse_pins(plan.pins, plan.graph), limits=limits)
+    return replace(
+        replanned, plan=with_run_records(replanned.plan, model, observed.table), off_by=observed.relative_error
+    )
 
 
 def _last_steps(trace: Path) -> tuple[Span, ...]:
@@ -386,11 +389,11 @@ def _factors(plan: Plan, spans: tuple[Span, ...], table: Table | None) -> dict[s
 
 
 def _earlier_plans(directory: Path, table: Table | None) -> Iterator[tuple[Plan, dict[str, float]]]:
-    """Each earlier plan of the run with its factors, without plans that were left too soon to know them."""
-    for left_plan in former_plans(directory):
-        plan = read_plan(left_plan.plan)
+    """Each earlier plan of the run with its factors, except plans that ran too few steps to know them."""
+    for former in former_plans(directory):
+        plan = read_plan(former.plan)
         try:
-            factors = _factors(plan, _last_steps(left_plan.trace), table)
+            factors = _factors(plan, _last_steps(former.trace), table)
         except BadInput:
             continue
         yield plan, factors

@@ -41,7 +41,7 @@ _SCALAR_HEAD_MODEL = ("ForSequenceClassification", "a model with a scalar head")
 _REWARD = "a model with a scalar head; needed where rewards names none"
 _TEACHER = "model whose log-probabilities distill learns; it has the actor's vocabulary"
 _MORE_TEACHERS = "another teacher; distill learns the weighted mean of all"
-_ABSENT = "reference policy of the KL penalty; without one there is no penalty; ppo needs one"
+_REF = "reference policy of the KL penalty; without one there is no penalty; ppo needs one"
 _ADAPTER = (
     "low-rank adapter of the actor, trained while its weights are frozen (LoRA); a ref of the same path may share the "
     "weights"
@@ -67,7 +67,7 @@ class Models(Document):
 
     actor: ModelSource = Field(description="the policy that is trained")
     critic: ModelSource | None = Field(default=None, description="trained by ppo, and by no other algorithm")
-    ref: ModelSource | None = Field(default=None, description=_ABSENT)
+    ref: ModelSource | None = Field(default=None, description=_REF)
     reward: ModelSource | None = Field(default=None, description=_REWARD)
     teacher: ModelSource | None = Field(default=None, description=_TEACHER)
     teacher_2: ModelSource | None = Field(default=None, description=_MORE_TEACHERS)
@@ -90,7 +90,7 @@ class Models(Document):
 
 
 def require_heads(specs: Mapping[Role, ModelSpec], directories: Mapping[Role, Path]) -> None:
-    """Raises BadInput for weights without the head that their role needs. A critic may start from a language model,
+    """Raises BadInput if a model's weights lack the head that its role needs. A critic may start from a language model,
     with a zero head; a reward model may not, since all its scores would be zero."""
     language_models = dict.fromkeys((Role.ACTOR, Role.REF, *TEACHERS), _LANGUAGE_MODEL)
     for role, required in {**language_models, Role.REWARD: _SCALAR_HEAD_MODEL}.items():
@@ -202,7 +202,7 @@ _CPUS = "processors of one host, for rewards; default: 8 for each GPU, or one fo
 
 class ClusterSpec(Document):
     """A cluster of one kind of nodes: devices by name or typed in, and the network between nodes. `local` is this
-    machine, or `nodes` like it."""
+    machine, or `nodes` machines like it."""
 
     device: str | Device = Field(default="local", description="a device's name, its facts, or local")
     nodes: int = Field(default=1, gt=0, le=MOST_NODES, description="number of machines")
@@ -318,12 +318,12 @@ class Data(Document):
 
     @property
     def named_columns(self) -> Mapping[str, str]:
-        """The names in the files of all columns that are read, by our name of the column."""
+        """The columns to read: our name of each to its name in the files."""
         return {PROMPT: PROMPT, **self.columns}
 
     @property
     def optional_columns(self) -> Mapping[str, str]:
-        """Columns that rows may have although the job does not name them, likewise."""
+        """The columns that are read if the files have them, although the job does not name them: our name to theirs."""
         return {} if ANSWER in self.columns else {ANSWER: ANSWER}
 
     @model_serializer(mode="wrap")

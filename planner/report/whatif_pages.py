@@ -16,7 +16,7 @@ from meshwright.profiles.errors import BadInput
 
 
 def sizes(what_if: WhatIf | None) -> Html:
-    """Return the section: the plot and the table, or a hint how to get them."""
+    """Return the section on other numbers of GPUs: the plot and the table, or a hint on how to get them."""
     if what_if is None:
         return section("sizes", "Other numbers of GPUs", note("Not requested: --sizes 8,16,32 plans the job on each."))
     outlooks = {_num_ranks(answer.setting): answer for answer in what_if.answers}
@@ -107,7 +107,7 @@ def _swept(answered: WhatIf) -> _Swept:
 
 
 def sweep(what_if: WhatIf) -> str:
-    """Return the HTML page: two plots and a table. Raises BadInput if no field has several values."""
+    """Return the HTML page of a sweep: two plots and a table. Raises BadInput if no field has several values."""
     swept = _swept(what_if)
     method = "planned again for each value" if what_if.replanned else "the same placements re-evaluated"
     return page(
@@ -126,17 +126,17 @@ def sweep(what_if: WhatIf) -> str:
 
 def _plots(swept: _Swept) -> Html:
     """The plots of step time and tokens/s, side by side where there is room."""
-    places = _places(swept)
+    axis = _axis_positions(swept)
     plots = [
-        _sweep_plot(swept, places, up, value_of)
-        for up, value_of in (("step time, s", _step_seconds), ("response tokens/s", _tokens))
+        _sweep_plot(swept, axis, y_label, value_of)
+        for y_label, value_of in (("step time, s", _step_seconds), ("response tokens/s", _tokens))
     ]
     entries = [(colour, "solid", name) for colour, name in zip(formatting.COLOURS, swept.lines, strict=False) if name]
     return tag("div", legend(entries), tag("div", *plots, class_="pair"), note("Open circles do not fit in memory."))
 
 
 @dataclass(frozen=True)
-class _Places:
+class _AxisPositions:
     """The horizontal position of each value, by its text. Values without an order, such as devices, are not joined by
     lines."""
 
@@ -148,19 +148,19 @@ class _Places:
         return sorted(self.positions, key=self.positions.__getitem__)
 
 
-def _places(swept: _Swept) -> _Places:
+def _axis_positions(swept: _Swept) -> _AxisPositions:
     values = tuple(dict.fromkeys(a.setting[swept.field] for answers in swept.lines.values() for a in answers))
     ordered = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    return _Places({str(v): float(v) if ordered else float(place) for place, v in enumerate(values)}, ordered)
+    return _AxisPositions({str(v): float(v) if ordered else float(place) for place, v in enumerate(values)}, ordered)
 
 
-def _sweep_plot(swept: _Swept, places: _Places, up: str, value_of: Callable[[Outlook], float]) -> Html:
-    """A plot of one number of the answers."""
+def _sweep_plot(swept: _Swept, axis: _AxisPositions, y_label: str, value_of: Callable[[Outlook], float]) -> Html:
+    """A plot of one number of the answers against the field of the sweep."""
     series = []
     for number, (name, answers) in enumerate(swept.lines.items()):
         points = [
             PlotPoint(
-                places.positions[str(answer.setting[swept.field])],
+                axis.positions[str(answer.setting[swept.field])],
                 value_of(answer.outlook),
                 f"{formatting.setting(answer.setting)}: {value_of(answer.outlook):,.4g}",
                 answer.fits,
@@ -169,11 +169,11 @@ def _sweep_plot(swept: _Swept, places: _Places, up: str, value_of: Callable[[Out
             if answer.outlook
         ]
         ordered = tuple(sorted(points, key=lambda point: point.x))
-        series.append(
-            Series(name, formatting.COLOURS[number % len(formatting.COLOURS)], ordered, joined=places.ordered)
-        )
-    across = at_values(tuple(places.positions.values()))
-    return plot(series, across=across, names=places.names, what=swept.field, up=up, describe=f"{up} by {swept.field}")
+        series.append(Series(name, formatting.COLOURS[number % len(formatting.COLOURS)], ordered, joined=axis.ordered))
+    across = at_values(tuple(axis.positions.values()))
+    return plot(
+        series, across=across, names=axis.names, what=swept.field, up=y_label, describe=f"{y_label} by {swept.field}"
+    )
 
 
 def _sweep_table(answered: WhatIf) -> Html:
@@ -219,7 +219,7 @@ def _tokens(outlook: Outlook) -> float:
 
 
 def fit_page(what_if: WhatIf, least_ranks: int) -> str:
-    """Return the HTML page: the smallest number of devices, the plot and the table."""
+    """Return the HTML page of `fit`: the smallest number of devices, the plot and the table."""
     title = "How many devices"
     summary = f"Predicted: a plan fits on {least_ranks} devices, and on none of the smaller numbers that were tried."
     return page(title, tag("header", tag("h1", title), tag("p", summary, class_="lead")), sizes(what_if))

@@ -3,9 +3,8 @@ generation ends.
 
 A replica's slots are divided into groups, one for each pipeline stage. A period delivers some of the sequences that
 have ended; the others stay in flight. Groups and rules depend only on counts of this replica's own sequences, so all of
-its ranks decide alike, without messages and independent of wall-clock time, and a simulation decides as they do. For
-which rule applies see `runtime.rollout.admission` and `simulated_generation`, and for the minimum number of rounds
-`pacing`.
+its ranks decide alike, without messages and independent of wall-clock time, and a simulation decides as they do.
+`runtime.rollout.admission` and `simulated_generation` choose the rule, `pacing` the minimum number of rounds.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ class FirstEnded:
     def __call__(self, flight: Flight[Any, Any, E]) -> Sequence[E] | None:
         """Return the sequences to deliver, or None. Raises BadInput if more are due than are delivered."""
         started_by = flight.turn - self.max_deferral
-        if any(number for turn, number in flight.num_live.items() if turn <= started_by):
+        if any(number for period, number in flight.num_live.items() if period <= started_by):
             return None
         if len(flight.ended) < self.count and flight.num_unfinished.total():
             return None
@@ -153,7 +152,7 @@ class Flight(Generic[W, G, E]):
         self.num_live = Counter(sequence.first_period for sequence in live)
 
     def add_started(self, begun: Started) -> None:
-        """Count a sequence that was started elsewhere and is held by the caller while it is paused."""
+        """Count a sequence that started in an earlier run and that the caller keeps while it is paused."""
         self.num_unfinished[begun.step] += 1
         self.num_live[begun.first_period] += 1
 
@@ -164,7 +163,7 @@ class Flight(Generic[W, G, E]):
         *,
         process_sampled: Callable[[G], Sequence[E]],
         step: Callable[[G], int],
-        multi_step: Callable[[int | None], int] = lambda _most: 0,
+        multi_step: Callable[[int | None], int] = lambda _max_rounds: 0,
         min_rounds: int = 0,
     ) -> tuple[E, ...]:
         """Run a period: decode until `delivery` is satisfied, and at least `min_rounds` rounds if tokens remain.
@@ -176,7 +175,8 @@ class Flight(Generic[W, G, E]):
         last sampled tokens, in the order of their slots. `step` samples a token for each live sequence and the first
         tokens of those that it admits from `waiting`, and returns the number of the latter. After every round
         `multi_step` may run further rounds in which no sequence starts or ends, at most the given number, and returns
-        how many."""
+        the number that it ran.
+        """
         self.turn += 1
         self.num_rounds = 0
         self.waiting.extend(admitted)
@@ -198,22 +198,22 @@ class Flight(Generic[W, G, E]):
         self.ended = [sequence for sequence in self.ended if id(sequence) not in delivered_ids]
         return tuple(sorted(delivered, key=lambda sequence: (sequence.step, sequence.row)))
 
-    def _try_deliver(self, delivery: DeliveryRule, least_rounds: int) -> Sequence[E] | None:
-        if self.num_rounds < least_rounds and self.num_unfinished.total():
+    def _try_deliver(self, delivery: DeliveryRule, min_rounds: int) -> Sequence[E] | None:
+        if self.num_rounds < min_rounds and self.num_unfinished.total():
             return None
         return delivery(self)
 
-    def _process_sampled(self, group: G, learn: Callable[[G], Sequence[E]]) -> bool:
+    def _process_sampled(self, group: G, process_sampled: Callable[[G], Sequence[E]]) -> bool:
         """Process the group's last tokens; return True if one of its sequences has ended."""
-        ended = learn(group)
+        ended = process_sampled(group)
         self.ended += ended
         for sequence in ended:
             self.num_unfinished[sequence.step] -= 1
             self.num_live[sequence.first_period] -= 1
         return bool(ended)
 
-    def _process_all_sampled(self, rotation: Iterator[G], learn: Callable[[G], Sequence[E]]) -> None:
+    def _process_all_sampled(self, rotation: Iterator[G], process_sampled: Callable[[G], Sequence[E]]) -> None:
         """Process the last tokens of all groups, in the order in which they were sampled."""
         for group in itertools.islice(rotation, len(self.groups)):
-            self._process_sampled(group, learn)
+            self._process_sampled(group, process_sampled)
         self.num_unfinished, self.num_live = +self.num_unfinished, +self.num_live

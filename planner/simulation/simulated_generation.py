@@ -3,8 +3,10 @@ also in the waves of dynamic sampling, and with best-of-n.
 
 A replica's prompts are every dp-th prompt of a batch in order of length, as in the runtime
 (`profiles.packing.replica_rows`). Of a replica's rows of one prompt the first to be admitted is prefilled. With
-dynamic sampling each group is kept with a probability that is drawn from the distribution of the workload; with
+dynamic sampling each group is kept with a probability that is sampled from the distribution of the workload; with
 best-of-n rewards are assumed independent of length, so each sample of a prompt is equally likely to be kept.
+
+In all classes `of_step` returns the generation that delivers a step.
 """
 
 from __future__ import annotations
@@ -66,7 +68,10 @@ class Generated:
 
 
 class SynchronousGeneration:
-    """Generation in which each step's sequences start and end in one period."""
+    """Generation in which each step's sequences start and end in one period.
+
+    `level` multiplies the seconds of all rounds.
+    """
 
     def __init__(self, plan: Plan, lengths: LengthsOfStep, times: RoundTimes, level: float) -> None:
         self._plan, self._lengths, self._times, self._level = plan, lengths, times, level
@@ -93,7 +98,7 @@ class SynchronousGeneration:
 class InFlightGeneration:
     """Generation in which sequences stay in flight from period to period.
 
-    Periods are simulated in order from step 0, once each.
+    Periods are simulated in order from step 0, once each. `level` multiplies the seconds of all rounds.
     """
 
     def __init__(
@@ -119,30 +124,30 @@ class InFlightGeneration:
 
     def of_step(self, step: int) -> Generated:
         while len(self._generated) <= step:
-            self._generated.append(self._play(len(self._generated)))
+            self._generated.append(self._simulate_period(len(self._generated)))
         return self._generated[step]
 
-    def _play(self, step: int) -> Generated:
-        turns = [self._play_replica(replica, step) for replica in range(len(self._per_step))]
-        delivered = [sequence for turn in turns for sequence in turn.delivered]
+    def _simulate_period(self, step: int) -> Generated:
+        results = [self._simulate_replica(replica, step) for replica in range(len(self._per_step))]
+        delivered = [sequence for result in results for sequence in result.delivered]
         return Generated(
             prompts=np.array([sequence.prompt_tokens for sequence in delivered]),
             responses=np.array([sequence.response_tokens for sequence in delivered]),
-            seconds=tuple(self._level * turn.seconds + self._recompute_seconds * (step > 0) for turn in turns),
-            live=tuple(turn.live for turn in turns),
-            held=tuple(turn.held for turn in turns),
+            seconds=tuple(self._level * result.seconds + self._recompute_seconds * (step > 0) for result in results),
+            live=tuple(result.live for result in results),
+            held=tuple(result.held for result in results),
             tokens_by_staleness=self._tokens_by_staleness(step, delivered),
         )
 
-    def _play_replica(self, replica: int, step: int) -> PeriodResult:
+    def _simulate_replica(self, replica: int, step: int) -> PeriodResult:
         num_rows, pace = self._per_step[replica], self._pacers[replica]
         delivery: DeliveryRule = FirstEnded(num_rows, self._max_deferral) if self._overcommits else WholeStep(step)
         admitted = [
             self._sequence(replica, *divmod(position, num_rows)) for position in self._next_prompts(replica, step)
         ]
-        turn = self._flights[replica].run_period(admitted, delivery, pace.min_rounds)
-        pace.record_delivered([sequence.response_tokens for sequence in turn.delivered])
-        return turn
+        result = self._flights[replica].run_period(admitted, delivery, pace.min_rounds)
+        pace.record_delivered([sequence.response_tokens for sequence in result.delivered])
+        return result
 
     def _next_prompts(self, replica: int, step: int) -> range:
         """Return the indices of the prompts that a replica admits next, in its concatenated shares of the batches."""
@@ -169,7 +174,7 @@ class InFlightGeneration:
         tokens: Counter[int] = Counter()
         for sequence in delivered:
             tokens.update(
-                {staleness_of_period(self._plan, step, turn): n for turn, n in sequence.tokens_by_period().items()}
+                {staleness_of_period(self._plan, step, period): n for period, n in sequence.tokens_by_period().items()}
             )
         return dict(sorted(tokens.items()))
 
@@ -218,8 +223,8 @@ def simulate_batch(
     starts = _starts(responses.tolist(), num_slots)
     ends = starts + responses
     num_rounds = int(ends.max())
-    cuts = np.arange(_NUM_SPLITS) * num_rounds // (_NUM_SPLITS - 1)
-    bounds = np.unique(np.concatenate([starts, starts + 1, ends, cuts]))
+    splits = np.arange(_NUM_SPLITS) * num_rounds // (_NUM_SPLITS - 1)
+    bounds = np.unique(np.concatenate([starts, starts + 1, ends, splits]))
     first, after = bounds[:-1], bounds[1:]
     decoding = (starts[:, None] + 1 <= first) & (first < ends[:, None])  # [sequence, run]
     live = decoding.sum(axis=0)
@@ -227,8 +232,8 @@ def simulate_batch(
     context = np.where(decoding, cached, 0.0).sum(axis=0) / np.maximum(live, 1)
     rounds = np.where(live > 0, after - first, 0)
     decode = rounds * times.round_(np.maximum(live, 1).astype(float), context)
-    num_groups, one = min(num_stages, num_slots), slice(None, None, same_prompt)
-    begins, prefill = _prefill_seconds(prompts[one], starts[one], num_groups, num_stages, times)
+    num_groups, prefilled = min(num_stages, num_slots), slice(None, None, same_prompt)
+    begins, prefill = _prefill_seconds(prompts[prefilled], starts[prefilled], num_groups, num_stages, times)
     held = held_blocks(prompts, starts, ends, _read_until(ends, same_prompt), num_rounds)
     runs = np.concatenate([first, begins]), np.concatenate([after, begins + 1])
     return BatchResult(
@@ -239,7 +244,8 @@ def simulate_batch(
 
 
 def _read_until(ends: Lengths, same_prompt: int) -> Lengths:
-    """Return for each row the round in which the last earlier row with its prompt ends."""
+    """Return for each row the round in which the last earlier row with its prompt ends, and stops reading the shared
+    KV blocks of the prompt."""
     ends_before = np.zeros((len(ends) // same_prompt, same_prompt), dtype=np.int64)
     ends_before[:, 1:] = np.maximum.accumulate(ends.reshape(-1, same_prompt), axis=1)[:, :-1]
     return ends_before.ravel()
@@ -272,8 +278,8 @@ def _prefill_seconds(
     return begins, share * times.prefill(rows, tokens)
 
 
-_MOST_WAVES = 10_000
-"""Most waves of a step; keeping one group in a hundred needs about a hundred."""
+_MAX_WAVES = 10_000
+"""Maximum number of waves of a step; keeping one group in a hundred needs about a hundred."""
 
 
 class StepWaves(NamedTuple):
@@ -298,7 +304,7 @@ def sample_waves(plan: Plan, *, seed: int, step: int) -> StepWaves:
         workload.num_prompts,
     )
     kept: list[Lengths] = []
-    while missing and len(kept) < _MOST_WAVES:
+    while missing and len(kept) < _MAX_WAVES:
         groups = np.flatnonzero(rng.random(size) < share)
         chosen = rng.permutation(groups)[:missing]  # lengths are sorted, prompts are not
         kept.append((chosen[:, None] * workload.group_size + np.arange(workload.group_size)).ravel())
@@ -320,7 +326,7 @@ class WaveGeneration:
     def of_step(self, step: int) -> Generated:
         """Return the generation of a step; every replica waits after each wave for the slowest one and the scores."""
         waves = sample_waves(self._plan, seed=self._seed, step=step)
-        waves_generated = [self._of_wave(step * _MOST_WAVES + number) for number in range(waves.number)]
+        waves_generated = [self._of_wave(step * _MAX_WAVES + number) for number in range(waves.number)]
         seconds = sum(max(wave.seconds) + self._reward_seconds for wave in waves_generated)
         prompts, responses = (
             np.concatenate([lengths[rows] for lengths, rows in zip(parts, waves.kept, strict=True)])

@@ -1,8 +1,8 @@
 """Computes and scores greedy schedules of many choices of options at once.
 
 The next task is always the one that can start first; of several the one with the longest chain after it, then the
-first. A choice has a column for each call with the indices of its options, [choices], or [1] if all choices have the
-same.
+first. A choice picks one option of each call. Several choices are passed as columns, one for each call: the indices of
+its picked options, [choices], or [1] if all choices pick the same one.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _NO_LAG = -(2**61)
 class Durations(NamedTuple):
     """Durations of the tasks in several choices, each [choices, tasks].
 
-    `ticks` are durations, `early` the ticks by which a task may start before the end of what streams to it, `late` the
-    ticks after its end until it has everything that it delivers late, and `tails` the ticks from its start to the end
-    of the longest chain of tasks after it.
+    `ticks` are durations, `early` the ticks by which a task may start before the end of a task that streams to it,
+    `late` the ticks from its end until its late output is complete, and `tails` the ticks from its start to the end of
+    the longest chain of tasks after it.
     """
 
     ticks: Array
@@ -47,7 +47,8 @@ class Durations(NamedTuple):
 
 
 class Timetable:
-    """The greedy schedules of one problem; `owners` has the positions of the calls whose copy each call shares."""
+    """The greedy schedules of one problem; `owners` has the positions of the calls whose copy each call may share,
+    `crossing` the ranks that rank ranges have in common."""
 
     def __init__(self, problem: Problem, owners: Sequence[Sequence[int]], crossing: Crossing) -> None:
         call = {one.name: index for index, one in enumerate(problem.calls)}
@@ -69,7 +70,7 @@ class Timetable:
         self._waits = [(task[p.before], task[p.after], p.lag, p.streamed, p.late) for p in problem.precedences]
         self._carried = [(task[p.before], task[p.after], p.periods, p.lag, p.late) for p in problem.carried]
         self._unordered = self._pairs(problem)
-        self._moved: dict[int, Array] = {}
+        self._transfer_ticks_by_place: dict[int, Array] = {}
         shape = len(task), len(task)
         self._counts = np.zeros(shape, dtype=np.int64)
         self._lags = {streamed: np.full(shape, _NO_LAG, dtype=np.int64) for streamed in (False, True)}
@@ -104,8 +105,8 @@ class Timetable:
     def durations(self, columns: Columns) -> Durations:
         """Return the durations of the tasks, [choices, tasks]."""
         ticks: list[Array] = []
-        for task, like in enumerate(self._representative):
-            ticks.append(ticks[like] if like < task else self._task_ticks(task, columns))
+        for task, representative in enumerate(self._representative):
+            ticks.append(ticks[representative] if representative < task else self._task_ticks(task, columns))
         runs = [isinstance(task, CallRun) for task in self._tasks]
         early, late = (
             [
@@ -150,18 +151,19 @@ class Timetable:
     def makespans(self, columns: Columns, lasts: Durations) -> Array:
         """Return the lengths of the periods of the greedy schedules, [choices].
 
-        If a carried precedence would be violated, the period is as long as if the chain after its reader could move to
-        the end of the period, or at least long enough if the reader precedes the sender on the same ranks.
+        If a carried precedence (to a task of a later period) would be violated, the period is as long as if the chain
+        that starts with its reader could move to the end of the period. If the reader precedes the sender on the same
+        ranks, it cannot move, and the period is long enough for the precedence.
         """
         ends = self.schedule(columns, lasts)
         makespans: Array = ends.max(axis=1)
-        for before, after, turns, lag, is_late in self._carried:
+        for before, after, periods, lag, is_late in self._carried:
             delivered = ends[:, before] + lag + lasts.late[:, before] * is_late
-            with_moved_reader = -(-(delivered + lasts.tails[:, after]) // (turns + 1))
+            with_moved_reader = -(-(delivered + lasts.tails[:, after]) // (periods + 1))
             starts = ends[:, after] - lasts.ticks[:, after]
             reader_precedes = self._share_ranks(columns, before, after) & (ends[:, after] <= ends[:, before])
             makespans = np.maximum(
-                makespans, np.where(reader_precedes, -(-(delivered - starts) // turns), with_moved_reader)
+                makespans, np.where(reader_precedes, -(-(delivered - starts) // periods), with_moved_reader)
             )
         return makespans
 
@@ -193,7 +195,9 @@ class Timetable:
         assert isinstance(transfer, Transfer)
         at = [self._place_index[call][chosen] for call, chosen in zip(ends, (sources, targets), strict=True)]
         sources_at, targets_at = (self._distinct_places[call] for call in ends)
-        known = self._moved.setdefault(task, np.full((len(sources_at), len(targets_at)), -1, dtype=np.int64))
+        known = self._transfer_ticks_by_place.setdefault(
+            task, np.full((len(sources_at), len(targets_at)), -1, dtype=np.int64)
+        )
         missing = known[*at] < 0
         if missing.any():
             pairs = np.stack(np.broadcast_arrays(*at))[:, missing]
@@ -274,7 +278,7 @@ Array_of_greedy: TypeAlias = NDArray[np.int64]
 
 
 class _Table(NamedTuple):
-    """The memory units that each option of a call puts on each atom, [options, atoms]."""
+    """The memory units of each option of a call on each atom, [options, atoms]."""
 
     resident: Array_of_greedy
     shared: Array_of_greedy
@@ -282,7 +286,7 @@ class _Table(NamedTuple):
 
 
 class Greedy:
-    """Scores choices of one problem."""
+    """Scores choices of options of one problem by their greedy schedules."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem, self._device = problem, problem.device_units
@@ -303,7 +307,8 @@ class Greedy:
         return Score(int(excess[0]), int(makespan[0]), int(work[0]))
 
     def best_change(self, picks: Picks, score: Score, calls: Sequence[int], near: Neighbours) -> tuple[Picks, Score]:
-        """Return the best change of these calls to options in `near`, and its score; the first of equals.
+        """Return the best choice that differs only in these calls, with their options from `near`, and its score; the
+        first of equals.
 
         The given choice and score are returned if no change is better.
         """
@@ -311,19 +316,19 @@ class Greedy:
         for call, column in zip(calls, np.meshgrid(*near, indexing="ij"), strict=True):
             columns[call] = column.ravel()
         excess = self._excess(columns)
-        least = int(excess.min())
-        if least > score.excess_units:
+        min_excess = int(excess.min())
+        if min_excess > score.excess_units:
             return picks, score
-        columns = _selected(columns, excess == least)
+        columns = _selected(columns, excess == min_excess)
         lasts = self._timetable.durations(columns)
-        if least == score.excess_units:
+        if min_excess == score.excess_units:
             is_possible = lasts.tails.max(axis=1) <= score.makespan
             if not is_possible.any():
                 return picks, score
             columns, lasts = _selected(columns, is_possible), lasts.where(is_possible)
         makespans, work = self._timetable.makespans(columns, lasts), self._timetable.work(columns, lasts)
         best = np.lexsort((work, makespans))[0]
-        best_score = Score(least, int(makespans[best]), int(work[best]))
+        best_score = Score(min_excess, int(makespans[best]), int(work[best]))
         if best_score >= score:
             return picks, score
         return tuple(int(column[best % len(column)]) for column in columns), best_score

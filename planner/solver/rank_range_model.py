@@ -1,7 +1,7 @@
-"""The problem as an integer program, if every call may be on any aligned rank range of its size.
+"""The problem as an integer program in which every call may be on any aligned rank range of its size.
 
-Its size does not depend on the number of ranks: `fixed_ranks_model.py` has places and atoms, this model has
-relations between rank ranges instead.
+The size of the program does not depend on the number of ranks: `fixed_ranks_model.py` has variables for places and
+atoms, this model for the relations between rank ranges instead.
 
 Sets
     c  calls, each with options o; an option has a shape p (number of ranks, layout), ticks d, resident memory r, the
@@ -9,7 +9,7 @@ Sets
     t  tasks: runs of calls, and transfers between the shapes of two calls
 Variables
     x[c, o], y[c, p]            call c uses option o, has shape p
-    inside, equal, meet [c, c'] relation of the rank ranges of two calls
+    inside, equal, intersect [c, c']  relations of the rank ranges of two calls
     s[c, p]                     call c, of shape p, shares an earlier call's copy
     h[t]                        transfer t takes time
     start, ticks, end [t], makespan
@@ -53,16 +53,16 @@ def add_rank_ranges(model: cp_model.CpModel, problem: Problem, size: Mapping[str
     """Add the variables, and the rules that make them rank ranges of one cluster."""
     names = [call.name for call in problem.calls]
     inside = {pair: model.new_bool_var("inside[{},{}]".format(*pair)) for pair in permutations(names, 2)}
-    equal, meet = {}, {}
+    equal, intersect = {}, {}
     for one, other in combinations(names, 2):
         equal[one, other] = equal[other, one] = model.new_bool_var(f"equal[{one},{other}]")
-        meet[one, other] = meet[other, one] = model.new_bool_var(f"meet[{one},{other}]")
-    blocks = RankRanges(size=size, inside=inside, equal=equal, intersect=meet)
-    _equal_and_meet_follow_inside(model, names, blocks)
-    _a_part_is_smaller(model, names, blocks)
-    _ranges_are_nested_or_disjoint(model, names, blocks)
-    _parts_fit(model, problem, names, blocks)
-    return blocks
+        intersect[one, other] = intersect[other, one] = model.new_bool_var(f"meet[{one},{other}]")
+    ranges = RankRanges(size=size, inside=inside, equal=equal, intersect=intersect)
+    _equal_and_intersect_follow_inside(model, names, ranges)
+    _a_part_is_smaller(model, names, ranges)
+    _ranges_are_nested_or_disjoint(model, names, ranges)
+    _parts_fit(model, problem, names, ranges)
+    return ranges
 
 
 def first_ranks(sizes: Mapping[str, int], inside: Mapping[tuple[str, str], bool]) -> dict[str, int]:
@@ -81,48 +81,48 @@ def first_ranks(sizes: Mapping[str, int], inside: Mapping[tuple[str, str], bool]
     return firsts
 
 
-def _equal_and_meet_follow_inside(model: cp_model.CpModel, names: list[str], blocks: RankRanges) -> None:
+def _equal_and_intersect_follow_inside(model: cp_model.CpModel, names: list[str], ranges: RankRanges) -> None:
     """Ranges are equal if each is inside the other, and intersect if one is."""
     for one, other in combinations(names, 2):
-        forward, backward = blocks.inside[one, other], blocks.inside[other, one]
-        equal, meet = blocks.equal[one, other], blocks.intersect[one, other]
+        forward, backward = ranges.inside[one, other], ranges.inside[other, one]
+        equal, intersect = ranges.equal[one, other], ranges.intersect[one, other]
         model.add_bool_and(forward, backward).only_enforce_if(equal)
         model.add_bool_or(equal, ~forward, ~backward)
-        model.add_bool_or(forward, backward).only_enforce_if(meet)
-        model.add_implication(forward, meet)
-        model.add_implication(backward, meet)
+        model.add_bool_or(forward, backward).only_enforce_if(intersect)
+        model.add_implication(forward, intersect)
+        model.add_implication(backward, intersect)
 
 
-def _a_part_is_smaller(model: cp_model.CpModel, names: list[str], blocks: RankRanges) -> None:
+def _a_part_is_smaller(model: cp_model.CpModel, names: list[str], ranges: RankRanges) -> None:
     """A range inside another has no more ranks, and fewer unless they are equal."""
     for one, other in permutations(names, 2):
-        model.add(blocks.size[one] <= blocks.size[other]).only_enforce_if(blocks.inside[one, other])
-        proper = (blocks.inside[one, other], ~blocks.inside[other, one])
-        model.add(blocks.size[one] < blocks.size[other]).only_enforce_if(*proper)
+        model.add(ranges.size[one] <= ranges.size[other]).only_enforce_if(ranges.inside[one, other])
+        proper = (ranges.inside[one, other], ~ranges.inside[other, one])
+        model.add(ranges.size[one] < ranges.size[other]).only_enforce_if(*proper)
 
 
-def _ranges_are_nested_or_disjoint(model: cp_model.CpModel, names: list[str], blocks: RankRanges) -> None:
+def _ranges_are_nested_or_disjoint(model: cp_model.CpModel, names: list[str], ranges: RankRanges) -> None:
     """The inside relation is transitive, and two ranges around a third intersect."""
     for one, other, third in permutations(names, 3):
-        model.add_bool_or(~blocks.inside[one, other], ~blocks.inside[other, third], blocks.inside[one, third])
+        model.add_bool_or(~ranges.inside[one, other], ~ranges.inside[other, third], ranges.inside[one, third])
         if other < third:
-            model.add_bool_or(~blocks.inside[one, other], ~blocks.inside[one, third], blocks.intersect[other, third])
+            model.add_bool_or(~ranges.inside[one, other], ~ranges.inside[one, third], ranges.intersect[other, third])
 
 
-def _parts_fit(model: cp_model.CpModel, problem: Problem, names: list[str], blocks: RankRanges) -> None:
+def _parts_fit(model: cp_model.CpModel, problem: Problem, names: list[str], ranges: RankRanges) -> None:
     """The largest parts of a range, or of the cluster, together have no more ranks than it; equal parts count once."""
     first = {name: model.new_bool_var(f"first[{name}]") for name in names}  # the first call among equal ranges
     for index, name in enumerate(names):
-        earlier = [blocks.equal[other, name] for other in names[:index]]
+        earlier = [ranges.equal[other, name] for other in names[:index]]
         model.add_bool_or(first[name], *earlier)
         for equal in earlier:
             model.add_implication(equal, ~first[name])
     proper = {}
     for one, other in permutations(names, 2):
         proper[one, other] = model.new_bool_var(f"proper[{one},{other}]")
-        model.add_implication(proper[one, other], blocks.inside[one, other])
-        model.add_implication(proper[one, other], ~blocks.inside[other, one])
-        model.add_bool_or(proper[one, other], ~blocks.inside[one, other], blocks.inside[other, one])
+        model.add_implication(proper[one, other], ranges.inside[one, other])
+        model.add_implication(proper[one, other], ~ranges.inside[other, one])
+        model.add_bool_or(proper[one, other], ~ranges.inside[one, other], ranges.inside[other, one])
     for whole in (*names, None):
         part_ranks = []
         for part in names:
@@ -133,9 +133,9 @@ def _parts_fit(model: cp_model.CpModel, problem: Problem, names: list[str], bloc
             exempt = [] if whole is None else [~first[whole], ~proper[part, whole]]
             model.add_bool_or(counts, ~first[part], *exempt, *between)
             ranks = model.new_int_var(0, problem.num_ranks, f"taken[{part},{whole}]")
-            model.add(ranks >= blocks.size[part]).only_enforce_if(counts)
+            model.add(ranks >= ranges.size[part]).only_enforce_if(counts)
             part_ranks.append(ranks)
-        model.add(sum(part_ranks) <= (problem.num_ranks if whole is None else blocks.size[whole]))
+        model.add(sum(part_ranks) <= (problem.num_ranks if whole is None else ranges.size[whole]))
 
 
 def _between(
@@ -171,7 +171,7 @@ class Relations:
 
 
 def add_relations(model: cp_model.CpModel, problem: Problem) -> Relations:
-    """Add the variables of what is picked, and the rules about it that do not depend on time."""
+    """Add the variables of the picked options, and the rules about them that do not depend on time."""
     pick = {
         (call.name, index): model.new_bool_var(f"x[{call.name},{index}]")
         for call in problem.calls
@@ -189,8 +189,8 @@ def add_relations(model: cp_model.CpModel, problem: Problem) -> Relations:
             picks = [pick[call.name, index] for index, option in enumerate(call.options) if option.place == shape]
             model.add(sum(picks) == has[call.name, shape])
     size = {c.name: _amount(model, pick, c, "size", lambda option: option.place.num_ranks) for c in problem.calls}
-    blocks = add_rank_ranges(model, problem, size)
-    return Relations(pick=pick, has=has, shares=_shares(model, problem, has, blocks), ranges=blocks)
+    ranges = add_rank_ranges(model, problem, size)
+    return Relations(pick=pick, has=has, shares=_shares(model, problem, has, ranges), ranges=ranges)
 
 
 def add_times(model: cp_model.CpModel, problem: Problem, x: Relations, latest: int) -> TaskVariables:
@@ -253,7 +253,7 @@ def _amount(
 
 
 def _shares(
-    model: cp_model.CpModel, problem: Problem, has: Mapping[tuple[str, Place], cp_model.IntVar], blocks: RankRanges
+    model: cp_model.CpModel, problem: Problem, has: Mapping[tuple[str, Place], cp_model.IntVar], ranges: RankRanges
 ) -> dict[tuple[str, Place], cp_model.IntVar]:
     """Return the variables s: a call shares an earlier call's copy only at an equal range and shape."""
     shares = {}
@@ -263,7 +263,7 @@ def _shares(
             for owner in problem.owners(call.name):
                 if (owner, shape) in has:
                     shares_with_owner = model.new_bool_var(f"s[{call.name},{owner},{shape}]")
-                    for condition in (blocks.equal[owner, call.name], has[owner, shape], has[call.name, shape]):
+                    for condition in (ranges.equal[owner, call.name], has[owner, shape], has[call.name, shape]):
                         model.add_implication(shares_with_owner, condition)
                     owner_choices.append(shares_with_owner)
             if owner_choices:
@@ -295,7 +295,7 @@ def _a_transfer_takes_its_shapes_ticks(
     for task in problem.tasks:
         if not isinstance(task, Transfer):
             continue
-        happens, meet = times.happens[task.name], x.ranges.intersect[task.source, task.target]
+        happens, intersect = times.happens[task.name], x.ranges.intersect[task.source, task.target]
         model.add(times.ticks[task.name] == 0).only_enforce_if(~happens)
         for source, intersects in product(places(by_name[task.source]), (False, True)):
             terms = []
@@ -304,7 +304,7 @@ def _a_transfer_takes_its_shapes_ticks(
                     shared = x.shares.get((task.target, target), 0)
                     terms.append(min(ticks, latest + 1) * (x.has[task.target, target] - shared))
             if terms:
-                conditions = (x.has[task.source, source], meet if intersects else ~meet)
+                conditions = (x.has[task.source, source], intersect if intersects else ~intersect)
                 model.add(times.ticks[task.name] >= sum(terms)).only_enforce_if(*conditions)
 
 
@@ -353,7 +353,7 @@ def _work_fits_between_its_neighbours(
 
 
 def _share_of_work(problem: Problem, x: Relations, call: CallOptions) -> cp_model.LinearExprT:
-    """Return the ticks of a call spread over all ranks, rounded down."""
+    """Return the ticks that a call would take if its work were spread over all ranks, rounded down."""
     shares = [option.ticks * option.place.num_ranks // problem.num_ranks for option in call.options]
     expression: cp_model.LinearExprT = cp_model.LinearExpr.weighted_sum(_picks(x.pick, call), shares)
     return expression
@@ -362,7 +362,7 @@ def _share_of_work(problem: Problem, x: Relations, call: CallOptions) -> cp_mode
 def _load(
     model: cp_model.CpModel, problem: Problem, x: Relations, times: TaskVariables, name: str
 ) -> dict[str, cp_model.IntVar]:
-    """Return for each call the ticks that its run occupies all ranks of the named call's range."""
+    """Return for each call the ticks for which its run occupies all ranks of the named call's range."""
     ticks = {task.call: times.ticks[task.name] for task in problem.tasks if isinstance(task, CallRun)}
     load = {name: ticks[name]} if name in ticks else {}
     for other, run_ticks in ticks.items():
@@ -389,7 +389,7 @@ def _interval(model: cp_model.CpModel, times: TaskVariables, name: str) -> cp_mo
 
 
 def rank_range_makespan_model(problem: Problem, latest: int) -> tuple[cp_model.CpModel, Relations, TaskVariables]:
-    """Build the model with all rules for answers that end by the tick `latest`; the caller sets the objective."""
+    """Build the model of all solutions that end by the tick `latest`; the caller sets the objective."""
     model = cp_model.CpModel()
     x = add_relations(model, problem)
     times = add_times(model, problem, x, latest)
@@ -398,7 +398,7 @@ def rank_range_makespan_model(problem: Problem, latest: int) -> tuple[cp_model.C
 
 
 def rank_range_memory_model(problem: Problem) -> tuple[cp_model.CpModel, Relations, cp_model.IntVar]:
-    """Build the model of what is picked, without times, that minimises the memory units of a device."""
+    """Build the model of the picked options, without times, that minimises the memory units of a device."""
     model = cp_model.CpModel()
     x = add_relations(model, problem)
     device = model.new_int_var(0, MAX_SUM, "device")

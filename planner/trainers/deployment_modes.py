@@ -1,6 +1,6 @@
-"""The deployment modes of other trainers: each fixes choices of a plan as pins, and ties choices of stages together.
+"""The deployment modes of other trainers: each fixes choices of a plan by pins, and makes choices of stages equal.
 
-A mode is, say, verl with generation on the ranks that train. Everything that it neither pins nor ties is free.
+For example, in one mode of verl generation is on the ranks that train. All other choices of a mode are free.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MIN_POOL_DIVISOR = 8
 
 @dataclass(frozen=True)
 class EqualChoice:
-    """A choice of one stage that has to equal that of another, the leader."""
+    """A choice of one stage, by `key`, that has to equal that of another stage, the leader."""
 
     stage: str
     leader: str
@@ -145,10 +145,10 @@ def all_ranks(cluster: AnyCluster) -> Ranks:
 
 def pool_divisions(cluster: AnyCluster, number: int) -> Iterator[tuple[Ranks, ...]]:
     """All divisions of the ranks into `number` consecutive pools."""
-    return _parts(cluster, 0, number)
+    return _divisions(cluster, 0, number)
 
 
-def _parts(cluster: AnyCluster, first: int, number: int) -> Iterator[tuple[Ranks, ...]]:
+def _divisions(cluster: AnyCluster, first: int, number: int) -> Iterator[tuple[Ranks, ...]]:
     num_left = cluster.num_ranks - first
     if number == 1:
         if num_left and not pool_violations(cluster, first, num_left):
@@ -157,14 +157,14 @@ def _parts(cluster: AnyCluster, first: int, number: int) -> Iterator[tuple[Ranks
     min_size = cluster.num_ranks / _MIN_POOL_DIVISOR
     for size in pool_sizes(cluster):
         if min_size <= size < num_left and not pool_violations(cluster, first, size):
-            for rest in _parts(cluster, first + size, number - 1):
+            for rest in _divisions(cluster, first + size, number - 1):
                 yield (Ranks(first, size), *rest)
 
 
 def tp_only_engines() -> tuple[str, ...]:
-    """The pins of a trainer whose engines, of the reward model too, support tensor parallelism alone.
+    """The pins of a trainer whose engines, that of the reward model included, support only tensor parallelism.
 
-    It neither overlaps stages nor interleaves pipelines.
+    The trainer neither overlaps stages nor interleaves pipelines.
     """
     return (
         *no_overlap(),

@@ -20,6 +20,7 @@ from meshwright.profiles.layout import unequal_layers_per_stage
 from meshwright.profiles.stages import GENERATE
 
 _MIN_SHARE, _MAX_SHARE = 0.1, 0.95
+"""Bounds on the fraction of a device's memory that an export gives to the generation engine."""
 
 
 def pool_nodes(plan: Plan, stage: str) -> tuple[int, int]:
@@ -98,13 +99,13 @@ exec {command} "${{arguments[@]}}" "$@"
 
 
 def overrides(settings: Sequence[KeyValue]) -> list[tuple[str, str]]:
-    """Keys as `key=value`, in hydra's form, with their origins."""
+    """The settings as `key=value`, in hydra's form, with their origins."""
     return [(shlex.quote(f"{setting.key}={_plain(setting.value)}"), setting.origin) for setting in settings]
 
 
 def flags(settings: Sequence[KeyValue]) -> list[tuple[str, str]]:
-    """Keys as `--key value`, in argparse's form, with their origins. True is a bare flag; False and None are left
-    out."""
+    """The settings as `--key value`, in argparse's form, with their origins. True is a bare flag; False and None are
+    left out."""
     return [
         (f"--{setting.key}" if setting.value is True else f"--{setting.key} {_words(setting.value)}", setting.origin)
         for setting in settings
@@ -113,7 +114,7 @@ def flags(settings: Sequence[KeyValue]) -> list[tuple[str, str]]:
 
 
 def nested_yaml(settings: Sequence[KeyValue]) -> str:
-    """Keys as YAML, a level for each part of a key."""
+    """The settings as YAML, a level for each part of a key."""
     tree: dict[str, Any] = {}
     for setting in settings:
         *path, last = setting.key.split(".")
@@ -135,7 +136,7 @@ def _lines(tree: dict[str, Any], depth: int, render: Callable[[KeyValue], str]) 
 
 
 def _words(value: ConfigValue) -> str:
-    """One word, or two for a pair."""
+    """A value as shell words: one, or two for a pair."""
     return " ".join(shlex.quote(_plain(part)) for part in (value if isinstance(value, tuple) else (value,)))
 
 
@@ -145,7 +146,7 @@ def _plain(value: ConfigValue) -> str:
 
 
 HOOK_FILE = "reward_hook.py"
-"""The name of the file in an export."""
+"""The name of the reward function's file in an export."""
 
 _BUILT_IN: Mapping[str, str] = {
     "exact_match": "meshwright.runtime.environment.answers",
@@ -205,11 +206,11 @@ async def compute_score(args, sample, **_):
 """,
 }
 """The function that each trainer calls, as in verl/utils/reward_score, OpenRLHF's examples/scripts/reward_func.py and
-slime/rollout/rm_hub of the versions that `data` names."""
+slime/rollout/rm_hub of the versions that planner/trainers/data names."""
 
 
 def reward_hook(trainer: str, origin: ExportInput) -> dict[str, str]:
-    """The text of the file by its name; empty where a reward model scores."""
+    """The reward function's file, its text by its name; empty if only a reward model scores."""
     function = origin.reward_function
     if function is None:
         return {}

@@ -42,7 +42,7 @@ class Linears(NamedTuple):
 
 
 def linears_of(model: ModelSpec) -> Linears:
-    """Return the totals of a dense model or of a shard of one."""
+    """Return the totals of a layer of a dense model, or of a shard of one."""
     shapes = linear_shapes(model)
     return Linears(
         num_weights=sum(inner * outer for inner, outer in shapes),
@@ -72,7 +72,7 @@ def fp8_shape_violations(model: ModelSpec, tp: int) -> tuple[str, ...]:
 def require_quantisable(model: ModelSpec, cluster: AnyCluster, precision: str, engine: EngineName) -> None:
     """Raises BadInput if generation weights cannot be fp8.
 
-    That is so for models with experts or an adapter, GPUs without fp8 GEMMs, and engines that cannot quantise refitted
+    They cannot for models with experts or an adapter, GPUs without fp8 GEMMs, and engines that cannot quantise refitted
     weights. A CPU stores fp8 weights and casts them when they are used.
     """
     setting, advice = "generation_weights=fp8", "leave generation_weights out."

@@ -79,7 +79,7 @@ def import_(
             trainer=trainer,
             device=device,
             network=network,
-            shapes=_shapes(model or ()),
+            shapes=_model_paths(model or ()),
             changed=changed or (),
             table=read_profile(profile),
             limits=Limits(gap=gap),
@@ -90,14 +90,14 @@ def import_(
     if plan and imported.plan:
         write_plan(plan, imported.plan)
     if as_json:
-        typer.echo(json.dumps(_plain(imported), indent=2))
+        typer.echo(json.dumps(_as_json(imported), indent=2))
     else:
         view_trainers.print_configuration(imported, trainer)
         typer.echo(f"{output}{f' and {plan}' if plan and imported.plan else ''}")
 
 
-def _shapes(texts: Sequence[str]) -> dict[str, Path]:
-    """Return the paths by role; a path without a role has the empty name."""
+def _model_paths(texts: Sequence[str]) -> dict[str, Path]:
+    """Return the paths of models by role; a path without a role has an empty one."""
     paths: dict[str, Path] = {}
     for text in texts:
         role, equals, path = text.partition("=")
@@ -114,8 +114,8 @@ def _shapes(texts: Sequence[str]) -> dict[str, Path]:
     return paths
 
 
-def _plain(imported: Imported) -> dict[str, object]:
-    """Return the answer as plain data."""
+def _as_json(imported: Imported) -> dict[str, object]:
+    """Return the imported configuration as plain values for JSON."""
     plans = {"step_seconds": imported.plan, "within_seconds": imported.best_in_trainer, "best_seconds": imported.best}
     seconds = {name: plan.period_seconds if plan else None for name, plan in plans.items()}
     deciding = [asdict(setting) for setting in imported.deciding]

@@ -1,5 +1,5 @@
-"""The command that searches for a plan, with --for within the settings of another trainer, and the progress that it
-shows.
+"""The command `plan`, which searches for a plan (with --for within the settings of another trainer), and the progress
+that it shows.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ def show_search_progress(began: float, *, as_json: bool) -> Iterator[ProgressCal
     """
     console = Console(stderr=True)
     if as_json:
-        yield lambda now: typer.echo(progress_json(now, time.monotonic() - began), err=True)
+        yield lambda state: typer.echo(progress_json(state, time.monotonic() - began), err=True)
     elif console.is_terminal:
         with Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False) as live:
-            yield lambda now: live.update(Text(progress_line(now, time.monotonic() - began)), refresh=True)
+            yield lambda state: live.update(Text(progress_line(state, time.monotonic() - began)), refresh=True)
     else:
         yield None
 
@@ -97,7 +97,7 @@ def progress_json(state: SearchProgress, seconds: float) -> str:
 
 
 def progress_line(state: SearchProgress, seconds: float) -> str:
-    """Return the progress as a line to read."""
+    """Return the progress as a line of text for a person."""
     activity = {"costing": "costing stage", "searching": "searching case"}[state.phase]
     progress = f"{seconds:5.1f} s  {activity} {min(state.done + 1, state.total)} of {state.total}"
     if state.period_seconds is None:
@@ -108,7 +108,7 @@ def progress_line(state: SearchProgress, seconds: float) -> str:
 class SearchConstraints(TypedDict):
     """The constraints of a search: pinned and forbidden choices, the plan to start from, and the lengths of a trace.
 
-    The plan names the job.
+    The plan records the digest of `job`.
     """
 
     job: Job
@@ -273,9 +273,10 @@ def _report_no_plan(answer: NoPlan, as_json: bool) -> NoReturn:
 
 
 def _report_sensitivity(best: Plan, table: Table | None, job: Path, document: Job, *, as_json: bool) -> None:
-    """Print what the plan is most sensitive to and, unless the output is JSON, how to improve its costs.
+    """Print what the plan is most sensitive to and, unless the output is JSON, how to get more accurate costs.
 
-    Rewards of unknown latency are named on standard error."""
+    Rewards of unknown latency are named on standard error.
+    """
     for sentence in unknown_latencies(document, best.facts):
         view_plan.print_to_stderr(sentence)
     sensitivity = main_influences(best, cost_model_builder(table), measured=table is not None)
@@ -288,7 +289,7 @@ def _report_sensitivity(best: Plan, table: Table | None, job: Path, document: Jo
 
 
 def _report_costs(facts: Facts, job: Path, table: Table | None) -> None:
-    """Print how to improve the costs."""
+    """Print how to get more accurate costs."""
     if table is None and (line := operator_timings_hint(facts.cluster, job)):
         typer.echo(line)
     if table is not None and table.spread > _NOISY_SPREAD:

@@ -1,5 +1,5 @@
-"""The terminal output of comparisons, explanations, plans of several sizes and plans of different structure. Nothing
-is computed here.
+"""The terminal output of comparisons, explanations, plans on several numbers of GPUs and plans of different structure.
+Nothing is computed here.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def sizes_table(points: Sequence[SizePoint]) -> Table:
         if outlook is None:
             table.add_row(str(point.num_ranks), *("-",) * 6, "no plan")
             continue
-        on = (("GPUs", point.is_on_front_of_gpus), ("money", point.is_on_front_of_money))
+        fronts = (("GPUs", point.is_on_front_of_gpus), ("money", point.is_on_front_of_money))
         money = "-" if outlook.money is None else f"{outlook.money:,.2f}"
         numbers = (
             f"{outlook.step_seconds:.3f}",
@@ -72,7 +72,7 @@ def sizes_table(points: Sequence[SizePoint]) -> Table:
             f"{outlook.host_bytes / 2**30:.1f}",
             f"{outlook.gpu_hours:,.1f}",
         )
-        table.add_row(str(point.num_ranks), *numbers, money, ", ".join(name for name, is_on in on if is_on))
+        table.add_row(str(point.num_ranks), *numbers, money, ", ".join(name for name, is_on in fronts if is_on))
     table.title = "other numbers of GPUs"
     table.caption = (
         "re-planned at each size; free: on the fullest rank; host: offloaded to the memory of the fullest node; "
@@ -133,7 +133,7 @@ _MAX_RANKS = 16
 
 def print_structures(rows: Sequence[Ranked], paths: Sequence[Path]) -> None:
     """Print plans of different structure with their simulated steps, and where each differs from the first."""
-    table = _show_search_table(
+    table = _titled_table(
         "the best plans of different structure", "", "simulated s>", "planned s>", "gap>", "stale>", "differs in"
     )
     for path, row in zip(paths, rows, strict=True):
@@ -152,7 +152,7 @@ def print_explanation(answer: FullExplanation) -> None:
     console.print(_path(explanation))
     console.print(_pools(explanation))
     if answer.held_back:
-        console.print(_held_back(answer.held_back))
+        console.print(_memory_limited(answer.held_back))
     console.print(_sensitivities(answer.sensitivities))
     if answer.runners_up:
         console.print(_runners_up(answer))
@@ -177,7 +177,7 @@ def print_explanation(answer: FullExplanation) -> None:
 
 
 def _path(explanation: Explanation) -> Table:
-    table = _show_search_table(
+    table = _titled_table(
         f"critical path of a period of {explanation.period_seconds:.3f} s",
         "start s>",
         "seconds>",
@@ -192,17 +192,15 @@ def _path(explanation: Explanation) -> Table:
 
 
 def _pools(explanation: Explanation) -> Table:
-    table = _show_search_table(
-        "pools, the critical one first", "", "critical s>", "idle>", "fullest>", "free>", "stages"
-    )
+    table = _titled_table("pools, the critical one first", "", "critical s>", "idle>", "fullest>", "free>", "stages")
     for use in explanation.pools:
         sizes = (size(use.peak_bytes), size(use.free_bytes))
         table.add_row(use.name, f"{use.critical_seconds:.3f}", f"{use.idle_share:.0%}", *sizes, "\n".join(use.stages))
     return table
 
 
-def _held_back(rows: Sequence[MemoryLimited]) -> Table:
-    table = _show_search_table(
+def _memory_limited(rows: Sequence[MemoryLimited]) -> Table:
+    table = _titled_table(
         "faster choices that memory forbids", "stage", "could be", "faster by s>", "needs more per rank>"
     )
     for row in rows:
@@ -213,7 +211,7 @@ def _held_back(rows: Sequence[MemoryLimited]) -> Table:
 
 
 def _sensitivities(rows: Sequence[Sensitivity]) -> Table:
-    table = _show_search_table("what the plan is sensitive to", "input", "larger by>", "period s>", "elasticity>")
+    table = _titled_table("what the plan is sensitive to", "input", "larger by>", "period s>", "elasticity>")
     for row in rows:
         if row.period_seconds is None:
             table.add_row(row.name, f"{row.factor - 1:.0%}", "-", "the placements are no longer legal")
@@ -226,9 +224,7 @@ def _sensitivities(rows: Sequence[Sensitivity]) -> Table:
 
 
 def _runners_up(answer: FullExplanation) -> Table:
-    table = _show_search_table(
-        "what each choice gains", "choice", "runner-up", "alone s>", "searched again s>", "proven s>"
-    )
+    table = _titled_table("what each choice gains", "choice", "runner-up", "alone s>", "searched again s>", "proven s>")
     alone = {one.stage: one.runners_up[0] for one in answer.alternatives if one.runners_up}
     for row in answer.runners_up:
         alternative = alone.get(row.stage or "")
@@ -243,14 +239,14 @@ def _runners_up(answer: FullExplanation) -> Table:
 
 
 def _ranks(explanation: Explanation) -> Table:
-    table = _show_search_table("ranks", "rank>", "idle>", "peak memory>", "largest resident")
+    table = _titled_table("ranks", "rank>", "idle>", "peak memory>", "largest resident")
     for use in explanation.ranks[:_MAX_RANKS]:
         largest = f"{use.largest_resident} {size(use.largest_resident_bytes)}"
         table.add_row(str(use.rank), f"{use.idle_share:.0%}", size(use.peak_bytes), largest)
     return table
 
 
-def _show_search_table(title: str, *headings: str) -> Table:
+def _titled_table(title: str, *headings: str) -> Table:
     """Return an empty table; a heading that ends in > marks a column of numbers."""
     table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
     for heading in headings:

@@ -1,7 +1,7 @@
 """Runs code and its tests in two processes: the tests call what the code defines through remote calls.
 
-The verdict is decided in the process of the tests. There the code is known only as plain values and object numbers
-(`remote_objects.py`), so that it passes a comparison with a value only by returning that value.
+The process of the tests decides whether they pass. It sees what the code defines and returns only as plain values and
+numbered references (`remote_objects.py`), so that code passes a comparison with a value only by returning that value.
 """
 
 from __future__ import annotations
@@ -67,13 +67,14 @@ def passes_tests(tests: str, incoming: BinaryIO, outgoing: BinaryIO) -> bool:
         offered = {str(name): peer.decode_value(value) for name, value in offer_message["names"].items()}
         namespace = {"__name__": _TESTS, **_visible_names(tree, offered, offer_message["modules"])}
         exec(compile(tree, _TESTS, "exec"), namespace)
-    except BaseException:  # a failed test, an exit, or any error that an answer of the code caused
+    except BaseException:  # a failed test, an exit, or an error that a message of the code caused
         return False
     return bool(tree.body)
 
 
 def _is_allowed(name: str, args: Sequence[Any]) -> bool:
-    """True if the code may request this: call and iterate what it was given, use attributes of the tests' classes."""
+    """True if the code may make this request: call or iterate what it was given, or use attributes of instances of the
+    tests' classes."""
     target = args[0]
     if name == "__call__":
         return isinstance(target, _FUNCTION_TYPES) or _TESTS in (

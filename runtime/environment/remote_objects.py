@@ -1,4 +1,5 @@
-"""Remote objects: two processes use each other's objects by lines of JSON, and each runs only its own code.
+"""Remote objects: two processes use each other's objects through messages, each a line of JSON, and each process runs
+only its own code. So the tests of a program need not trust the program, which runs in the sandbox.
 
 A remote object cannot claim to equal or to contain a plain value; it cannot be compared in order with one or be turned
 into a number. The results of its methods, its truth value among them, are its own. Arguments that a remote call changes
@@ -31,6 +32,7 @@ _MAX_MESSAGE_BYTES = 2**24
 """Largest size of a message."""
 _MAX_PRINTED_CHARACTERS = 2**20
 """Largest number of printed characters that are sent with an answer."""
+
 
 _BINARY = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"),
@@ -73,11 +75,11 @@ _READABLE_NAMES = frozenset({"__name__", "__qualname__", "__doc__"})
 
 
 class PeerError(BaseException):
-    """The other side has ended, or sent an invalid message."""
+    """The other process has ended, or sent an invalid message."""
 
 
 class RemoteObject:
-    """A reference to an object of the other side."""
+    """A reference to an object of the other process."""
 
     def __init__(self, peer: Peer, number: int) -> None:
         object.__setattr__(self, "_peer", peer)
@@ -101,7 +103,8 @@ class RemoteObject:
         return not isinstance(plain, RemoteObject) and plain is not None and bool(plain == other)
 
     def __contains__(self, other: object) -> bool:
-        """True if it contains the value; for a plain value its items are compared here, so that it cannot claim so."""
+        """True if it contains the value. A plain value is compared with its items on this side, so that the object
+        cannot falsely claim to contain it."""
         if isinstance(other, RemoteObject):
             return self._peer.request("__contains__", self, other) is True
         plain = self._peer.request("plain", self)
@@ -147,10 +150,10 @@ class Peer:
     ) -> None:
         """`is_allowed` decides by a request's name and arguments whether the other side may make it.
 
-        The first argument is an object that the other side was given. Without `is_allowed` every request is answered,
-        and the other side may name functions of standard modules.
+        The first argument is the object of this side that the request is made on. Without `is_allowed` every request is
+        answered, and the other side may name functions of standard modules.
         """
-        self._in, self._out, self._may_ask = incoming, outgoing, is_allowed
+        self._in, self._out, self._is_allowed = incoming, outgoing, is_allowed
         self._own_objects: list[Any] = []
         self._own_numbers: dict[int, int] = {}
         """Numbers of own objects, by their id()."""
@@ -224,7 +227,7 @@ class Peer:
             kwargs = {key: self.decode_value(value) for key, value in message["kwargs"].items()}
             positions = itertools.chain[tuple[int | str, Any]](enumerate(args), kwargs.items())
             before = {position: (arg, self.encode_value(arg)) for position, arg in positions if _is_mutable(arg)}
-            if self._may_ask is not None and not self._may_ask(name, args):
+            if self._is_allowed is not None and not self._is_allowed(name, args):
                 raise TypeError(f"{name} of {type(args[0]).__name__} is not for the code to ask")
             answer["value"] = self.encode_value(_REQUESTS[name](*args, **kwargs))
         except PeerError:
@@ -238,12 +241,13 @@ class Peer:
         self.send(answer)
 
     def _refer(self, value: Any) -> dict[str, Any]:
+        """Return a reference to an object, by its number: "yours" on the other side, "mine" on this one."""
         their_number = self._their_number(value)
         if their_number is not None:
             return {"yours": their_number}
         if isinstance(value, type) and issubclass(value, BaseException):
             return {"exception": self._classes(value)}
-        if self._may_ask is not None and _is_standard_function(value):
+        if self._is_allowed is not None and _is_standard_function(value):
             return {"function": [value.__module__, value.__name__]}
         reference: dict[str, Any] = {"mine": self._number(value)}
         return (
@@ -269,7 +273,7 @@ class Peer:
             return self._own_objects[int(message["yours"])]
         if "exception" in message:
             return self._local_class(message["exception"])
-        if "function" in message and self._may_ask is None:
+        if "function" in message and self._is_allowed is None:
             module, name = message["function"]
             return getattr(importlib.import_module(module), name)
         number = int(message["mine"])
@@ -310,7 +314,7 @@ class Peer:
         *derived, name = kinds
         local_class = getattr(builtins, str(name))
         if not issubclass(local_class, Exception):
-            local_class = RuntimeError  # an exit or interrupt of the code must not end the tests
+            local_class = RuntimeError  # an exit or interrupt that the program raises must not end its tests
         for number, class_name in reversed(derived):
             local_class = self._exceptions.setdefault(int(number), type(str(class_name), (local_class,), {}))
         return local_class

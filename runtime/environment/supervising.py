@@ -2,8 +2,9 @@
 
     python -I -m meshwright.runtime.environment.supervising PARENT DIRECTORY SECONDS MEASURES
 
+PARENT is the id of the process to end with, SECONDS the time limit, and MEASURES names the sandbox measures to use.
 Standard input has the code and then the tests, each after its length in bytes. This process and its first child run
-neither: the child starts both in processes, watches them, and ends everything that they have started.
+neither: the child starts a process for each of the two, watches both, and ends everything that they have started.
 """
 
 from __future__ import annotations
@@ -70,10 +71,10 @@ def _watch(directory: Path, deadline: float, measures: str) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     code, with_filter, seconds = _read_text(), FILTER in measures, deadline - time.monotonic()
     tests_socket, code_socket = socket.socketpair()
-    _fork(lambda: _offer(code, code_socket, seconds, with_filter))
+    _fork(lambda: _serve_code(code, code_socket, seconds, with_filter))
     code_socket.close()
     tests = _read_text()
-    examiner = _fork(lambda: _examine(tests, tests_socket, seconds, with_filter))
+    tests_process = _fork(lambda: _run_tests(tests, tests_socket, seconds, with_filter))
     tests_socket.close()
     processes = _namespace_processes if has_namespaces else descendants
     try:
@@ -81,7 +82,7 @@ def _watch(directory: Path, deadline: float, measures: str) -> int:
             signal.sigtimedwait({signal.SIGCHLD}, _POLL_SECONDS)
             with suppress(ChildProcessError):
                 while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                    if ended[0] == examiner:
+                    if ended[0] == tests_process:
                         return os.waitstatus_to_exitcode(ended[1])
             if _exceeds_limits(processes()):
                 break
@@ -90,13 +91,13 @@ def _watch(directory: Path, deadline: float, measures: str) -> int:
         kill_all(processes)
 
 
-def _offer(code: str, other: socket.socket, seconds: float, with_filter: bool) -> int:
+def _serve_code(code: str, other: socket.socket, seconds: float, with_filter: bool) -> int:
     incoming, outgoing = _confined_streams(other, seconds, with_filter)
     examining.serve_code(code, incoming, outgoing)
     return FAILED
 
 
-def _examine(tests: str, other: socket.socket, seconds: float, with_filter: bool) -> int:
+def _run_tests(tests: str, other: socket.socket, seconds: float, with_filter: bool) -> int:
     incoming, outgoing = _confined_streams(other, seconds, with_filter)
     return PASSED if examining.passes_tests(tests, incoming, outgoing) else FAILED
 

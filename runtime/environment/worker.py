@@ -18,6 +18,7 @@ from meshwright.runtime.environment.samples import RewardError, RewardSample, pr
 from meshwright.runtime.environment.worker_process import FunctionKind
 
 _END_SECONDS = 5.0
+"""Time that an ended process may take, after each signal."""
 _READ_BYTES = 2**16
 _MAX_ANSWER_BYTES = 2**24
 
@@ -48,12 +49,12 @@ class Worker:
         return answers
 
     def close(self) -> None:
-        """End the process and everything that it has started; no other is started."""
+        """End the process and everything that it has started; the worker starts no other process."""
         self._is_closed = True
         self._end()
 
     def _end(self) -> None:
-        """End the process, whose keeper first ends everything that the function has started."""
+        """End the process. On SIGTERM its keeper (`process_tree.py`) ends everything that the function has started."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -103,7 +104,7 @@ class Worker:
 
 
 def _answer(process: subprocess.Popen[bytes], line: bytes, deadline: float) -> bytes:
-    """Return the line that a process answers. Raises TimeoutError, and OSError if the process has ended."""
+    """Return the line with which a process answers. Raises TimeoutError, and OSError if the process has ended."""
     assert process.stdin is not None
     assert process.stdout is not None
     unsent, received = memoryview(line), bytearray()

@@ -28,8 +28,8 @@ def replay_batch(path: Path) -> BatchReplay:
     """Train on a batch from the `skipped` directory of a run as the run did, in one process on the CPU.
 
     Nothing in the run's directory changes. The weights are those of the newest checkpoint from before the batch; they
-    are exactly the run's only if that checkpoint is of the batch's own step. Raises BadInput for a file that is no
-    such batch, or is not in the directory of its run.
+    are exactly the run's only if that checkpoint is of the batch's own step. Raises BadInput for a file that is not
+    such a batch, or is not in the directory of its run.
     """
     skipped, run = read_skipped(path), path.resolve().parent.parent
     plan, run_file = read_plan(run / "plan.json"), read_run_file(run)
@@ -66,14 +66,14 @@ def _replay(plan: Plan, job: Job, directory: Path, run: Path, skipped: SkippedBa
 
 
 def _updates(plan: Plan, trainer: Trainer, skipped: SkippedBatch) -> tuple[UpdateReplay, ...]:
-    learning = TrainingBatch(
+    batch = TrainingBatch(
         skipped.settings,
         skipped.batch,
         reads=plan.stage(skipped.stage).reads,
         workload=plan.facts.workload,
         importance_sampling=skipped.importance_sampling,
     )
-    done = []
+    updates = []
     for number, rows in enumerate(
         minibatches(
             skipped.batch.rows,
@@ -83,11 +83,15 @@ def _updates(plan: Plan, trainer: Trainer, skipped: SkippedBatch) -> tuple[Updat
             seed=skipped.settings.seed,
         )
     ):
-        num_tokens, divisor = learning.num_tokens(rows), learning.divisor(rows)
+        num_tokens, divisor = batch.num_tokens(rows), batch.divisor(rows)
         loss = training_loss(trainer.model.spec, trainer.mesh, skipped.settings, num_tokens, divisor)
-        blocks = {row: learning.micro_batch([row]) for row in rows}
-        alone = ((row, trainer.train_step([block], loss, condition=lambda _: False)) for row, block in blocks.items())
-        bad = tuple(row for row, metrics in alone if non_finite_metric(metrics, number))
-        metrics = trainer.train_step(list(blocks.values()), loss)
-        done.append(UpdateReplay(rows=tuple(rows), metrics=metrics, bad_rows=bad))
-    return tuple(done)
+        micro_batches = {row: batch.micro_batch([row]) for row in rows}
+        # The condition rejects every update, so that only metrics are computed.
+        metrics_by_row = (
+            (row, trainer.train_step([micro_batch], loss, condition=lambda _: False))
+            for row, micro_batch in micro_batches.items()
+        )
+        bad = tuple(row for row, metrics in metrics_by_row if non_finite_metric(metrics, number))
+        metrics = trainer.train_step(list(micro_batches.values()), loss)
+        updates.append(UpdateReplay(rows=tuple(rows), metrics=metrics, bad_rows=bad))
+    return tuple(updates)

@@ -2,8 +2,8 @@
 
 Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2) fills the batch, wave by wave, with the first groups whose
 rewards differ, in prompt order. Best-of-n takes the samples with the highest reward of each prompt from one wave; the
-earlier one where rewards are equal, and NaN is below all numbers. Every rank that sees waves has all scores and
-selects the same rows. A rank fills in those fields of the selected rows that it has sampled or received.
+earlier one where rewards are equal, and NaN is below all numbers. Every rank that takes part has all scores and selects
+the same rows. A rank fills in those fields of the selected rows that it has sampled or received.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from meshwright.runtime.training.advantages import ResponseRewards, compute_rewa
 class SampleReward:
     """Total reward of a sample, by which samples are selected.
 
-    It is the weighted sum of rewards on hosts and of a reward model, after the scale, clip and penalties of the job's
-    settings. `max_response` is the largest number of tokens of a response.
+    It is the weighted sum of the rewards that hosts compute and that of a reward model, after the scale, clip and
+    penalties of the job's settings. `max_response` is the largest number of tokens of a response.
     """
 
     reward_weights: tuple[float, ...] = ()
@@ -107,7 +107,7 @@ class GroupSampling:
         )
 
     def filling(self, step: int) -> WaveFilling:
-        """Return the filling of a step, still without samples."""
+        """Return the batch of a step, still empty."""
         return WaveFilling(self, step)
 
 
@@ -134,7 +134,7 @@ class WaveFilling:
     def next_wave(self) -> StepExperience:
         """Return an empty wave; rows are numbered through all waves of the step, in prompt order.
 
-        Raises RunFailed once the most waves are used, because too few groups have a signal.
+        Raises RunFailed once `max_waves` waves have been used, because too few groups have a signal.
         """
         if self._num_waves == self.sampling.max_waves:
             raise RunFailed(
@@ -199,7 +199,7 @@ class SampleFilter:
         )
 
     def filling(self, step: int) -> FilterFilling:
-        """Return the filling of a step, still without samples."""
+        """Return the batch of a step, still empty."""
         return FilterFilling(self, step)
 
 

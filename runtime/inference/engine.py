@@ -204,7 +204,7 @@ class Generator:
             delivery,
             process_sampled=lambda group: self._process_sampled(group, version, stream),
             step=self._step_group,
-            multi_step=lambda most: 0 if stream else self._multi_step(most, version),
+            multi_step=lambda max_rounds: 0 if stream else self._multi_step(max_rounds, version),
             min_rounds=min_rounds,
         )
         self._relay.flush()
@@ -310,7 +310,8 @@ class Generator:
         return self._tool_turns.take_calls(group, finished) if self._tool_turns else finished
 
     def _step_group(self, group: LiveGroup) -> int:
-        """Run one decode round of the group and the prefill of what it admits; return how many sequences are new."""
+        """Run one decode round of the group and the prefill of the sequences that it admits; return the number of new
+        ones."""
         self.scheduler.allocate_next(group)
         continuing = group.rows
         answered = self._tool_turns.resume_answered(group, self.scheduler) if self._tool_turns else ()
@@ -344,7 +345,7 @@ class Generator:
         self, group: LiveGroup, continuing: Numbers, admitted: ScheduledBatch, parts: Sequence[Sequence[PrefillPart]]
     ) -> Tensor | None:
         """Return the next tokens of the group and their log-probabilities, [2, B] float64: of the rows that continue,
-        then of what was admitted, whose tokens are prefilled in these batches. None before the last stage."""
+        then of the admitted sequences. `parts` are the prefill batches of the latter. None before the last stage."""
         records, prefilled = group.records, [admitted.sequences[index] for index in admitted.prefilled]
         steps = StepRows(group.first_slot + continuing, records.cached(continuing), records.last(continuing))
         logits = self._passes(
@@ -372,12 +373,12 @@ class Generator:
         """Recompute the keys and values of all live sequences, in prefill batches of the size that memory was planned
         for."""
         live = self._live()
-        texts = [
+        rows = [
             (sequence.slot, (*sequence.prompt.tokens, *sequence.tokens)[: sequence.num_cached]) for sequence in live
         ]
-        batches = list(split_into_batches([len(text) for _, text in texts], self._max_prefill_tokens))
+        batches = list(split_into_batches([len(tokens) for _, tokens in rows], self._max_prefill_tokens))
         with self._lockstep.passes(self._passes.count(0, len(batches))):
-            self._passes(NO_STEPS, texts, batches)
+            self._passes(NO_STEPS, rows, batches)
         self._relay.flush()
 
     def _sample_group(self, logits: Tensor, group: LiveGroup) -> Tensor:
@@ -401,7 +402,8 @@ def _to_host(sampled: Tensor | None) -> object:
 
 
 def _is_alone(mesh: Mesh) -> bool:
-    """True if no other pipeline stage and no other replica waits for this one, so that it may run ahead."""
+    """True if no other pipeline stage and no other replica works in step with this one, so that it may run several
+    rounds at once."""
     return mesh.layout.pp == 1 and mesh.layout.expert_replicas == 1
 
 

@@ -18,15 +18,15 @@ from torch import Tensor
 from meshwright.profiles.packing import BLOCK_TOKENS
 
 _MIN_PART, _MAX_PART = 128, 512
-"""Bounds on the tokens of a part: fewer are not worth joining, more leave processors idle while the longest row
-runs."""
+"""Bounds on the tokens of a part: with fewer, joining costs more than it saves; with more, processors are idle while
+the longest row runs."""
 _PROGRAMS_PER_PROCESSOR = 8
 """Minimum number of programs per processor that a step's attention is split into, if its rows are long enough: half of
 them lie beyond the end of their row if lengths are spread evenly. With it and the sizes below a layer of 64 rows of
 1,000 tokens took 18.5 us instead of 20.0 for Qwen2.5-0.5B and about 74 instead of 85 for Llama-3.1-8B, of 128 rows of
 300 tokens 13.5 instead of 17.9 (H200, 2026-11-26)."""
 _TILE = 128
-"""Tokens whose keys and values a program holds at a time."""
+"""Tokens whose keys and values a program loads at a time."""
 _WARPS, _STAGES = 4, 3
 _MIN_QUERIES = 16
 """Minimum number of queries in a tile that matrix units multiply."""
@@ -123,8 +123,8 @@ def _rotate_and_store(
     position = tl.load(lengths + row)
     low = tl.arange(0, HALF)
     is_low = low < SIZE // 2
-    turn_cos = tl.load(cos + position * (SIZE // 2) + low, mask=is_low, other=0.0).to(tl.float32)
-    turn_sin = tl.load(sin + position * (SIZE // 2) + low, mask=is_low, other=0.0).to(tl.float32)
+    row_cos = tl.load(cos + position * (SIZE // 2) + low, mask=is_low, other=0.0).to(tl.float32)
+    row_sin = tl.load(sin + position * (SIZE // 2) + low, mask=is_low, other=0.0).to(tl.float32)
     entry = tables + row if PACKED else tables + row * table_width + position // TOKENS
     block = tl.load(entry).to(tl.int64)
     place = ((block * num_heads + head) * TOKENS + position % TOKENS) * SIZE
@@ -137,15 +137,15 @@ def _rotate_and_store(
         else:
             target = keys + place
         dtype = target.dtype.element_ty
-        turned_low = (first * turn_cos - second * turn_sin).to(dtype)
-        turned_high = (second * turn_cos + first * turn_sin).to(dtype)
-        tl.store(target + low, turned_low, mask=is_low)
-        tl.store(target + SIZE // 2 + low, turned_high, mask=is_low)
+        rotated_low = (first * row_cos - second * row_sin).to(dtype)
+        rotated_high = (second * row_cos + first * row_sin).to(dtype)
+        tl.store(target + low, rotated_low, mask=is_low)
+        tl.store(target + SIZE // 2 + low, rotated_high, mask=is_low)
         if PACKED:  # noqa: SIM102 - conditions of Triton are not joined
             if index == QUERIES:
                 own_key = own_keys + (row * num_heads + head) * SIZE
-                tl.store(own_key + low, turned_low, mask=is_low)
-                tl.store(own_key + SIZE // 2 + low, turned_high, mask=is_low)
+                tl.store(own_key + low, rotated_low, mask=is_low)
+                tl.store(own_key + SIZE // 2 + low, rotated_high, mask=is_low)
     for half in tl.static_range(2):
         value = tl.load(source + (QUERIES + 1) * SIZE + half * (SIZE // 2) + low, mask=is_low, other=0.0)
         tl.store(values + place + half * (SIZE // 2) + low, value, mask=is_low)

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 _SAMPLING_TILE = 2048
+"""Logits that a program of sampling loads at a time."""
 
 
 def sample_tokens(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -80,6 +81,7 @@ def _sample_token(
 
 
 _LOGPROB_TILE = 4096
+"""Logits that a program of log-probabilities loads at a time."""
 
 
 def softmax_sums(logits: Tensor, targets: Tensor, real: int, temperature: float) -> tuple[Tensor, Tensor]:
@@ -101,14 +103,17 @@ def softmax_sums(logits: Tensor, targets: Tensor, real: int, temperature: float)
 def logits_gradient(
     logits: Tensor, targets: Tensor, real: int, temperature: float, row_values: tuple[Tensor, Tensor, Tensor, Tensor]
 ) -> Tensor:
-    """Return the gradient of logits [N, V]. `row_values` are [N] fp32 each: the gradients of the log-probabilities
-    and of the entropies, the log-normalizers of exp(z), and the entropies."""
+    """Return the gradient of the logits [N, V], of which the first `real` columns are tokens.
+
+    `row_values` are [N] fp32 each: the gradients of the log-probabilities and of the entropies, the log-normalizers of
+    exp(z), and the entropies.
+    """
     result = torch.empty_like(logits)
     num_rows, width = logits.shape
-    of_logprobs, of_entropies, normalizers, entropies = (one.contiguous() for one in row_values)
+    grad_logprobs, grad_entropies, normalizers, entropies = (one.contiguous() for one in row_values)
     _gradient_of_row[num_rows, triton.cdiv(width, _LOGPROB_TILE)](
         logits, logits.stride(0), targets, real, width, 1.0 / temperature,
-        of_logprobs, of_entropies, normalizers, entropies, result, TILE=_LOGPROB_TILE, num_warps=8,
+        grad_logprobs, grad_entropies, normalizers, entropies, result, TILE=_LOGPROB_TILE, num_warps=8,
     )  # fmt: skip
     return result
 
@@ -143,7 +148,7 @@ def _sum_row(logits, row_stride, targets, real, scale, highest, sums, TILE: tl.c
 
 @triton.jit
 def _gradient_of_row(
-    logits, row_stride, targets, real, width, scale, of_logprobs, of_entropies, normalizers, entropies, result,
+    logits, row_stride, targets, real, width, scale, grad_logprobs, grad_entropies, normalizers, entropies, result,
     TILE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -152,9 +157,9 @@ def _gradient_of_row(
     scaled = tl.load(logits + row * row_stride + column, mask=is_real, other=-float("inf")).to(tl.float32) * scale
     logp = tl.where(is_real, scaled - tl.load(normalizers + row), 0.0)
     p = tl.where(is_real, tl.exp(logp), 0.0)
-    of_logprob, of_entropy = tl.load(of_logprobs + row), tl.load(of_entropies + row)
+    grad_logprob, grad_entropy = tl.load(grad_logprobs + row), tl.load(grad_entropies + row)
     is_target = column == tl.load(targets + row)
-    z_gradient = of_logprob * (tl.where(is_target, 1.0, 0.0) - p)
-    z_gradient -= tl.where(p > 0.0, of_entropy * p * (logp + tl.load(entropies + row)), 0.0)
+    z_gradient = grad_logprob * (tl.where(is_target, 1.0, 0.0) - p)
+    z_gradient -= tl.where(p > 0.0, grad_entropy * p * (logp + tl.load(entropies + row)), 0.0)
     gradient = tl.where(is_real, z_gradient * scale, 0.0).to(result.dtype.element_ty)
     tl.store(result + row * width + column, gradient, mask=column < width)

@@ -58,7 +58,7 @@ class LaunchedRank:
 
     @property
     def node(self) -> int:
-        """The launcher's number of this process's node."""
+        """The number of this process's node, as the launcher counts."""
         return self.rank // self.ranks_per_node
 
     @property
@@ -84,7 +84,8 @@ class LaunchedRank:
 class NodeOptions:
     """The settings of this process from the user's command line.
 
-    `work` is a digest of its work, `logs` the directory for tracebacks, `token` that of the run.
+    `preparation` sets up the process. `work` is a digest of what it is to run, which has to be equal on all nodes,
+    `logs` the directory for tracebacks, `token` the secret token of the run.
     """
 
     preparation: ProcessSetup
@@ -132,13 +133,13 @@ def _store() -> Store:
     return PrefixStore(f"meshwright/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
-def _node_number(store: Store, seat: LaunchedRank, place: NodeOptions) -> int:
+def _node_number(store: Store, launched_rank: LaunchedRank, options: NodeOptions) -> int:
     """Return this node's number in the plan, once the first ranks of all nodes have compared their arrivals."""
-    nodes = range(seat.num_nodes)
-    if seat.local_rank == 0:
-        mine = Arrival.here(node_rank=place.node_rank, num_ranks=seat.ranks_per_node, work=place.work)
-        store.set(f"arrival/{seat.node}", mine.message(place.token))
-        order = node_order([Arrival.parse(store.get(f"arrival/{node}"), place.token) for node in nodes])
-        store.set(f"place/{seat.node}", str(order[seat.node]))
+    nodes = range(launched_rank.num_nodes)
+    if launched_rank.local_rank == 0:
+        arrival = Arrival.here(node_rank=options.node_rank, num_ranks=launched_rank.ranks_per_node, work=options.work)
+        store.set(f"arrival/{launched_rank.node}", arrival.message(options.token))
+        order = node_order([Arrival.parse(store.get(f"arrival/{node}"), options.token) for node in nodes])
+        store.set(f"place/{launched_rank.node}", str(order[launched_rank.node]))
     store.wait([f"place/{node}" for node in nodes], _TIMEOUT)
-    return int(store.get(f"place/{seat.node}"))
+    return int(store.get(f"place/{launched_rank.node}"))

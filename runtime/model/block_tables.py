@@ -1,4 +1,5 @@
-"""Block tables of a paged cache: allocation and sharing of blocks, on the host and equal on all ranks of a replica."""
+"""Block tables of a paged KV cache: allocation and sharing of its blocks, on the host and equal on all ranks of a
+replica."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from meshwright.profiles.packing import BLOCK_TOKENS, num_blocks_for
 Numbers = NDArray[np.int64]
 
 _COMPACT_SHARE = 8
-"""Blocks are compacted when one block of this many would move: a move costs a few reads, a gap one in every step."""
+"""Blocks are compacted if at least one in this many would move: moving a block costs a few reads of it, a gap costs one
+in every step."""
 
 
 class BlockTables:
@@ -100,11 +102,12 @@ class BlockTables:
         self._record_change()
 
     def share(self, source: int, target: int, num_tokens: int) -> None:
-        """Gives a row without blocks the full blocks of the first `num_tokens` tokens of another row, to read both."""
+        """Gives a row without blocks the full blocks of the first `num_tokens` tokens of another row, so that both rows
+        read them."""
         self.restore(target, self.table[source, : num_tokens // BLOCK_TOKENS].tolist())
 
     def restore(self, row: int, blocks: Sequence[int]) -> None:
-        """Gives a row without blocks exactly these, which other rows may read too."""
+        """Gives a row without blocks exactly these blocks, which other rows may read too."""
         self.table[row, : len(blocks)] = blocks
         self._blocks_per_row[row] = len(blocks)
         allocated = {block for block in blocks if not self._num_readers[block]}

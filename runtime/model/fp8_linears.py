@@ -1,7 +1,7 @@
 """Linears with 8-bit float weights, whose inputs are rounded to 8-bit floats too before the product.
 
-`profiles.model_parts.fp8_weights` has the equation. A GPU multiplies the 8-bit numbers; on a CPU, where that is
-slowest, both are cast to the weight's original dtype: the numbers are the same, and weights still take one byte each.
+`profiles.model_parts.fp8_weights` has the equation. A GPU multiplies the 8-bit numbers; on a CPU, where such products
+are slow, both are cast to the weight's original dtype: the numbers are the same, and weights still take one byte each.
 The scale of an output is that of its whole row of the weight, over all ranks, so that weights are the same numbers in
 every layout.
 """
@@ -101,12 +101,12 @@ class QuantisedRowParallelLinear(nn.Module):
 def quantise_linears(model: Decoder) -> None:
     """Replaces the linears of all layers by 8-bit ones, whose values a refit sets."""
     for layer in model.decoder.layers:
-        for block in (layer.self_attention, layer.mlp):
-            for name, linear in list(block.named_children()):
+        for module in (layer.self_attention, layer.mlp):
+            for name, linear in list(module.named_children()):
                 if isinstance(linear, ColumnParallelLinear):
-                    setattr(block, name, QuantisedColumnParallelLinear(linear))
+                    setattr(module, name, QuantisedColumnParallelLinear(linear))
                 elif isinstance(linear, RowParallelLinear):
-                    setattr(block, name, QuantisedRowParallelLinear(linear))
+                    setattr(module, name, QuantisedRowParallelLinear(linear))
 
 
 def named_quantised_weights(model: nn.Module) -> Iterator[tuple[str, QuantisedWeight]]:

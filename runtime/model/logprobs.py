@@ -50,8 +50,9 @@ def token_logprobs(
     return logprobs.view(shape).T, entropies.view(shape).T if with_entropy else None
 
 
-_RowGradients = tuple[Tensor, Tensor, Tensor, Tensor]
-"""The gradients of log-probabilities and entropies, the logarithms of normalizers, and the entropies, [N] fp32 each."""
+_RowValues = tuple[Tensor, Tensor, Tensor, Tensor]
+"""The values that the backward pass needs of each row: the gradients of log-probabilities and entropies, the logarithms
+of normalizers, and the entropies, [N] fp32 each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +90,9 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_logprobs: Tensor, grad_entropies: Tensor) -> tuple[Tensor | None, ...]:
         logits, targets, normalizers, entropies = ctx.saved_tensors
-        row_gradients = grad_logprobs, grad_entropies, normalizers, entropies
+        row_values = grad_logprobs, grad_entropies, normalizers, entropies
         gradient = _gradient_by_kernel if runs_triton_kernels(logits.device) else _gradient_by_chunks
-        return gradient(logits, targets, ctx.shard, row_gradients), None, None
+        return gradient(logits, targets, ctx.shard, row_values), None, None
 
 
 def _by_kernel(logits: Tensor, targets: Tensor, shard: _VocabShard) -> tuple[Tensor, Tensor, Tensor]:
@@ -119,10 +120,10 @@ def _reduce_sums(local_highest: Tensor, sums: Tensor, shard: _VocabShard, target
     return highest, reduced
 
 
-def _gradient_by_kernel(logits: Tensor, targets: Tensor, shard: _VocabShard, row_gradients: _RowGradients) -> Tensor:
+def _gradient_by_kernel(logits: Tensor, targets: Tensor, shard: _VocabShard, row_values: _RowValues) -> Tensor:
     from meshwright.runtime.kernels.vocabulary import logits_gradient  # noqa: PLC0415 - needs Triton
 
-    grad_logprobs, grad_entropies, normalizers, entropies = row_gradients
+    grad_logprobs, grad_entropies, normalizers, entropies = row_values
     grad_entropies = grad_entropies if shard.with_entropy else torch.zeros_like(grad_logprobs)
     return logits_gradient(
         logits, targets, shard.num_tokens, shard.temperature, (grad_logprobs, grad_entropies, normalizers, entropies)
@@ -139,7 +140,7 @@ def _by_chunks(logits: Tensor, targets: Tensor, shard: _VocabShard) -> tuple[Ten
         dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=shard.group)
         scaled -= highest.unsqueeze(-1)
         weights = scaled.exp()
-        # One all-reduce: the sum of exponentials, the target's logit, and the weighted sum for the entropy.
+        # One all-reduce of three: the sum of exponentials, the target's logit, and the weighted sum for the entropy.
         sums = torch.stack([weights.sum(-1), _target_logits(scaled, targets[rows], shard), (weights * scaled).sum(-1)])
         dist.all_reduce(sums, group=shard.group)
         total, target, weighted = sums
@@ -149,8 +150,8 @@ def _by_chunks(logits: Tensor, targets: Tensor, shard: _VocabShard) -> tuple[Ten
     return logprobs, entropies, normalizers
 
 
-def _gradient_by_chunks(logits: Tensor, targets: Tensor, shard: _VocabShard, row_gradients: _RowGradients) -> Tensor:
-    grad_logprobs, grad_entropies, normalizers, entropies = row_gradients
+def _gradient_by_chunks(logits: Tensor, targets: Tensor, shard: _VocabShard, row_values: _RowValues) -> Tensor:
+    grad_logprobs, grad_entropies, normalizers, entropies = row_values
     gradient = torch.zeros_like(logits)
     for rows in _chunks(logits):
         logp = logits[rows, : shard.num_tokens].float() / shard.temperature - normalizers[rows].unsqueeze(-1)

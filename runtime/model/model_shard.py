@@ -33,7 +33,7 @@ from meshwright.runtime.model.mesh import Mesh
 
 
 class UnequalLayerLayout(PipelineParallelLayerLayout):
-    """The number of layers of every stage, for a rank whose stage is given and not taken from global state.
+    """The number of layers of every stage, for a rank whose stage is an argument and not read from global state.
 
     Megatron's own class ignores a given stage and reads its global state:
     https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/transformer/transformer_layer.py#L51
@@ -123,14 +123,14 @@ class Decoder(GPTModel):
         self, tokens: Tensor, lengths: Sequence[int], cache: ContinuedRows | None = None, *, ends_only: bool = False
     ) -> Tensor:
         """The output of this stage for tokens [1, S], packed rows of these lengths; see the class."""
-        parts, like = sequence_shard(lengths, self.mesh), next(self.parameters())
-        if parts:
+        shard, like = sequence_shard(lengths, self.mesh), next(self.parameters())
+        if shard:
             assert cache is None, "there is no cache with context parallelism"
-            tokens = parts.select(tokens[0]).unsqueeze(0)
+            tokens = shard.select(tokens[0]).unsqueeze(0)
         length = tokens.shape[1]
         tail = num_padding_tokens(length, self.mesh.layout)
-        if parts:
-            packing = self.rotary.pack_shard(parts, like, tail=tail)
+        if shard:
+            packing = self.rotary.pack_shard(shard, like, tail=tail)
         else:
             packing = self.rotary.pack(lengths, like, tail=tail, cache=cache, ends_only=ends_only)
         output: Tensor = super().forward(
@@ -195,7 +195,7 @@ def _require_gradient(module: nn.Module, _inputs: Any, embedded: Tensor) -> Tens
 
 
 class Interleaved(nn.ModuleList):
-    """The chunks of one rank in an interleaved pipeline, which passes every rank several times."""
+    """The chunks of one rank in an interleaved pipeline, in which a micro-batch passes every rank several times."""
 
     def __init__(self, chunks: Sequence[Decoder]) -> None:
         super().__init__(chunks)

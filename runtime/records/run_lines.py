@@ -1,4 +1,5 @@
-"""The JSON-lines files of a run, with a step in each line, read as a whole or while another process appends to them."""
+"""The JSON-lines files of a run, with a `step` in each line, read as a whole or while another process appends to
+them."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def read_lines(path: Path, parse: Callable[[dict[str, Any]], T]) -> list[T]:
 
 
 def ended_after(out: Path) -> int | None:
-    """Return the steps of a run that came to its end, from its summary; None if it did not."""
+    """Return the number of steps of a completed run, from its summary; None if it did not complete."""
     path = out / "summary.json"
     if not path.exists():
         return None
@@ -80,7 +81,7 @@ def observation(line: Mapping[str, Any]) -> StepObservation:
 def keep_steps_before(path: Path, first_step: int, *, with_evaluation: bool = False) -> None:
     """Drop the lines from `first_step` on, whose steps will run again.
 
-    With `with_evaluation` (of a trace) the evaluation before `first_step` is kept.
+    With `with_evaluation`, for a trace, the evaluation that ran just before `first_step` is kept.
     """
 
     def is_dropped(line: Line) -> bool:
@@ -96,12 +97,12 @@ def keep_steps_before(path: Path, first_step: int, *, with_evaluation: bool = Fa
     drop_lines(path, is_dropped, is_settled)
 
 
-def _parsed(line: Line, made: Callable[[dict[str, Any]], T]) -> T:
+def _parsed(line: Line, parse: Callable[[dict[str, Any]], T]) -> T:
     try:
         value = json.loads(line.text)
         if not isinstance(value["step"], int):
             raise TypeError
-        return made(value)
+        return parse(value)
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
         raise BadInput(
             f"{line.path} line {line.number} is not a line of a run; delete it if the file was damaged."
@@ -113,7 +114,7 @@ _CHUNK_BYTES = 2**16
 
 
 class Tail:
-    """Returns the complete lines that are new since the last call, at most the last `max_lines`.
+    """A reader of the complete lines that are new since its last call, at most the last `max_lines`.
 
     A file that was replaced, by a resume or because the log started a new segment, is read from its beginning.
     """

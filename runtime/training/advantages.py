@@ -3,10 +3,10 @@
 These are pure functions of tensors that know no model, process or layout. A batch is right-padded, [B, S], and
 index i of every per-token array concerns the prediction of token i + 1: `logprobs[i] = log p(token[i+1] |
 token[..i])`, `values[i]` is the critic's output after token i, and `mask[i]` is true if token i + 1 belongs to the
-response (its end-of-sequence token included). A row's response is one contiguous run, except for tool tokens; the
-last column is never part of it. Entries outside the mask, NaN and infinity included, do not change a single bit of
-a result. The rows of a batch are the groups of its prompts in order, so [B] is [prompts, group_size]. A group whose
-samples all have the same reward, by `differ`, gets exactly 0 from every comparison.
+response (its end-of-sequence token included). A row's response is one contiguous run of tokens, interrupted only by
+tool tokens; the last column is never part of it. Entries outside the mask, NaN and infinity included, do not change a
+single bit of a result. The rows of a batch are the groups of its prompts in order, so [B] is [prompts, group_size]. A
+group whose samples all have the same reward, by `differ`, gets exactly 0 from every comparison.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def compute_rewards(
     num_tokens: Tensor | None = None,
     max_response: int = 0,
 ) -> ResponseRewards:
-    """The reward of each response, from its score [B], the size of the score [B] and if it was truncated [B].
+    """The reward of each response, from its score [B], the size of the score [B] and whether it was truncated [B].
 
     The reward of a complete response is its score, times `reward_scale` and then clipped to +-`reward_clip`. With
     terminal `truncation` a truncated response gets the same, unless the settings have a score or a penalty for a
@@ -91,7 +91,7 @@ def overlong_penalties(num_tokens: Tensor, max_response: int, settings: CriticFr
 def differ(amounts: Tensor, sizes: Tensor) -> Tensor:
     """True [P] for groups [P, N] whose samples have different rewards.
 
-    That is if the largest and the smallest amount differ by more than `RELATIVE_TOLERANCE` of the largest size. An
+    They do if the largest and the smallest amount differ by more than `RELATIVE_TOLERANCE` of the largest size. An
     amount that is not finite always differs, so that it is not hidden and the update is skipped.
     """
     spread = amounts.amax(1) - amounts.amin(1)
@@ -263,7 +263,7 @@ def relative_to_group(amounts: Tensor, group_size: int, *, by_std: bool, sizes: 
     standard deviation (GRPO, arXiv:2402.03300, section 4.1.2; without it Dr. GRPO, arXiv:2503.20783, section 3.2).
 
     `sizes` [B] are those of `advantages.ResponseRewards`, by default the absolute amounts. No epsilon is added to the
-    deviation: a group for which it would matter has no differing samples, and gets 0.
+    deviation: it would matter only for a group whose rewards are all the same, which gets 0.
     """
     groups = amounts.double().view(-1, group_size)
     differences = groups - groups.mean(1, keepdim=True)
@@ -282,8 +282,8 @@ def leave_one_out(rewards: Tensor, group_size: int, *, sizes: Tensor | None = No
 
 def _zero_if_equal(differences: Tensor, amounts: Tensor, sizes: Tensor | None) -> Tensor:
     """The differences [P, N] as [B], exactly 0 for groups whose samples all have the same reward."""
-    paid = ResponseRewards(amounts.double(), (amounts if sizes is None else sizes).double().abs())
-    return torch.where(groups_that_differ(paid, differences.shape[1])[:, None], differences, 0.0).reshape(-1)
+    rewards = ResponseRewards(amounts.double(), (amounts if sizes is None else sizes).double().abs())
+    return torch.where(groups_that_differ(rewards, differences.shape[1])[:, None], differences, 0.0).reshape(-1)
 
 
 def returns_to_go(rewards: Tensor, mask: Tensor) -> Tensor:
@@ -293,5 +293,5 @@ def returns_to_go(rewards: Tensor, mask: Tensor) -> Tensor:
 
 
 def _per_token(row_values: Tensor, mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Each row's value [B] at all of its response tokens, [B, S]."""
+    """Each row's value [B] repeated over its response tokens, [B, S]."""
     return torch.where(mask.bool(), row_values[:, None], 0.0).to(dtype)

@@ -7,7 +7,7 @@ token, and each token is credited with its own term only (Lu et al., On-Policy D
     A_i = sum_k w_k log p_k(i) - log pi(i),    sum_k w_k = 1
 
 The expectation of A over samples of pi is -sum_k w_k KL(pi || p_k): with several teachers p_k the student minimises the
-weighted mean of its divergences from them, which is least where pi is proportional to prod_k p_k^w_k.
+weighted mean of its divergences from them, which is smallest where pi is proportional to prod_k p_k^w_k.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def distillation_metrics(
 
     `teacher_logprobs` are the teachers' log-probabilities by field, `logprobs` the student's, [B, S] each.
     `kl_to_teachers` is the k1 estimate -A, summed over each response; with several teachers the divergence from each
-    is reported too."""
+    is reported too.
+    """
     num_rows, num_tokens = len(mask), mask.bool().sum().clamp(min=1)
     total = -advantages.double().sum()
     per_teacher = {}

@@ -77,8 +77,8 @@ def ppo_targets(
     `scores` [B] are those of the reward model; `truncated` [B] marks rows truncated at the length limit, which
     `settings.truncation` says how to reward.
     """
-    paid = compute_rewards(scores, truncated, settings)
-    amounts = paid.amounts.to(values.dtype)
+    response_rewards = compute_rewards(scores, truncated, settings)
+    amounts = response_rewards.amounts.to(values.dtype)
     rewards = token_rewards(amounts, logprobs, ref_logprobs, mask, kl_coefficient=settings.kl_coefficient)
     bootstrapped = truncated.bool() & (settings.truncation == "bootstrap")
     advantages = generalized_advantages(
@@ -87,7 +87,7 @@ def ppo_targets(
     returns = torch.where(mask.bool(), advantages + values, 0.0)
     if settings.whiten_advantages:
         value_sizes = values[mask.bool()].double().abs()
-        advantages = whiten(advantages, mask, size=float(torch.cat([paid.sizes, value_sizes]).max()))
+        advantages = whiten(advantages, mask, size=float(torch.cat([response_rewards.sizes, value_sizes]).max()))
     return Targets(advantages, returns)
 
 
