@@ -37,7 +37,7 @@ class Limits:
     uses 0. The search may end without an answer if none takes at most `max_makespan` ticks. It ends with what it has at
     `deadline`, in seconds of `time.monotonic`, or when `stop` is set; the answer then depends on the machine.
 
-    Several workers take turns to stay deterministic, which was slower than one worker on every problem tried so far.
+    CP-SAT interleaves several workers to stay deterministic, which was slower than one worker on every problem tried.
     """
 
     seed: int = 0
@@ -130,7 +130,7 @@ class Result:
     """The result of a search. `objective` is None unless there is an answer.
 
     `out_of_limit` means that the limit was reached before any answer was found. `beaten` means that every answer takes
-    at least `bound`, which is more than the largest makespan that was requested.
+    at least `bound`, which is more than the largest makespan that was allowed.
     """
 
     status: Literal["optimal", "feasible", "infeasible", "out_of_limit", "beaten"]

@@ -35,7 +35,7 @@ _waits_for_nodes = threading.Event()
 
 
 def listen(launcher: int | None = None, stop_file: Path | None = None) -> None:
-    """Start to treat signals, except those of the launcher, and the appearance of `stop_file` as requests to stop.
+    """Start to treat signals, except those that the process `launcher` sends, and `stop_file` as requests to stop.
 
     Call it in the main thread before other threads exist, which would otherwise receive the signals.
     """
@@ -115,7 +115,7 @@ def forwarded_signals(stop_file: Path) -> Iterator[None]:
     """Context in which a signal to the launcher creates the stop file `stop_file`, and a second one ends the ranks.
 
     Only a terminating signal counts as a second one; it raises torch's SignalException. Within `nothing_to_finish` the
-    first one does. Outside the main thread, which alone receives signals, the context does nothing.
+    first one raises it already. Outside the main thread, which alone receives signals, the context does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
