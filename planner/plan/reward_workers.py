@@ -228,6 +228,6 @@ def reward_readers(facts: Facts) -> set[str]:
 
 def _waiting(edge: Edge, seconds: float) -> Edge:
     """The transfer with this total wait for rewards."""
-    least = Cost(tuple(term for term in edge.cost.terms if term.name != WAITING))
-    more = seconds - least.amount(LATENCY)
-    return edge.model_copy(update={"cost": least + Cost((Term(WAITING, max(0.0, more)),))})
+    unqueued = Cost(tuple(term for term in edge.cost.terms if term.name != WAITING))
+    queueing_seconds = seconds - unqueued.amount(LATENCY)
+    return edge.model_copy(update={"cost": unqueued + Cost((Term(WAITING, max(0.0, queueing_seconds)),))})

@@ -3,7 +3,7 @@
 Memory: pools are equal, disjoint or nested, so that stages whose pools all intersect each other share some rank. What
 they hold has to fit there, and what all stages hold has to fit the cluster.
 
-Time: every stage takes its least ranks for its least seconds, and stages whose pools intersect run one after the other.
+Time: every stage takes at least its least ranks for its least seconds, and stages whose pools intersect run in turn.
 Among all schedules on a number of ranks, some shortest one results from taking the stages in some order, each as early
 as possible (Kolisch, EJOR 90, 1996, theorem 1). Between two stages the cluster has time for all the ranks x seconds
 that must lie there.
@@ -160,7 +160,7 @@ def _subsets(names: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 class _Period:
-    """One period of a case: its stages by position, each at its least, and the precedences between them.
+    """One period of a case: its stages by position, each with the least of every amount, and their precedences.
 
     A stage that streams from generation may start before the generation ends, unless the two share ranks; it then
     counts with its tail seconds. If they share ranks it follows the generation at once, because the chunks have been
@@ -249,12 +249,12 @@ class _Period:
         work = sum(self.work[position] for position in before if first is None or first in self.ancestors[position])
         return work / self.num_ranks
 
-    def by_order(self, least: float, most: float) -> float:
-        """Return the end of the best order, no less than `least` and no more than `most`.
+    def by_order(self, lower: float, upper: float) -> float:
+        """Return the end of the best order, no less than `lower` and no more than `upper`.
 
-        The search stops as soon as some order ends by `least`.
+        The search stops as soon as some order ends by `lower`.
         """
-        self.least, self.most = least, most
+        self.lower, self.upper = lower, upper
         self.longest_chain = [0.0] * self.num_stages  # seconds from the start of each stage to the end of the period
         for position in reversed(range(self.num_stages)):
             chains = [
@@ -265,19 +265,19 @@ class _Period:
             ]
             self.longest_chain[position] = self.seconds[position] + max(chains, default=0.0)
         self._extend([None] * self.num_stages, 0.0)
-        return max(least, self.most)
+        return max(lower, self.upper)
 
     def _extend(self, times_of: list[tuple[float, float] | None], end: float) -> None:
         """Extend the partial order by every stage that may come next (branch and bound), and keep the earliest end."""
         unplaced = [position for position, interval in enumerate(times_of) if interval is None]
         if not unplaced:
-            self.most = min(self.most, end)
+            self.upper = min(self.upper, end)
             return
         for position in unplaced:
-            if self.most <= self.least or any(times_of[before] is None for before, _ in self.inputs[position]):
+            if self.upper <= self.lower or any(times_of[before] is None for before, _ in self.inputs[position]):
                 continue
             start = self._start(position, times_of)
-            if start + self.longest_chain[position] < self.most:
+            if start + self.longest_chain[position] < self.upper:
                 times_of[position] = start, start + self.seconds[position]
                 self._extend(times_of, max(end, start + self.seconds[position]))
                 times_of[position] = None

@@ -12,7 +12,8 @@ from typing import Literal, Self, TypeAlias
 from meshwright.planner.solver.problem import Option, Problem
 
 Progress: TypeAlias = Callable[[int | None, int], None]
-"""Called with the makespan of the best answer, or None, and the lower bound, in ticks, when one improves."""
+"""Called with the makespan of the best answer (None before the first) and the lower bound, in ticks, when one of them
+improves."""
 
 _GAP_SHARE = 0.99
 """Share of the gap that the search uses; the rest covers seconds that are not whole ticks."""

@@ -1,4 +1,4 @@
-"""Signals: a run that is asked to stop does so between two steps, with a checkpoint; asked again, it ends at once.
+"""Signals: a first request stops a run between two steps, with a checkpoint; a second one ends it at once.
 
 SIGTERM, SIGINT, SIGHUP and SIGUSR1 request a stop. SIGUSR1 never ends a run: schedulers send it as an early warning
 and SIGTERM when time is up, by which time the checkpoint has been started. A launcher that receives a signal creates a
@@ -50,12 +50,12 @@ def _stop_signals() -> tuple[signal.Signals, ...]:
 
 
 def stop_requested() -> bool:
-    """Return True if this process has been asked to stop."""
+    """Return True if a stop of this process was requested."""
     return _stop_requested.is_set() or any(path.exists() for path in _stop_files)
 
 
 def stop_requested_within(seconds: float) -> bool:
-    """Wait in a launcher without ranks; return True if it is asked to stop within `seconds`.
+    """Wait in a launcher without ranks; return True if a stop is requested within `seconds`.
 
     Outside the main thread, which alone receives signals, it only waits.
     """

@@ -92,7 +92,7 @@ class PromptEncoder:
     def encode(self, prompt: Any, place: str) -> tuple[int, ...]:
         """Return the tokens of a text, of messages, or of token ids, which are kept as they are.
 
-        Raises BadInput, with a message that starts with `place` (the prompt's file and line), for anything else, and for
+        Raises BadInput, with a message that starts with `place` (the prompt's file and line), for anything else and for
         a prompt without tokens.
         """
         if prompt == "":
