@@ -32,7 +32,7 @@ def least_trusted(sources: Iterable[Source]) -> Source:
 
 @dataclass(frozen=True)
 class Term:
-    """One addend of a cost: seconds in a time, bytes in a memory."""
+    """A named part of a cost, in seconds or bytes like the cost."""
 
     name: str
     amount: float

@@ -1,8 +1,8 @@
 """Decode rounds of one period in the steady state of a generation whose sequences stay in flight between periods.
 
 Batches in flight: slots are refilled from the next prompt batches, and a period ends when its own batch is complete.
-Overcommit: more prompts than a batch are in flight, and a period ends when a batch's number of sequences has ended,
-those that are due included; the first to end are delivered and the others continue (Yan et al., OPPO,
+Overcommit: more prompts than a batch are in flight, and a period ends when as many sequences as a batch has have ended,
+among them all that are due; the first to end are delivered and the others continue (Yan et al., OPPO,
 arXiv:2509.25762, inter-step overlap). Prompts arrive in one stream, so both differ only in when a period ends; the
 rules are those of `planner.simulation.flight`, as arithmetic on arrays with one row for each replica.
 
@@ -95,21 +95,21 @@ class PeriodEnds:
 def period_bounds(
     responses: Integers, *, num_slots: int, num_rows: int, in_flight: int, num_periods: int, max_deferral: int | None
 ) -> Integers:
-    """Return the rounds at which the periods begin and end, [replica, 1 + num_turns], by the rules of `PeriodEnds`.
+    """Return the rounds at which the periods begin and end, [replica, 1 + num_periods], by the rules of `PeriodEnds`.
 
     `responses` [replica, sequence] arrive in order: `in_flight` of them at the start, `num_rows` in each later
     period.
     """
     num_replicas = len(responses)
     free = np.zeros((num_replicas, num_slots), dtype=np.int64)
-    turns = PeriodEnds(num_replicas, num_rows, max_deferral)
+    periods = PeriodEnds(num_replicas, num_rows, max_deferral)
     arriving, release = responses[:, :in_flight], np.zeros(num_replicas, dtype=np.int64)
-    for turn in range(num_periods):
+    for period in range(num_periods):
         start = _admit(free, arriving, release)
-        turns.add(start, start + arriving)
-        release = turns.end_period()
-        arriving = responses[:, in_flight + turn * num_rows : in_flight + (turn + 1) * num_rows]
-    return turns.bounds
+        periods.add(start, start + arriving)
+        release = periods.end_period()
+        arriving = responses[:, in_flight + period * num_rows : in_flight + (period + 1) * num_rows]
+    return periods.bounds
 
 
 def _admit(free: Integers, responses: Integers, release: Integers) -> Integers:
@@ -125,11 +125,11 @@ def _admit(free: Integers, responses: Integers, release: Integers) -> Integers:
     return starts
 
 
-_NUM_SEQUENCES, _FEWEST_TURNS, _MOST_TURNS = 8192, 8, 64
-"""Sequences that are simulated to find the slowest replica, and the bounds on the number of periods."""
+_NUM_SEQUENCES, _MIN_BATCHES, _MAX_BATCHES = 8192, 8, 64
+"""Sequences that are simulated to find the slowest replica, and the bounds on the number of their batches."""
 
-_MOST_SEQUENCES = 65536
-"""Most sequences of a period that are simulated; the time of more replicas is extrapolated from them."""
+_MAX_SEQUENCES = 65536
+"""Maximum number of sequences of a period that are simulated; the time of more replicas is extrapolated from them."""
 
 _MIN_TOGETHER = 16
 """Number of replicas from which simulating them together, as arrays, is faster than one by one."""
@@ -154,7 +154,7 @@ class Overlap(NamedTuple):
 
     @classmethod
     def of(cls, schedule: Schedule, dp: int, num_rows: int, max_deferral: int) -> Overlap:
-        """Return the overlap of one of `dp` replicas with `num_rows` rows of a batch; overcommit is in whole steps."""
+        """Return the overlap of one of `dp` replicas with `num_rows` rows of a batch, with rounded overcommit."""
         if not schedule.overcommit:
             return cls(schedule.batches_in_flight)
         overcommit = whole_steps(schedule.overcommit // dp, num_rows)
@@ -173,10 +173,10 @@ class Overlap(NamedTuple):
 
 
 class _SampledBatches(NamedTuple):
-    """Sampled responses of several batches, [batch, replica, row]; the batches of the first replica with their prompts;
-    and the response tokens that a replica's batch counts as."""
+    """Response lengths of several sampled batches, [batch, replica, row], and the batches of the first replica with
+    their prompts. `total` is the response tokens of a replica's batch with the lengths of the distribution."""
 
-    shares: Integers
+    responses: Integers
     batches: tuple[Batch, ...]
     total: int
 
@@ -207,8 +207,8 @@ class SteadyState:
     def _fewest(self, num_rows: int, generation_slots: int, overlap: Overlap) -> Rounds:
         """Return the fewest rounds of this setting and all smaller ones.
 
-        It is not simulated if a smaller one leaves no slot empty, and only until some replica's periods are as long as
-        those of a smaller one.
+        The setting is not simulated if a smaller one leaves no slot empty, and otherwise only until the periods of some
+        replica are as long as those of a smaller setting.
         """
         in_flight = overlap.in_flight(num_rows)
         num_slots = min(generation_slots, in_flight)
@@ -235,9 +235,9 @@ class SteadyState:
             return rounds
         return _stretch(rounds, self._slowest_rounds(num_rows, num_slots, Overlap()))
 
-    def _slowest_rounds(self, num_rows: int, num_slots: int, overlap: Overlap, enough: float = math.inf) -> float:
+    def _slowest_rounds(self, num_rows: int, num_slots: int, overlap: Overlap, stop_at: float = math.inf) -> float:
         num_replicas = _num_replicas(self._workload, num_rows)
-        return _slowest_rounds(self._sampled(num_rows).shares, num_replicas, num_slots, overlap, enough)
+        return _slowest_rounds(self._sampled(num_rows).responses, num_replicas, num_slots, overlap, stop_at)
 
     def _sampled(self, num_rows: int) -> _SampledBatches:
         if num_rows not in self._sampled_batches:
@@ -251,12 +251,13 @@ def _num_replicas(workload: Workload, num_rows: int) -> int:
 
 
 def whole_steps(overcommit: int, num_rows: int) -> int:
-    """Return the overcommit of a replica, rounded down to whole steps (of one row if it has few)."""
+    """Return the overcommit of a replica, rounded down to eighths of its rows (to rows if it has fewer than eight)."""
     step = _step(num_rows)
     return overcommit // step * step
 
 
 def _step(num_rows: int) -> int:
+    """Return the sequences of a replica to whose multiples overcommit is rounded."""
     return max(1, num_rows // _OVERCOMMIT_STEPS)
 
 
@@ -276,7 +277,8 @@ def _next_smaller(number: int) -> int:
 
 
 def _larger_setting(overlap: Overlap, num_rows: int) -> Overlap | None:
-    """Return the setting at the next power of two; None if it is at one, or if that overcommits more than a batch."""
+    """Return the setting at the next power of two; None if the setting is at
+    one already, or if the next overcommits more than a batch."""
     if overlap.batches_in_flight.bit_count() > 1:
         return Overlap(batches_in_flight=1 << overlap.batches_in_flight.bit_length())
     steps = overlap.overcommit // _step(num_rows)
@@ -298,102 +300,111 @@ def _steady_rounds(workload: Workload, sampled: _SampledBatches, num_slots: int,
     """
     _, batches, total = sampled
     num_rows = len(batches[0].responses)
-    warm_up, num_turns = _num_simulated_periods(max(NUM_ORDERS, len(batches)), overlap)
-    start, end, prompts, bounds = simulate_periods(batches, num_slots, num_turns, overlap)
-    passes = [round_counts(start, end, prompts, *turn) for turn in pairwise(bounds[warm_up:])]
+    warm_up, num_periods = _num_simulated_periods(max(NUM_ORDERS, len(batches)), overlap)
+    start, end, prompts, bounds = simulate_periods(batches, num_slots, num_periods, overlap)
+    passes = [round_counts(start, end, prompts, *period) for period in pairwise(bounds[warm_up:])]
     count = len(passes)
     decoded = float(sum(period.row_rounds.sum() for period in passes)) / count
     first, refilled = (sum(rows) / count for rows in zip(*((p.num_first, p.num_refilled) for p in passes), strict=True))
-    admitting = num_rows / (first + refilled)
-    decoding = (total - num_rows) / decoded if decoded else 1.0
+    admission_factor = num_rows / (first + refilled)
+    decode_factor = (total - num_rows) / decoded if decoded else 1.0
     num_rounds = sum(period.num_rounds for period in passes) / count * total / (decoded + first + refilled)
     return Rounds(
         num_rounds=max(num_rounds, total / num_slots),
-        windows=tuple(window._replace(rounds=window.rounds * decoding) for window in mean_windows(passes)),
-        first=_prefill(workload, sum(period.num_first > 0 for period in passes) / count * admitting, first * admitting),
+        windows=tuple(window._replace(rounds=window.rounds * decode_factor) for window in mean_windows(passes)),
+        first=_prefill(
+            workload,
+            sum(period.num_first > 0 for period in passes) / count * admission_factor,
+            first * admission_factor,
+        ),
         refills=_prefill(
-            workload, sum(period.num_refills for period in passes) / count * admitting, refilled * admitting
+            workload,
+            sum(period.num_refills for period in passes) / count * admission_factor,
+            refilled * admission_factor,
         ),
     )
 
 
 def sampled_responses(workload: Workload, num_rows: int) -> Integers:
-    """Return responses of several batches, [batch, replica, row]: strata of their distribution, shuffled with a fixed
-    seed.
+    """Return response lengths of several batches, [batch, replica, row]: strata of their distribution, shuffled
+    with a fixed seed.
 
     Batches and replicas differ as sampled ones do. Of very many replicas only some are simulated.
     """
-    num_replicas = min(_num_replicas(workload, num_rows), max(1, _MOST_SEQUENCES // num_rows))
+    num_replicas = min(_num_replicas(workload, num_rows), max(1, _MAX_SEQUENCES // num_rows))
     batch_size = num_replicas * num_rows
-    num_batches = min(max(-(-_NUM_SEQUENCES // batch_size), _FEWEST_TURNS), _MOST_TURNS)
+    num_batches = min(max(-(-_NUM_SEQUENCES // batch_size), _MIN_BATCHES), _MAX_BATCHES)
     responses = workload.response_lengths.stratified_sample(num_batches * batch_size)
-    shares: Integers = np.random.default_rng(0).permutation(responses).reshape(num_batches, num_replicas, num_rows)
-    return shares
+    shuffled: Integers = np.random.default_rng(0).permutation(responses).reshape(num_batches, num_replicas, num_rows)
+    return shuffled
 
 
 def _sampled_batches(workload: Workload, num_rows: int) -> _SampledBatches:
     """Return the sampled batches, each with the prompts in another order; a single one if all rows are equal."""
-    shares, total = sampled_responses(workload, num_rows), int(ordered_batches(workload, num_rows)[0].responses.sum())
+    sampled, total = sampled_responses(workload, num_rows), int(ordered_batches(workload, num_rows)[0].responses.sum())
     prompts, orders = workload.prompt_lengths.stratified_sample(num_rows), np.random.default_rng(1)
-    batches = tuple(Batch(responses, orders.permutation(prompts)) for responses in shares[:, 0])
-    all_equal = np.ptp(shares[:, 0]) == np.ptp(prompts) == 0
-    return _SampledBatches(shares, batches[:1] if all_equal else batches, total)
+    batches = tuple(Batch(responses, orders.permutation(prompts)) for responses in sampled[:, 0])
+    all_equal = np.ptp(sampled[:, 0]) == np.ptp(prompts) == 0
+    return _SampledBatches(sampled, batches[:1] if all_equal else batches, total)
 
 
 def _slowest_rounds(
-    shares: Integers, num_replicas: int, num_slots: int, overlap: Overlap, enough: float = math.inf
+    responses: Integers, num_replicas: int, num_slots: int, overlap: Overlap, stop_at: float = math.inf
 ) -> float:
     """Return the mean rounds of the slowest of `num_replicas` replicas; 0 for one replica or equal responses.
 
-    Simulating replicas one by one stops once the mean reaches `enough`.
+    Simulating replicas one by one stops once the mean reaches `stop_at`.
 
     If fewer replicas are simulated, they are a sample of all: of N periods, x_1 <= ... <= x_N, the longest of R others
     is expected to take sum_i x_i ((i/N)^R - ((i-1)/N)^R) rounds (David and Nagaraja, Order Statistics, section 2.1, at
     the empirical distribution).
     """
-    if num_replicas == 1 or np.ptp(shares) == 0:
+    if num_replicas == 1 or np.ptp(responses) == 0:
         return 0.0
     if num_replicas < _MIN_TOGETHER:
-        return _slowest_in_sequence(shares, num_slots, overlap, enough)
-    rounds = np.diff(_simulate_together(shares, num_slots, overlap))
-    if num_replicas == shares.shape[1]:
+        return _slowest_in_sequence(responses, num_slots, overlap, stop_at)
+    rounds = np.diff(_simulate_together(responses, num_slots, overlap))
+    if num_replicas == responses.shape[1]:
         return float(rounds.max(axis=0).mean())
     reached = np.linspace(0, 1, rounds.size + 1) ** num_replicas
     return float(np.sort(rounds, axis=None) @ np.diff(reached))
 
 
-def _slowest_in_sequence(shares: Integers, num_slots: int, overlap: Overlap, enough: float) -> float:
-    """Simulate the replicas in order of their longest responses, longest first, until the mean is `enough`."""
-    warm_up, num_turns = _num_simulated_periods(len(shares), overlap)
-    slowest, mean = np.zeros(num_turns - warm_up, dtype=np.int64), 0.0
-    for replica in np.argsort(-shares.max(axis=2).sum(axis=0), kind="stable").tolist():
-        batches = tuple(Batch(rows, rows) for rows in shares[:, replica])
-        bounds = simulate_periods(batches, num_slots, num_turns, overlap).bounds[warm_up:]
+def _slowest_in_sequence(responses: Integers, num_slots: int, overlap: Overlap, stop_at: float) -> float:
+    """Simulate the replicas in order of their longest responses, longest first, until the mean reaches `stop_at`."""
+    warm_up, num_periods = _num_simulated_periods(len(responses), overlap)
+    slowest, mean = np.zeros(num_periods - warm_up, dtype=np.int64), 0.0
+    for replica in np.argsort(-responses.max(axis=2).sum(axis=0), kind="stable").tolist():
+        batches = tuple(Batch(rows, rows) for rows in responses[:, replica])
+        bounds = simulate_periods(batches, num_slots, num_periods, overlap).bounds[warm_up:]
         slowest = np.maximum(slowest, np.diff(bounds))
         mean = float(slowest.mean())
-        if mean >= enough:
+        if mean >= stop_at:
             break
     return mean
 
 
-def _simulate_together(shares: Integers, num_slots: int, overlap: Overlap) -> Integers:
+def _simulate_together(responses: Integers, num_slots: int, overlap: Overlap) -> Integers:
     """Return the rounds at which the periods of each replica end, [replica, period], after a warm-up."""
-    num_batches, num_replicas, num_rows = shares.shape
-    warm_up, num_turns = _num_simulated_periods(num_batches, overlap)
+    num_batches, num_replicas, num_rows = responses.shape
+    warm_up, num_periods = _num_simulated_periods(num_batches, overlap)
     in_flight = overlap.in_flight(num_rows)
-    repeats = -(-(in_flight // num_rows + 1 + num_turns) // num_batches)
+    repeats = -(-(in_flight // num_rows + 1 + num_periods) // num_batches)
     return period_bounds(
-        np.tile(shares.swapaxes(0, 1).reshape(num_replicas, -1), repeats),
+        np.tile(responses.swapaxes(0, 1).reshape(num_replicas, -1), repeats),
         num_slots=num_slots,
         num_rows=num_rows,
         in_flight=in_flight,
-        num_periods=num_turns,
+        num_periods=num_periods,
         max_deferral=overlap.deferral,
     )[:, warm_up:]
 
 
 def _num_simulated_periods(num_batches: int, overlap: Overlap) -> tuple[int, int]:
-    """Return the numbers of warm-up periods and of all: whole lifetimes, until every batch has had a period."""
+    """Return the number of warm-up periods and of all periods.
+
+    Those after the warm-up are at least one for each batch, and a multiple of the periods that a sequence may take.
+    """
     warm_up = 2 * overlap.max_periods
     return warm_up, warm_up + -(-num_batches // overlap.max_periods) * overlap.max_periods
 
@@ -434,12 +445,12 @@ def simulate_periods(
     in_flight = overlap.in_flight(num_rows)
     repeats = -(-(in_flight // num_rows + 1 + num_periods) // len(batches))
     responses, prompts = (np.concatenate(lengths * repeats) for lengths in zip(*batches, strict=True))
-    free, num_admitted, turns = [0] * num_slots, in_flight, PeriodEnds(1, num_rows, overlap.deferral)
+    free, num_admitted, periods = [0] * num_slots, in_flight, PeriodEnds(1, num_rows, overlap.deferral)
     starts = [admit(free, responses[:num_admitted], 0)]
     for _ in range(num_periods):
         last_starts = starts[-1]
-        turns.add(last_starts[None], (last_starts + responses[num_admitted - len(last_starts) : num_admitted])[None])
-        starts.append(admit(free, responses[num_admitted : num_admitted + num_rows], int(turns.end_period()[0])))
+        periods.add(last_starts[None], (last_starts + responses[num_admitted - len(last_starts) : num_admitted])[None])
+        starts.append(admit(free, responses[num_admitted : num_admitted + num_rows], int(periods.end_period()[0])))
         num_admitted += num_rows
     start = np.concatenate(starts)
-    return SimulatedPeriods(start, start + responses[:num_admitted], prompts[:num_admitted], turns.bounds[0].tolist())
+    return SimulatedPeriods(start, start + responses[:num_admitted], prompts[:num_admitted], periods.bounds[0].tolist())

@@ -25,7 +25,7 @@ OWN_ENGINES: tuple[EngineName, ...] = (EAGER, GRAPH)
 
 
 class Framework(Document):
-    """Properties of a training framework or an inference code."""
+    """Properties of a training framework, or of the model code of a generation engine."""
 
     flash_attention: bool = Field(description="false: attention scores are written to memory")
     cuda_graphs: bool = Field(default=False, description="every whole pass is one CUDA graph")

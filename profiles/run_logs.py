@@ -121,7 +121,7 @@ def _segment_number(segment: Path, path: Path) -> int:
 def drop_lines(path: Path, is_dropped: Callable[[Line], bool], is_settled: Callable[[Line], bool]) -> None:
     """Drop lines from the end of a log, from the newest file to the oldest.
 
-    The scan stops after a file with a line for which `is_settled`: older files have nothing to drop.
+    The scan stops after a file with a line for which `is_settled` is true: older files have nothing to drop.
     """
     for file in reversed(log_files(path)):
         has_drops = is_last = False

@@ -2,8 +2,8 @@
 
 A tensor-parallel shard is timed on one device without its collectives, and its key is the shape of
 `ModelSpec.shard(tp)`; so one device can profile a plan for many. Collectives are measured separately, by bytes and
-group size. A partial table lies beside the final one while profiling, which can be interrupted and resumed. This file
-defines and validates tables; cost models interpolate in them.
+group size. While a job is profiled, a partial table is written beside the final one, so that profiling can be
+interrupted and resumed. This file defines and validates tables; cost models interpolate in them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from meshwright.profiles.model_shape import ModelSpec
 
 
 class TimedPass(StrEnum):
-    """The timed passes; the docstring of `harness` says what each contains."""
+    """The timed passes; the docstring of `profiles/harness.py` says what each contains."""
 
     FORWARD = "forward"
     TRAIN = "train"
@@ -146,7 +146,7 @@ class Timing(Document):
     reason: str | None = Field(default=None, description="why it failed")
 
     @model_validator(mode="after")
-    def _whole(self) -> Timing:
+    def _require_consistent(self) -> Timing:
         if self.status == "ok" and (self.seconds is None or self.spread_seconds is None or self.repeats < 1):
             raise ValueError("a measurement that is ok needs seconds, spread_seconds and repeats of 1 or more")
         if self.status == "failed" and (not self.reason or self.seconds is not None):
@@ -295,9 +295,9 @@ class Table(Document):
         """True if some correction changes the seconds of this kind of traffic."""
         return any(c.traffic is traffic and (c.factor != 1 or c.seconds) for c in self.traffic)
 
-    def with_calls(self, found: Iterable[TimedCalls]) -> Table:
-        """Return the table with these calls added; they replace calls with the same key."""
-        calls = {one.called: one for one in (*self.calls, *found)}
+    def with_calls(self, new_calls: Iterable[TimedCalls]) -> Table:
+        """Return the table with these timed calls added; they replace calls with the same key."""
+        calls = {one.called: one for one in (*self.calls, *new_calls)}
         return Table.model_validate({**dict(self), "calls": tuple(calls.values())})
 
     def require(self, cluster: Cluster, precision: str) -> None:
@@ -336,9 +336,10 @@ def partial_path(output: Path) -> Path:
 
 
 def resume_table(output: Path, provenance: Provenance, *, fresh: bool) -> Table:
-    """Return the table that earlier calls measured for `output`, partial or complete; empty if none, or with `fresh`.
+    """Return the table that earlier calls of `profile` measured for `output`, partial or complete.
 
-    The date remains that of the first call. Raises BadInput if the provenance of that table differs otherwise.
+    It is empty if there is none, or with `fresh`. The date remains that of the first call. Raises BadInput if the
+    provenance of that table differs otherwise.
     """
     if not fresh:
         for path in (partial_path(output), output):

@@ -154,9 +154,9 @@ def report(found: Sequence[Named]) -> str:
 
 def _hanging(asked: RunRequest, planted: Planted) -> object:
     """A run in which a rank hangs."""
-    durations.MIN_SECONDS = durations._LEAST_AT_FIRST_SECONDS = ALLOWED_SECONDS
-    durations._OF_MEASURED = durations._OF_PREDICTED = 0.0
-    watchdog._MEETING_SECONDS = ALLOWED_SECONDS
+    durations.MIN_SECONDS = durations._MIN_FIRST_SECONDS = ALLOWED_SECONDS
+    durations._MEASURED_FACTOR = durations._PREDICTED_FACTOR = 0.0
+    watchdog._COLLECTIVE_SECONDS = ALLOWED_SECONDS
     if dist.get_rank() == planted.rank:
         _plant(planted.where, asked.out)
     return _run_locked(asked)

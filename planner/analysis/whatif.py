@@ -1,4 +1,4 @@
-"""What-if: a plan under other facts, as differences from the plan under its own.
+"""What-if: a plan under other facts (cluster, models or workload), as differences from the plan under its own.
 
 The baseline and all answers use the same cost model. Without a new search the placements stay the same; with one, each
 answer is the best plan for its facts.
@@ -97,14 +97,14 @@ def whatif(
     """
     before = re_evaluate(plan, plan.facts, rebuild_cost_model(plan.facts))
     baseline = outlook(before, price)
-    answers, most_ranks = [], 0
+    answers, max_ranks = [], 0
     for setting in settings:
         facts = with_setting(plan.facts, setting)
-        most_ranks = max(most_ranks, facts.cluster.num_ranks)
+        max_ranks = max(max_ranks, facts.cluster.num_ranks)
         answer = (
             _replanned(plan, facts, rebuild_cost_model, limits)
             if replan
-            else _recosted(plan, facts, rebuild_cost_model)
+            else _re_evaluated(plan, facts, rebuild_cost_model)
         )
         broken, after = answer
         consequence_outlook = outlook(after, price) if after else None
@@ -125,7 +125,7 @@ def whatif(
         answers=tuple(answers),
         notes=(
             *_baseline_notes(plan, before),
-            *_search_notes(replan, (limits or Limits()).with_default_gap(most_ranks)),
+            *_search_notes(replan, (limits or Limits()).with_default_gap(max_ranks)),
         ),
     )
 
@@ -146,21 +146,24 @@ def outlook(plan: Plan, price: float | None = None) -> Outlook:
     )
 
 
-def _recosted(plan: Plan, facts: Facts, remodel: CostModelBuilder) -> tuple[tuple[str, ...], Plan | None]:
-    """Broken rules, and the same placements re-evaluated; None where a rule forbids them."""
+def _re_evaluated(
+    plan: Plan, facts: Facts, rebuild_cost_model: CostModelBuilder
+) -> tuple[tuple[str, ...], Plan | None]:
+    """The rules that the same placements break, and the plan with them; None in its place where a rule forbids them."""
     illegal = violations_under(plan, facts)
     if illegal:
         return illegal, None
-    after = re_evaluate(plan, facts, remodel(facts))
+    after = re_evaluate(plan, facts, rebuild_cost_model(facts))
     return verify(after), after
 
 
 def _replanned(
-    plan: Plan, facts: Facts, remodel: CostModelBuilder, limits: Limits | None
+    plan: Plan, facts: Facts, rebuild_cost_model: CostModelBuilder, limits: Limits | None
 ) -> tuple[tuple[str, ...], Plan | None]:
+    """The reasons why there is no new plan, and the new plan or None."""
     if violations := position_violations(facts.models.by_name, facts.workload):
         return violations, None
-    model = remodel(facts)
+    model = rebuild_cost_model(facts)
     kept = start_from(plan, facts, model, parse_pins(plan.pins, plan.graph))
     start = kept if isinstance(kept, Plan) else None
     planned = compile_plan(facts, model, pins=plan.pins, limits=limits, start=start)

@@ -42,10 +42,10 @@ _WORKLOAD_MAXIMA = {
 """The largest value of each field: far above any use, and small enough for memory and for exact sums."""
 
 _MAX_TOKENS = 2**24
-"""The most tokens of a prompt or a response."""
+"""The maximum tokens of a prompt or a response."""
 
 _MAX_HISTOGRAM_PAIRS = 1024
-"""The most pairs of a histogram; the histogram of a sum of two lengths can have as many pairs as their product."""
+"""The maximum number of pairs of a histogram; that of a sum of two lengths can have as many pairs as their product."""
 
 _MAX_LATENCY_SECONDS = 3600.0
 """The longest launch or message latency; a larger value is probably in the wrong unit."""

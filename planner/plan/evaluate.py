@@ -1,6 +1,6 @@
 """The times, the period and the bytes of a plan. Tasks are list-scheduled in the plan's own order.
 
-Only placements, edges and refits are read, whichever search found them.
+Only the placements, edges and refits of the plan are read, so the result does not depend on the search that found it.
 """
 
 from __future__ import annotations
@@ -85,16 +85,17 @@ def _times(plan: Plan) -> dict[str, Times]:
 def _times_within(plan: Plan, seconds: float) -> dict[str, Times] | None:
     """The earliest times in a period of this length; None where it is too short.
 
-    They are longest paths, each of which goes through every transfer to a later period at most once.
+    They are longest paths, each of which goes through every transfer to a later period at most once, so they are found
+    after one iteration for each such transfer and one more.
     """
     earliest: dict[str, float] = {}
-    for _ in range(sum(_periods_late(plan, edge) > 0 for edge in plan.edges) + 1):
+    for _ in range(sum(_periods_between(plan, edge) > 0 for edge in plan.edges) + 1):
         times = list_schedule(tasks(plan, earliest))
         if _makespan(times) > seconds:
             return None
         late = False
         for edge in plan.edges:
-            if periods := _periods_late(plan, edge):
+            if periods := _periods_between(plan, edge):
                 ready = times[edge.producer].end + edge.cost.total - periods * seconds
                 if times[edge.consumer].start < ready:
                     earliest[edge.consumer], late = max(ready, earliest.get(edge.consumer, 0.0)), True
@@ -110,7 +111,7 @@ def period_seconds(plan: Plan, times: Mapping[str, Times]) -> float:
     """
     late = [0.0]
     for edge in plan.edges:
-        if periods := _periods_late(plan, edge):
+        if periods := _periods_between(plan, edge):
             arrival = times[edge.producer].end + edge.cost.total
             late.append((arrival - times[edge.consumer].start) / periods)
     return max(*late, _makespan(times))
@@ -120,8 +121,8 @@ def _makespan(times: Mapping[str, Times]) -> float:
     return max(time.end for time in times.values())
 
 
-def _periods_late(plan: Plan, edge: Edge) -> int:
-    """The number of periods between the writing and the reading of a transfer."""
+def _periods_between(plan: Plan, edge: Edge) -> int:
+    """The number of periods from the one in which a transfer is written to the one in which it is read."""
     return plan.placement(edge.producer).steps_ahead - plan.placement(edge.consumer).steps_ahead
 
 

@@ -88,32 +88,32 @@ def offered_layouts(
         yield from _with_experts(spec, layout, facts.cluster.ranks_per_node, extra_choices)
 
 
-def _with_experts(spec: ModelSpec, layout: Layout, per_node: int, wanted: ExtraChoices) -> Iterator[Layout]:
+def _with_experts(spec: ModelSpec, layout: Layout, per_node: int, extra_choices: ExtraChoices) -> Iterator[Layout]:
     """The layout with each offered degree of expert parallelism, with sharded (etp = tp) or whole (etp = 1) experts.
 
     On as many replicas, whole experts take as much memory as sharded ones, have wider matrix products in fewer kernels,
     and need no exchange of tokens that other tensor-parallel ranks hold too; but the load over more ranks is less
     balanced. For fine-grained experts (less than half as wide as the hidden state) on ranks of one node, or with the
-    same tokens, the exchange weighs more, and sharded experts are offered only with `wanted.all_layouts`. Whole experts
-    on more replicas than a node has ranks are likewise offered only then (docs/plan_space.md has the figures).
+    same tokens, the exchange weighs more, and sharded experts are offered only with `extra_choices.all_layouts`. Whole
+    experts on more replicas than a node has ranks are likewise offered only then (docs/plan_space.md has the figures).
     """
     tp, experts = layout.tp, spec.experts
     if experts is None:
         yield layout
         return
-    is_fine = 2 * experts.ffn_size < spec.hidden_size
-    for spread in divisors(layout.dp):
-        whole = tp * spread
+    is_fine_grained = 2 * experts.ffn_size < spec.hidden_size
+    for ep in divisors(layout.dp):
+        whole = tp * ep
         has_whole = tp > 1 and experts.num_experts % whole == 0
-        is_better = has_whole and is_fine and (not layout.sp or whole <= per_node)
-        if wanted.all_layouts or not is_better:
-            yield replace(layout, ep=spread)
-        if has_whole and (wanted.all_layouts or is_better or spread <= per_node):
+        is_better = has_whole and is_fine_grained and (not layout.sp or whole <= per_node)
+        if extra_choices.all_layouts or not is_better:
+            yield replace(layout, ep=ep)
+        if has_whole and (extra_choices.all_layouts or is_better or ep <= per_node):
             yield replace(layout, ep=whole, etp=1)
 
 
 def layout_rules(facts: Facts, stage: Stage, layout: Layout, part: int = 0) -> tuple[str, ...]:
-    """Rules that the layout of a stage breaks on a part of the cluster."""
+    """Rules that the layout of a stage breaks on a part of the cluster: the nodes of one kind (see `parts_of`)."""
     sentences = [
         *(workload_violations(facts) if stage.trains else ()),
         *layout_violations(layout, facts.models.spec(stage.role)),
@@ -132,14 +132,14 @@ def layout_rules(facts: Facts, stage: Stage, layout: Layout, part: int = 0) -> t
         sentences.append("sp is on, and a single new token cannot be divided along the sequence; turn sp off.")
     if stage.is_quantised and facts.cluster.kind != "cpu" and not sentences:
         sentences += fp8_shape_violations(facts.models.spec(stage.role), layout.tp)
-    most = max_context_parallel(facts, stage)
-    if layout.cp > most and stage.generates:
+    max_cp = max_context_parallel(facts, stage)
+    if layout.cp > max_cp and stage.generates:
         sentences.append(f"cp={layout.cp} shards sequences, and generation samples one token at a time; use cp=1.")
-    elif layout.cp > most and not facts.models.spec(stage.role).experts:
+    elif layout.cp > max_cp and not facts.models.spec(stage.role).experts:
         tokens = facts.workload.max_tokens
         sentences.append(
             f"cp={layout.cp} leaves {tokens // layout.cp} of the {tokens} tokens of the longest sequence to a rank, "
-            f"fewer than {MIN_CONTEXT_TOKENS}; use cp={most} at most."
+            f"fewer than {MIN_CONTEXT_TOKENS}; use cp={max_cp} at most."
         )
     return (*sentences, *mixed_pool_rules(facts, stage, layout, part))
 
@@ -295,7 +295,8 @@ def schedules(
     search_case: SearchCase | None = None,
     extra_choices: ExtraChoices = NO_EXTRA_CHOICES,
 ) -> tuple[Schedule, ...]:
-    """All offered schedules of a stage on a legal layout; without a scope, those of a synchronous plan without offload.
+    """All offered schedules of a stage on a legal layout; without a
+    search case, those of a synchronous plan without offload.
 
     `extra_choices` adds micro-batches to the usual ones. Generation fills free slots and has no micro-batches.
     """
@@ -312,36 +313,43 @@ def schedules(
     chunks = (0, *(c for c in CHUNKS if c < facts.workload.response.max)) if streams else (0,)
     states = offloads(stage) if search_case.offload else (Offload.NONE,)
     is_even = has_even_rows(facts, stage, layout)
-    cuts = offered_micro_batches(facts.workload, stage, layout, rows, is_even=is_even, extra_choices=extra_choices)
-    return _schedules(cuts, kinds, chunks, states)
+    micro_batches = offered_micro_batches(
+        facts.workload, stage, layout, rows, is_even=is_even, extra_choices=extra_choices
+    )
+    return _schedules(micro_batches, kinds, chunks, states)
 
 
 @lru_cache(maxsize=1024)  # many layouts of many stages have the same number of rows
 def _schedules(
-    cuts: MicroBatchOptions, kinds: tuple[Recompute, ...], chunks: tuple[int, ...], states: tuple[Offload, ...]
+    micro_batches: MicroBatchOptions, kinds: tuple[Recompute, ...], chunks: tuple[int, ...], states: tuple[Offload, ...]
 ) -> tuple[Schedule, ...]:
     return tuple(
-        replace(cut, recompute=kind, offload=state)
+        replace(micro_batch, recompute=kind, offload=state)
         for chunk in chunks
         for state in states
-        for cut in cuts.schedules(chunk)
+        for micro_batch in micro_batches.schedules(chunk)
         for kind in kinds
     )
 
 
-def _overlaps(facts: Facts, layout: Layout, scope: SearchCase) -> tuple[Schedule, ...]:
-    """The schedules of a generation that runs on from period to period, within the bound on staleness.
+def _overlaps(facts: Facts, layout: Layout, search_case: SearchCase) -> tuple[Schedule, ...]:
+    """The batches in flight and the overcommit that are offered to a generation within the bound on staleness.
 
-    Batches in flight are powers of two. The overcommit is an eighth, a quarter, a half or the whole of a batch, rounded
-    down to a multiple of dp where the replicas' rows are uneven; there is none where samples are in groups.
+    With neither, all sequences end in the period that starts them. Batches in flight are powers of two. The overcommit
+    is an eighth, a quarter, a half or the whole of a batch, rounded down to a multiple of dp where the replicas' rows
+    are uneven; there is none where samples are in groups.
     """
     batch_size = facts.workload.batch_size
-    deferral = max_deferral(scope.ahead, facts.staleness) if scope.runs_on and not facts.workload.turns else 0
+    deferral = (
+        max_deferral(search_case.ahead, facts.staleness) if search_case.runs_on and not facts.workload.turns else 0
+    )
     batches = [Schedule(batches_in_flight=2**k) for k in range((deferral + 1).bit_length())]
     if not deferral or facts.workload.group_size > 1:
         return tuple(batches)
-    parts = [part for part in (8, 4, 2, 1) if batch_size % layout.dp or batch_size % (part * layout.dp) == 0]
-    extras = dict.fromkeys(batch_size // part // layout.dp * layout.dp for part in parts)
+    fractions = [
+        fraction for fraction in (8, 4, 2, 1) if batch_size % layout.dp or batch_size % (fraction * layout.dp) == 0
+    ]
+    extras = dict.fromkeys(batch_size // fraction // layout.dp * layout.dp for fraction in fractions)
     return (*batches, *(Schedule(overcommit=extra) for extra in extras if extra))
 
 

@@ -46,7 +46,7 @@ class MicroBatchOptions(NamedTuple):
             *(Schedule(micro_batch_size=size) for size in self.sizes),
             *map(token_capped_schedule, self.caps),
         )
-        return sorted(all_schedules, key=lambda cut: cut.max_tokens(self.longest))
+        return sorted(all_schedules, key=lambda schedule: schedule.max_tokens(self.longest))
 
 
 def offered_micro_batches(
@@ -56,8 +56,8 @@ def offered_micro_batches(
 
     Without pipeline parallelism, a token cap replaces the row count that needs as much memory, since it never makes
     more micro-batches; a pipeline may want micro-batches smaller than memory requires. With context parallelism a
-    micro-batch is one sequence: in place of two, twice as many replicas could take one each, with the same work and
-    memory and less communication. More are legal, and offered with `extra_choices.by_rows`.
+    micro-batch is one sequence: instead of two in a micro-batch, twice as many replicas could take one each, with the
+    same work and memory and less communication. Larger ones are legal, and offered with `extra_choices.by_rows`.
     """
     usual, longest = token_caps(workload, stage, layout, rows), workload.max_tokens
     legal = (

@@ -32,13 +32,14 @@ from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import GENERATE
 
 LATENCY, WAITING = "reward latency", "rewards under way"
-"""Cost terms of a transfer from the generation: the latency of the response that ends last, and the wait beyond it."""
+"""Cost terms of a transfer from the generation: the reward latency of the response that ends last, and the wait beyond
+it."""
 
 MAX_JUDGE_CALLS = 1024
 """The most concurrent calls of a replica to a judge."""
 
 _SPARE_SHARE = 0.01
-"""The share of the generation's seconds by which rewards may take longer than with all workers, to use fewer."""
+"""The share of the generation's seconds by which rewards may take longer than with the maximum number of workers."""
 
 
 def min_reward_wait(facts: Facts, consumer: str) -> Cost:
@@ -71,19 +72,19 @@ def extra_reward_wait_seconds(facts: Facts, part: int, layout: Layout, schedule:
     this layout and schedule and the most workers that rewards may have."""
     rewards = [
         RewardWorkers(
-            _resolved(one.latency_seconds), (one.workers or _most_workers(facts, part, layout, one)) * one.batch_size
+            _resolved(one.latency_seconds), (one.workers or _max_workers(facts, part, layout, one)) * one.batch_size
         )
         for one in facts.rewards
     ]
     ends = _response_ends(facts, layout, schedule, seconds)
-    return max(0.0, tail_lower_bound_seconds(ends, rewards, layout.dp) - _least_seconds(facts))
+    return max(0.0, tail_lower_bound_seconds(ends, rewards, layout.dp) - _min_wait_seconds(facts))
 
 
 def extra_reward_wait_bound(facts: Facts) -> Callable[[float], float]:
     """A function from the seconds of a generation to a lower bound of `extra_reward_wait_seconds` for any layout and
     schedule."""
-    arrival, least = earliest_reward_seconds(facts), _least_seconds(facts)
-    return lambda seconds: max(0.0, arrival - seconds - least)
+    arrival, min_wait = earliest_reward_seconds(facts), _min_wait_seconds(facts)
+    return lambda seconds: max(0.0, arrival - seconds - min_wait)
 
 
 def earliest_reward_seconds(facts: Facts) -> float:
@@ -98,19 +99,22 @@ def earliest_reward_seconds(facts: Facts) -> float:
 def with_workers(plan: Plan, *, spare: float = _SPARE_SHARE) -> Plan:
     """Return the plan with the number of workers of each reward on hosts, and the wait for them.
 
-    Workers are as few as keep the wait within `spare` times the generation's seconds of that with the most workers.
+    There are as few workers as keep the wait at most `spare` times the generation's seconds above the wait with the
+    maximum number of workers.
     """
     facts = plan.facts
     if not facts.rewards:
         return plan
     ends = _planned_response_ends(plan)
-    most = [reward.workers or max_workers_of(plan, reward) for reward in facts.rewards]
+    max_workers = [reward.workers or max_workers_of(plan, reward) for reward in facts.rewards]
     generation = plan.placement(GENERATE)
-    longest_tail = reward_tail_of(plan, ends, most) + spare * generation.cost.total
-    chosen = list(most)
+    longest_tail = reward_tail_of(plan, ends, max_workers) + spare * generation.cost.total
+    chosen = list(max_workers)
     for index, reward in enumerate(facts.rewards):
-        fewer = [2**k for k in range(most[index].bit_length()) if 2**k < most[index] and reward.workers is None]
-        for number in (*fewer, most[index]):
+        fewer = [
+            2**k for k in range(max_workers[index].bit_length()) if 2**k < max_workers[index] and reward.workers is None
+        ]
+        for number in (*fewer, max_workers[index]):
             chosen[index] = number
             if reward_tail_of(plan, ends, chosen) <= longest_tail:
                 break
@@ -144,16 +148,16 @@ def with_recorded_workers(plan: Plan) -> Plan:
 def max_workers_of(plan: Plan, reward: RewardLoad) -> int:
     """The most workers of one reward for one replica: its share of a host's processors, or concurrent calls to a
     judge."""
-    return _most_workers(plan.facts, plan.part_of(GENERATE), plan.placement(GENERATE).layout, reward)
+    return _max_workers(plan.facts, plan.part_of(GENERATE), plan.placement(GENERATE).layout, reward)
 
 
-def _most_workers(facts: Facts, number: int, layout: Layout, reward: RewardLoad) -> int:
+def _max_workers(facts: Facts, part: int, layout: Layout, reward: RewardLoad) -> int:
     if reward.is_remote:
         return MAX_JUDGE_CALLS
-    part = facts.cluster.parts[number]
-    hosts = -(-layout.num_ranks // part.ranks_per_node)
+    cluster = facts.cluster.parts[part]
+    hosts = -(-layout.num_ranks // cluster.ranks_per_node)
     replicas = -(-layout.dp // hosts)
-    return max(1, part.cpus // (replicas * sum(not one.is_remote for one in facts.rewards)))
+    return max(1, cluster.cpus // (replicas * sum(not one.is_remote for one in facts.rewards)))
 
 
 def reward_tail_of(plan: Plan, ends: Seconds, workers: Sequence[int]) -> float:
@@ -179,11 +183,17 @@ def worker_violations(plan: Plan) -> Iterator[str]:
         if named.count(name) != 1:
             yield f"the reward {name} has {named.count(name)} entries of workers; give it one."
             continue
-        number, most = next(one.workers for one in plan.workers if one.reward == name), max_workers_of(plan, reward)
+        number, max_workers = (
+            next(one.workers for one in plan.workers if one.reward == name),
+            max_workers_of(plan, reward),
+        )
         if reward.workers is not None and number != reward.workers:
             yield f"the reward {name} has {number} workers and the job says {reward.workers}; plan the job again."
-        elif reward.workers is None and number > most:
-            yield f"the reward {name} has {number} workers for each replica; use at most {most}, its share of the host."
+        elif reward.workers is None and number > max_workers:
+            yield (
+                f"the reward {name} has {number} workers for each replica; use at most {max_workers}, its share of the "
+                "host."
+            )
 
 
 def _planned_response_ends(plan: Plan) -> Seconds:
@@ -200,8 +210,8 @@ def _response_ends(facts: Facts, layout: Layout, schedule: Schedule, seconds: fl
     return response_ends(lengths.tolist(), schedule.generation_slots, seconds)
 
 
-def _least_seconds(facts: Facts) -> float:
-    """The seconds of `min_reward_wait` for a stage that waits for rewards."""
+def _min_wait_seconds(facts: Facts) -> float:
+    """The seconds of `min_reward_wait` for a stage that reads rewards."""
     return unqueued_tail_seconds([_resolved(reward.latency_seconds) for reward in facts.rewards])
 
 
@@ -218,6 +228,6 @@ def reward_readers(facts: Facts) -> set[str]:
 
 def _waiting(edge: Edge, seconds: float) -> Edge:
     """The transfer with this total wait for rewards."""
-    least = Cost(tuple(term for term in edge.cost.terms if term.name != WAITING))
-    more = seconds - least.amount(LATENCY)
-    return edge.model_copy(update={"cost": least + Cost((Term(WAITING, max(0.0, more)),))})
+    unqueued = Cost(tuple(term for term in edge.cost.terms if term.name != WAITING))
+    queueing_seconds = seconds - unqueued.amount(LATENCY)
+    return edge.model_copy(update={"cost": unqueued + Cost((Term(WAITING, max(0.0, queueing_seconds)),))})

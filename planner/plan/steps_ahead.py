@@ -18,7 +18,7 @@ StepsAhead: TypeAlias = Mapping[str, int]
 """The number of steps that each stage works ahead of training, by name of the stage."""
 
 SearchCaseKey: TypeAlias = tuple[bool, bool, int, bool]
-"""The part of a scope that the choices of one stage depend on."""
+"""The part of a search case that the choices of one stage depend on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +33,14 @@ class SearchCase:
     def streams(self, stage: Stage) -> bool:
         """True if the stage may read responses while they are generated; it must work on the same step as generation.
 
-        The weights of a trained model would change between the chunks of a sequence that runs on, so such a stage then
-        waits for whole sequences.
+        The weights of a trained model would change between the chunks of a sequence that stays in flight, so such a
+        stage then waits for whole sequences.
         """
         same_step = self.ahead[stage.name] == self.ahead[GENERATE]
         return stage.may_stream and same_step and not (stage.is_trained and self.runs_on)
 
     def key_for(self, stage: Stage) -> SearchCaseKey:
-        """The part of the scope that the choices of a stage depend on; scopes with the same key offer the same
+        """The part of the search case that the choices of a stage depend on; cases with the same key offer the same
         choices."""
         generates = stage.generates
         return self.offload, self.streams(stage), self.ahead[GENERATE] * generates, self.runs_on and generates
@@ -52,7 +52,7 @@ def synchronous(graph: StageGraph) -> StepsAhead:
 
 
 def synchronous_case(graph: StageGraph) -> SearchCase:
-    """The synchronous scope without offload."""
+    """The synchronous search case without offload."""
     return SearchCase(ahead=synchronous(graph))
 
 
@@ -77,7 +77,7 @@ def pattern_ahead(graph: StageGraph, steps: int) -> StepsAhead:
 
 
 def search_cases(ahead: StepsAhead, staleness: int) -> tuple[SearchCase, ...]:
-    """The scopes that a bound on staleness allows with this pattern; all of them include offload."""
+    """The search cases that a bound on staleness allows with this pattern; all of them include offload."""
     within_period, across_periods = (
         SearchCase(ahead=ahead, offload=True),
         SearchCase(ahead=ahead, offload=True, runs_on=True),

@@ -1,6 +1,6 @@
 """The duration of each instruction of a step, by the plan, and the deadline after which it counts as hanging.
 
-An instruction waits for ranks that may do anything else of a period meanwhile, so its deadline is a multiple of a
+An instruction waits for ranks that may be at any other instruction of the period, so its deadline is a multiple of a
 whole period: twenty times the predicted one or, once periods were measured, five times the longest. It is at least a
 minute, which allows for a busy machine and periods of milliseconds; before a period was measured it is at least ten
 minutes, since libraries connect their ranks and compile in the first one. Calls of rewards and tools that fail at
@@ -35,7 +35,7 @@ class StepWork:
     """The durations and other facts of one step.
 
     `seconds` has, by instruction name, one number for all ranks or one for each dp replica. `host_seconds` is how long
-    host rewards take after the step's last response; None means as the plan expects. `tail_seconds` has, by stage, the
+    host rewards take after the step's last response; None is the plan's prediction. `tail_seconds` has, by stage, the
     tails of stages that stream in other chunks than the plan's. `setting` is the controllers' decision for the period
     that generates the step.
 
@@ -55,7 +55,7 @@ class StepWork:
 
 
 class Durations(Protocol):
-    """The work of every step; asking again for a step returns the same work."""
+    """The work of every step; two calls for a step return the same work."""
 
     @property
     def name(self) -> str:
@@ -116,8 +116,8 @@ class TransferDelays:
 def transfer_delays(plan: Plan) -> TransferDelays:
     """Return the delays of a plan's transfers.
 
-    Those from hosts include the time of their rewards after the last response. A streaming stage has its tail to
-    process after the last chunk has arrived.
+    Transfers of host rewards include the time of the rewards after the last response. A streaming stage still has to
+    process its tail after the last chunk has arrived.
     """
     delays = {(edge.producer, edge.consumer): edge.cost.total - host_seconds(edge) for edge in plan.edges}
     waits = {edge.consumer: edge.cost.total for edge in plan.edges if edge.producer == GENERATE}
@@ -126,9 +126,12 @@ def transfer_delays(plan: Plan) -> TransferDelays:
     return TransferDelays(delays, tails, max(map(host_seconds, plan.edges), default=0.0))
 
 
-MIN_SECONDS, _LEAST_AT_FIRST_SECONDS = 60.0, 600.0
-_OF_PREDICTED, _OF_MEASURED = 20.0, 5.0
-_TIMEOUT_OF_DEADLINE = 2.0
+MIN_SECONDS, _MIN_FIRST_SECONDS = 60.0, 600.0
+"""Shortest deadlines: once a period was measured, and before."""
+_PREDICTED_FACTOR, _MEASURED_FACTOR = 20.0, 5.0
+"""Deadlines over the predicted and over the longest measured period."""
+_TIMEOUT_FACTOR = 2.0
+"""Timeout of a collective over the deadline of an instruction."""
 
 IMPORT_SECONDS = 120.0
 """Seconds within which a reward or tool process must have imported its function."""
@@ -149,8 +152,8 @@ class Deadlines:
     def allowed_seconds(self) -> float:
         """Return the seconds that an instruction may take, including waiting for other ranks."""
         if self._measured:
-            return self._extra_seconds + max(MIN_SECONDS, _OF_MEASURED * self._measured)
-        return self._extra_seconds + max(_LEAST_AT_FIRST_SECONDS, _OF_PREDICTED * self._predicted)
+            return self._extra_seconds + max(MIN_SECONDS, _MEASURED_FACTOR * self._measured)
+        return self._extra_seconds + max(_MIN_FIRST_SECONDS, _PREDICTED_FACTOR * self._predicted)
 
 
 def failing_call_seconds(plan: Plan, rewards: Sequence[Reward], tool: Tool | None) -> float:
@@ -165,8 +168,8 @@ def failing_call_seconds(plan: Plan, rewards: Sequence[Reward], tool: Tool | Non
     `timeout_seconds`: 2 n / W + 1 + b times that in all, or n / W + 1 times without batches. A judge is retried for up
     to `retry_seconds`, and one more call may be running at the end. Rewards do not wait for each other. A rollout of k
     turns calls the tool k - 1 times in sequence: (k - 1) (n / W + 1) times its timeout. A function is imported before
-    its first call. Calls that succeed are part of measured periods. A process that the machine neither starts nor ends
-    is for a watchdog to find.
+    its first call. Calls that succeed are part of measured periods. A process that neither starts nor ends is left to
+    the watchdog.
     """
     num_rollouts = _max_rollouts(plan)
     seconds = max((_reward_seconds(plan, reward, num_rollouts) for reward in rewards), default=0.0)
@@ -198,7 +201,7 @@ def collective_timeout(plan: Plan, extra_seconds: float = 0.0) -> float:
 
     It exceeds the deadline of every instruction, whose error names what hangs; a library can only report a timeout.
     """
-    return _TIMEOUT_OF_DEADLINE * Deadlines(plan, extra_seconds).allowed_seconds() * max_waves_ratio(plan)
+    return _TIMEOUT_FACTOR * Deadlines(plan, extra_seconds).allowed_seconds() * max_waves_ratio(plan)
 
 
 def max_waves_ratio(plan: Plan) -> float:

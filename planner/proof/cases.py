@@ -3,13 +3,13 @@
 Memory: pools are equal, disjoint or nested, so that stages whose pools all intersect each other share some rank. What
 they hold has to fit there, and what all stages hold has to fit the cluster.
 
-Time: every stage takes its least ranks for its least seconds, and stages whose pools intersect run one after the other.
+Time: every stage takes at least its least ranks for its least seconds, and stages whose pools intersect run in turn.
 Among all schedules on a number of ranks, some shortest one results from taking the stages in some order, each as early
 as possible (Kolisch, EJOR 90, 1996, theorem 1). Between two stages the cluster has time for all the ranks x seconds
 that must lie there.
 
-A transfer to k periods later arrives before its reader starts, and the reader starts while the chain after it still
-fits into its period: (k + 1) periods are no shorter than the chain up to the arrival plus the chain after the reader.
+A transfer to the period k later arrives before its reader starts, and the reader starts while the chain after it still
+fits into that period: (k + 1) periods are no shorter than the chain up to the arrival plus the chain after the reader.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _ROUNDING = 1e-12
 class Case:
     """A subset of the plans of a space.
 
-    `remaining` has the remaining choices of each stage, and `intersects` for some pairs of stages whether their pools
-    intersect.
+    `remaining` has the remaining choices of each stage, and `intersects` says for some pairs of stages whether their
+    pools intersect.
     """
 
     space: Space
@@ -108,25 +108,23 @@ class Case:
             return True
         return any(self._bytes(group) > limit for group in self._meeting_groups())
 
-    def _bytes(self, group: Collection[str], over: str = "") -> float:
-        """Return the least bytes that stages hold on a common rank.
+    def _bytes(self, group: Collection[str], suffix: str = "") -> float:
+        """Return the least bytes that stages hold on a common rank; with `suffix="_in_all"`, on all ranks together.
 
-        Shareable weights count once, and of transient memory the largest of one stage.
-
-        With `over="_in_all"`, the bytes on all ranks together.
+        Shareable weights count once, and of transient memory only the largest of one stage.
         """
         weights = 0.0
         for role in self.space.graph.train_stage:
             sharers = [name for name in group if self.space.graph.by_name[name].copied_role == role]
-            weights += max((self._weights(subset, over) for subset in _subsets(sharers)), default=0.0)
-        private = math.fsum(self.least[name][f"own{over}"] for name in group)
-        return private + weights + max(self.least[name][f"transient{over}"] for name in group)
+            weights += max((self._weights(subset, suffix) for subset in _subsets(sharers)), default=0.0)
+        private = math.fsum(self.least[name][f"own{suffix}"] for name in group)
+        return private + weights + max(self.least[name][f"transient{suffix}"] for name in group)
 
-    def _weights(self, group: Collection[str], over: str) -> float:
+    def _weights(self, group: Collection[str], suffix: str) -> float:
         """Return the least weights of stages of one role if no two of them can share weights, else 0."""
         if any(self._may_share(one, other) for one, other in combinations(group, 2)):
             return 0.0
-        return sum(self.least[name][f"weights{over}"] for name in group)
+        return sum(self.least[name][f"weights{suffix}"] for name in group)
 
     def _may_share(self, one: str, other: str) -> bool:
         """Return True if two stages may have the same layout on the same part of the cluster."""
@@ -138,13 +136,13 @@ class Case:
 
     def least_seconds(self, most: float = math.inf) -> float:
         """Return a lower bound on the period of every plan of the case; it may stop at `most`."""
-        period = _Turn(self)
+        period = _Period(self)
         by_work = period.by_work()
         return by_work if by_work >= most else period.by_order(by_work, most)
 
     def least_seconds_by_work(self) -> float:
         """Return the weaker bound from ranks x seconds alone; infinite if no plan fits."""
-        return math.inf if self.is_empty else _Turn(self).by_work()
+        return math.inf if self.is_empty else _Period(self).by_work()
 
 
 @lru_cache(maxsize=4096)  # many cases have the same pools meet
@@ -161,8 +159,8 @@ def _subsets(names: Sequence[str]) -> Iterator[Sequence[str]]:
     return (subset for size in range(1, len(names) + 1) for subset in combinations(names, size))
 
 
-class _Turn:
-    """One period of a case: its stages by position, each at its least, and the precedences between them.
+class _Period:
+    """One period of a case: its stages by position, each with the least of every amount, and their precedences.
 
     A stage that streams from generation may start before the generation ends, unless the two share ranks; it then
     counts with its tail seconds. If they share ranks it follows the generation at once, because the chunks have been
@@ -170,8 +168,10 @@ class _Turn:
     """
 
     def __init__(self, case: Case) -> None:
-        graph, scope = case.space.graph, case.space.search_case
-        streams = [scope.streams(stage) and not case.always_intersect(stage.name, GENERATE) for stage in graph.stages]
+        graph, search_case = case.space.graph, case.space.search_case
+        streams = [
+            search_case.streams(stage) and not case.always_intersect(stage.name, GENERATE) for stage in graph.stages
+        ]
         prefixes = ["tail_" if is_streaming else "" for is_streaming in streams]
         least = [case.least[name] for name in graph.names]
         self.num_ranks = case.num_ranks
@@ -190,18 +190,18 @@ class _Turn:
         self.arrival = [space.arrival_seconds if name == GENERATE else 0.0 for name in graph.names]
         self.is_late = [name in space.late for name in graph.names]
         self.carried = [
-            (graph.position[producer], graph.position[consumer], turns, lag)
-            for (producer, consumer), (turns, lag) in space.carried.items()
+            (graph.position[producer], graph.position[consumer], num_periods, lag)
+            for (producer, consumer), (num_periods, lag) in space.carried.items()
         ]
-        self.after: list[list[tuple[int, float]]] = [[] for _ in graph.names]
+        self.inputs: list[list[tuple[int, float]]] = [[] for _ in graph.names]  # (producer, lag in seconds) by stage
         for (producer, consumer), lag in case.space.lags.items():
-            takes_turns = producer == GENERATE and case.always_intersect(consumer, GENERATE)
-            is_hidden = takes_turns and scope.streams(graph.by_name[consumer])
-            self.after[graph.position[consumer]].append((graph.position[producer], 0.0 if is_hidden else lag))
-        self.above = [set[int]() for _ in graph.names]
+            shares_ranks = producer == GENERATE and case.always_intersect(consumer, GENERATE)
+            is_hidden = shares_ranks and search_case.streams(graph.by_name[consumer])
+            self.inputs[graph.position[consumer]].append((graph.position[producer], 0.0 if is_hidden else lag))
+        self.ancestors = [set[int]() for _ in graph.names]
         for position in range(self.num_stages):  # in topological order: a stage comes after those that it reads from
-            self.above[position] = {
-                earlier for before, _ in self.after[position] for earlier in (before, *self.above[before])
+            self.ancestors[position] = {
+                earlier for before, _ in self.inputs[position] for earlier in (before, *self.ancestors[before])
             }
 
     def by_work(self) -> float:
@@ -211,12 +211,12 @@ class _Turn:
         for position in range(self.num_stages):
             arrivals = (
                 self._arrives(before, position, starts[before], ends[before], lag)
-                for before, lag in self.after[position]
+                for before, lag in self.inputs[position]
             )
             start = max([self.ready[position], *arrivals])
-            for earlier in self.above[position]:
-                start = max(start, ends[earlier] + self._seconds_between(earlier, self.above[position]))
-            start = max(start, self._seconds_between(None, self.above[position]))
+            for earlier in self.ancestors[position]:
+                start = max(start, ends[earlier] + self._seconds_between(earlier, self.ancestors[position]))
+            start = max(start, self._seconds_between(None, self.ancestors[position]))
             starts.append(start)
             ends.append(start + self.seconds[position])
         remaining_work = (
@@ -224,9 +224,9 @@ class _Turn:
         )
         return max(*ends, *remaining_work, self.all_work / self.num_ranks, *self._carried(starts, ends))
 
-    def _arrives(self, before: int, place: int, start: float, end: float, lag: float) -> float:
-        """Return when a stage has its input from an earlier stage, including rewards."""
-        return max(end + lag, start + self.arrival[before]) if self.is_late[place] else end + lag
+    def _arrives(self, before: int, position: int, start: float, end: float, lag: float) -> float:
+        """Return when a stage has its input from the stage `before`, including rewards."""
+        return max(end + lag, start + self.arrival[before]) if self.is_late[position] else end + lag
 
     def _carried(self, starts: list[float], ends: list[float]) -> Iterator[float]:
         """Yield lower bounds on the period from transfers to later periods, given the earliest times of the stages."""
@@ -235,49 +235,49 @@ class _Turn:
             chains = (
                 lag + chains_after[later]
                 for later in range(self.num_stages)
-                for before, lag in self.after[later]
+                for before, lag in self.inputs[later]
                 if before == position
             )
             chains_after[position] = self.seconds[position] + max(
                 [self._seconds_between(position, range(self.num_stages)), *chains]
             )
-        for before, position, turns, lag in self.carried:
+        for before, position, num_periods, lag in self.carried:
             arrival = self._arrives(before, position, starts[before], ends[before], lag)
-            yield (arrival + chains_after[position]) / (turns + 1)
+            yield (arrival + chains_after[position]) / (num_periods + 1)
 
     def _seconds_between(self, first: int | None, before: Sequence[int] | set[int] | range) -> float:
-        work = sum(self.work[position] for position in before if first is None or first in self.above[position])
+        work = sum(self.work[position] for position in before if first is None or first in self.ancestors[position])
         return work / self.num_ranks
 
-    def by_order(self, least: float, most: float) -> float:
-        """Return the end of the best order, no less than `least` and no more than `most`.
+    def by_order(self, lower: float, upper: float) -> float:
+        """Return the end of the best order, no less than `lower` and no more than `upper`.
 
-        The search stops as soon as some order ends by `least`.
+        The search stops as soon as some order ends by `lower`.
         """
-        self.least, self.most = least, most
-        self.rest = [0.0] * self.num_stages
+        self.lower, self.upper = lower, upper
+        self.longest_chain = [0.0] * self.num_stages  # seconds from the start of each stage to the end of the period
         for position in reversed(range(self.num_stages)):
             chains = [
-                lag + self.rest[later]
+                lag + self.longest_chain[later]
                 for later in range(self.num_stages)
-                for before, lag in self.after[later]
+                for before, lag in self.inputs[later]
                 if before == position
             ]
-            self.rest[position] = self.seconds[position] + max(chains, default=0.0)
+            self.longest_chain[position] = self.seconds[position] + max(chains, default=0.0)
         self._extend([None] * self.num_stages, 0.0)
-        return max(least, self.most)
+        return max(lower, self.upper)
 
     def _extend(self, times_of: list[tuple[float, float] | None], end: float) -> None:
         """Extend the partial order by every stage that may come next (branch and bound), and keep the earliest end."""
         unplaced = [position for position, interval in enumerate(times_of) if interval is None]
         if not unplaced:
-            self.most = min(self.most, end)
+            self.upper = min(self.upper, end)
             return
         for position in unplaced:
-            if self.most <= self.least or any(times_of[before] is None for before, _ in self.after[position]):
+            if self.upper <= self.lower or any(times_of[before] is None for before, _ in self.inputs[position]):
                 continue
             start = self._start(position, times_of)
-            if start + self.rest[position] < self.most:
+            if start + self.longest_chain[position] < self.upper:
                 times_of[position] = start, start + self.seconds[position]
                 self._extend(times_of, max(end, start + self.seconds[position]))
                 times_of[position] = None
@@ -286,7 +286,7 @@ class _Turn:
         """Return the earliest start at which the stage has its inputs and enough ranks are free."""
         arrivals = (
             self._arrives(earlier, position, *(times_of[earlier] or (0.0, 0.0)), lag)
-            for earlier, lag in self.after[position]
+            for earlier, lag in self.inputs[position]
         )
         ready = max([self.ready[position], *arrivals])
         running = [(interval, other) for other, interval in enumerate(times_of) if interval and interval[1] > ready]

@@ -27,11 +27,13 @@ def predicted_and_observed(contents: Contents) -> Html:
     names = [row.name for row in next(iter(runs.values())).values()]
     boxes, labels = [], []
     size = 1 + len(runs) + _GAP_BARS
-    for place, name in enumerate(names):
+    for position, name in enumerate(names):
         predicted = next(iter(runs.values()))[name].predicted_seconds
         bars = [("predicted", predicted), *((run, rows[name].measured_seconds) for run, rows in runs.items())]
-        boxes += [_seconds_bar(plan, place * size + lane, name, run, value) for lane, (run, value) in enumerate(bars)]
-        labels.append(Label(place * size, place * size + len(bars) - 1, name))
+        boxes += [
+            _seconds_bar(plan, position * size + lane, name, run, value) for lane, (run, value) in enumerate(bars)
+        ]
+        labels.append(Label(position * size, position * size + len(bars) - 1, name))
     longest = max(box.end for box in boxes)
     chart = lane_chart(
         boxes,

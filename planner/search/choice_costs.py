@@ -1,8 +1,8 @@
 """Costs the schedules of a stage on one layout, or rejects them with a reason.
 
-A candidate is a legal choice with its costs. The answer for one schedule spares questions about others: schedules with
-more rows at a time than one that does not fit, variants of a too slow schedule that only take longer, and interleaved
-pipelines that cannot beat the plain one.
+A candidate is a legal choice with its costs. The costs of one schedule save queries to the cost model for others:
+schedules with more rows at a time than one that does not fit, variants of a too slow schedule that only take longer,
+and interleaved pipelines that cannot beat the plain one (vpp=1).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ Amounts: TypeAlias = tuple[float, float, float, float, float]
 class Candidate(NamedTuple):
     """A legal choice with its costs: seconds per period, and bytes on the fullest rank.
 
-    `tail_seconds` remain after the end of what the stage streams; `weights_bytes` are part of `resident_bytes`.
+    `tail_seconds` remain after the end of the generation that the stage reads in chunks; `weights_bytes` are part of
+    `resident_bytes`.
     `late_seconds` is how long rewards on hosts take after a generation, beyond the time that they take after any
     generation (`reward_workers.late_seconds`).
     """
@@ -71,15 +72,15 @@ class Candidate(NamedTuple):
 
 
 def cost_call(model: CostModel, call: Call) -> Candidate:
-    """Cost the choice in a question to the model."""
+    """Return the candidate of a call, with the costs that the model predicts."""
     costs, schedule = model.on_layout(call), call.schedule
     return candidate_of(costs, call.layout, schedule, costs.seconds(schedule), costs.bytes(schedule))
 
 
-def candidate_of(costs: LayoutCosts, layout: Layout, schedule: Schedule, seconds: float, held: Bytes) -> Candidate:
+def candidate_of(costs: LayoutCosts, layout: Layout, schedule: Schedule, seconds: float, memory: Bytes) -> Candidate:
     """Build the candidate of a choice whose seconds and bytes are known."""
     tail = costs.tail_seconds(schedule) if schedule.chunk_tokens else seconds
-    return Candidate(layout, schedule, seconds, tail, *held)
+    return Candidate(layout, schedule, seconds, tail, *memory)
 
 
 def undominated(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
@@ -91,12 +92,10 @@ def undominated(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
 def undominated_generations(
     candidates: Sequence[Candidate], late: Callable[[Candidate], float]
 ) -> tuple[Candidate, ...]:
-    """Return the undominated choices of a generation whose rewards are waited for.
+    """Return the undominated choices of a generation if training waits for its rewards.
 
-    `late` returns the least wait in seconds.
-
-    Among choices with the same numbers of replicas and slots the faster one has its rewards sooner, so that `late` is
-    called for few of them.
+    `late` returns a choice's `late_seconds`. Among choices with the same numbers of replicas and slots the faster one
+    has its rewards sooner, so that `late` is called for few of them.
     """
     groups: dict[tuple[int, int], list[Candidate]] = {}
     for candidate in candidates:
@@ -125,7 +124,7 @@ def undominated_by_layout(candidates: Iterable[Candidate]) -> Iterator[Candidate
 
 
 class PlainPipeline:
-    """The costed choices of one plain pipeline on one kind of pool, with which its interleaved variants are compared.
+    """The costed choices of one plain pipeline (vpp=1) on one kind of pool, to compare its interleaved variants with.
 
     The plain pipeline has to be costed before the layouts that divide its pipeline stages into chunks.
     """
@@ -138,16 +137,16 @@ class PlainPipeline:
         self._too_large: dict[Schedule, str] = {}
         self._table: npt.NDArray[np.float64] | None = None
 
-    def record(self, layout: Layout, schedule: Schedule, found: Sequence[float] | str) -> None:
+    def record(self, layout: Layout, schedule: Schedule, result: Sequence[float] | str) -> None:
         """Record a plain choice: its amounts (seconds and tail seconds first), or the reason why it is too large."""
         if not self._applies or layout.pp == 1:
             return
         if layout != self._plain:
             self._plain, self._fitting, self._too_large, self._table = layout, {}, {}, None
-        if isinstance(found, str):
-            self._too_large[schedule] = found
+        if isinstance(result, str):
+            self._too_large[schedule] = result
         else:
-            self._fitting[schedule] = found
+            self._fitting[schedule] = result
 
     def too_large(self, layout: Layout, schedule: Schedule) -> str | None:
         """Return why an interleaved choice is too large if the plain one under the same schedule is, else None."""
@@ -177,9 +176,10 @@ TOO_SLOW = "too slow for any plan that is as fast as one that is known"
 
 @dataclass
 class QuestionCounts:
-    """Number of questions to a cost model: seconds (`timed`), bytes (`weighed`) and simulated generations.
+    """Number of queries to a cost model: for seconds (`timed`), for bytes (`weighed`), and simulated generations.
 
-    A simulation of generation depends on the numbers of replicas, pipeline stages and slots, and on what is in flight.
+    A simulation depends on the numbers of replicas, pipeline stages and slots, and on how many sequences are in flight;
+    each combination counts once.
     """
 
     timed: int = 0
@@ -189,7 +189,8 @@ class QuestionCounts:
 
 @dataclass
 class CostingRecord:
-    """Bookkeeping of costing one stage: questions, rejections by reason, least peak memory by cluster part."""
+    """Bookkeeping of costing one stage: queries, rejections by reason, and the choice of least peak memory by
+    cluster part."""
 
     questions: QuestionCounts = field(default_factory=QuestionCounts)
     rejected: Counter[str] = field(default_factory=Counter)
@@ -198,7 +199,7 @@ class CostingRecord:
 
 
 class TimeLimit(NamedTuple):
-    """The longest seconds of a choice worth costing, in all and after the end of what it streams (tail)."""
+    """The longest seconds of a choice worth costing, in all and after the generation that it streams from."""
 
     seconds: float
     tail_seconds: float
@@ -222,7 +223,11 @@ class ChoiceLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutCosting:
-    """Costs the schedules of one layout one after the other; schedules with fewer rows at a time have to come first."""
+    """Costs the schedules of one layout one after the other; schedules with fewer rows at a time have to come first.
+
+    `too_large` has the reasons why schedules with more rows do not fit either, by what such schedules have in common;
+    `slower` whether all variants of a schedule are too slow.
+    """
 
     model: CostModel
     call: Call
@@ -259,24 +264,24 @@ class LayoutCosting:
             if self.plain_pipeline.dominates(self.call.layout, schedule, self._seconds(schedule)):
                 return DOMINATED
         self.record.questions.weighed += 1
-        held = self.costs.bytes(schedule)  # memory first: what does not fit need not be timed
-        peak, smallest = held.peak, self.record.smallest.get(self.call.part)
+        memory = self.costs.bytes(schedule)  # memory first: what does not fit need not be timed
+        peak, smallest = memory.peak, self.record.smallest.get(self.call.part)
         if smallest is None or peak < smallest[0]:
             self.record.smallest[self.call.part] = peak, Choice(self.call.layout, schedule)
-        if held.host > self.limits.host_bytes:
+        if memory.host > self.limits.host_bytes:
             return TOO_LARGE_FOR_HOST
         if peak > self.limits.device_bytes:
             return TOO_LARGE
         if self.call.stage.generates and self._is_slower_by_bound(schedule):
             return TOO_SLOW
         seconds = self._seconds(schedule)
-        return candidate_of(self.costs, self.call.layout, schedule, seconds, held)
+        return candidate_of(self.costs, self.call.layout, schedule, seconds, memory)
 
     def _is_too_slow(self, schedule: Schedule) -> bool:
         """True if the schedule is too slow, decided by its quickest variant, once for all variants.
 
         Stages that stream, and generation, are checked for memory first, because simulating a generation takes as long
-        as many memory questions.
+        as many queries for memory.
         """
         if self.limits.time_limit == NO_TIME_LIMIT or schedule.chunk_tokens or self.call.stage.generates:
             return False
@@ -298,7 +303,7 @@ class LayoutCosting:
         )
 
     def _seconds(self, schedule: Schedule) -> float:
-        """Ask the cost model for the seconds, and count the question."""
+        """Query the cost model for the seconds, and count the query."""
         self.record.questions.timed += 1
         if self.call.stage.generates:
             slots = schedule.generation_slots, schedule.batches_in_flight, schedule.overcommit

@@ -37,7 +37,7 @@ from meshwright.profiles.stages import Stage
 PINNED = "excluded by a pin"
 
 
-_DEGREES_ALONE = ("tp", "pp", "cp")
+_INDEPENDENT_DEGREES = ("tp", "pp", "cp")
 """Degrees whose rules need no other degree."""
 
 
@@ -75,10 +75,10 @@ def legal_choices_by_layout(
     The order is fixed. Rejected choices are counted in `rejected`, by reason. Schedules do not yet say how rows are
     split by speed over two kinds of nodes. With `plain_only`, choices that are not plain are skipped and not counted.
     `search_case` defaults to the plainest search case. Micro-batch sizes and token caps that are pinned are offered in
-    addition to the usual ones; without pins, `wanted` is offered.
+    addition to the usual ones; without pins, `wanted` has the extra choices.
     """
     search_case = search_case or synchronous_case(facts.graph)
-    wanted = _wanted(pins) if pins else wanted
+    wanted = _pinned_extra_choices(pins) if pins else wanted
     for plain_layout in _layouts(facts, stage, num_ranks, wanted):
         if plain_only and not _is_plain_layout(plain_layout, facts.cluster.ranks_per_node):
             continue
@@ -102,8 +102,8 @@ def legal_choices_by_layout(
                 yield layout, legal
 
 
-def _wanted(pins: Sequence[Pin]) -> ExtraChoices:
-    """Return which micro-batch sizes and layouts the pins of a stage require beyond the usual ones."""
+def _pinned_extra_choices(pins: Sequence[Pin]) -> ExtraChoices:
+    """Return the micro-batches and layouts beyond the usual ones that the pins of a stage require."""
     caps = [pin.value for pin in pins if pin.key == "micro_batch_tokens" and not pin.forbids]
     by_rows = 0 in caps or any(pin.key == "micro_batch_size" for pin in pins)
     all_layouts = any(pin.key in ("layout", "pp", "ep", "etp") for pin in pins)
@@ -118,7 +118,7 @@ def _is_plain_layout(layout: Layout, ranks_per_node: int) -> bool:
 def _is_plain_schedule(schedule: Schedule, longest: int) -> bool:
     """True for the usual schedules: no offload, selective recomputation or chunks.
 
-    Their micro-batches hold a power of four of the longest rows.
+    Their micro-batches have room for 1, 4, 16, ... rows of the maximum length.
     """
     rows = schedule.max_tokens(longest) // longest
     is_power_of_four = rows.bit_length() % 2 and rows.bit_count() == 1
@@ -170,13 +170,13 @@ def _check_together(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> None:
     kinds = {(len(cluster.parts_of(part)), size): part for part, size in parts}
     if not kinds:
         _refuse(pins[-1], (f"no pool is left for {stage.name}; remove one of its pins.",))
-    wanted = _wanted(pins)
+    extra_choices = _pinned_extra_choices(pins)
     all_legal = remaining = [
         choice
         for ahead in steps_ahead_patterns(facts.graph, facts.staleness)
-        for scope in search_cases(ahead, facts.staleness)
+        for search_case in search_cases(ahead, facts.staleness)
         for (_, size), part in sorted(kinds.items(), key=lambda kind: kind[0][::-1])
-        for choice in legal_choices(facts, stage, size, (), part=part, search_case=scope, wanted=wanted)
+        for choice in legal_choices(facts, stage, size, (), part=part, search_case=search_case, wanted=extra_choices)
     ]
     for pin in pins:
         if pin.key == "pool":
@@ -194,9 +194,9 @@ def _check_together(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> None:
 
 def _broken_by_degree(facts: Facts, stage: Stage, pin: Pin) -> Iterator[str]:
     """Yield the rules that a pinned degree breaks by itself, such as one that does not divide the attention heads."""
-    if pin.key in _DEGREES_ALONE and isinstance(pin.value, int) and not pin.forbids:
-        alone = {"tp": Layout(tp=pin.value), "pp": Layout(pp=pin.value), "cp": Layout(cp=pin.value)}
-        for sentence in layout_rules(facts, stage, alone[pin.key]):
+    if pin.key in _INDEPENDENT_DEGREES and isinstance(pin.value, int) and not pin.forbids:
+        layouts = {"tp": Layout(tp=pin.value), "pp": Layout(pp=pin.value), "cp": Layout(cp=pin.value)}
+        for sentence in layout_rules(facts, stage, layouts[pin.key]):
             if sentence.startswith(f"{pin.key}={pin.value} "):
                 yield sentence
 
@@ -206,7 +206,7 @@ def _refuse(pin: Pin, violations: Sequence[str]) -> None:
         raise BadInput(f"{pin.quoted}: {violations[0]}")
 
 
-def _layouts(facts: Facts, stage: Stage, num_ranks: int, wanted: ExtraChoices) -> Iterator[Layout]:
+def _layouts(facts: Facts, stage: Stage, num_ranks: int, extra_choices: ExtraChoices) -> Iterator[Layout]:
     """Yield every factorisation of `num_ranks` into tp x pp x dp x cp.
 
     Each comes with and without sequence parallelism, and with every offered degree of expert parallelism.
@@ -219,7 +219,7 @@ def _layouts(facts: Facts, stage: Stage, num_ranks: int, wanted: ExtraChoices) -
                 if cp > max_cp:
                     break
                 for sp in (False, True)[: 2 if tp > 1 else 1]:
-                    yield from offered_layouts(facts, stage, Layout(tp=tp, pp=pp, dp=dp, sp=sp, cp=cp), wanted)
+                    yield from offered_layouts(facts, stage, Layout(tp=tp, pp=pp, dp=dp, sp=sp, cp=cp), extra_choices)
 
 
 def _with_chunks(facts: Facts, stage: Stage, layout: Layout) -> Iterator[Layout]:

@@ -20,23 +20,23 @@ _END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Signals by which a user or a scheduler requests a program to end."""
 
 Item = TypeVar("Item")
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 def map_in_two_processes(
-    work: Callable[[Item], Found],
+    work: Callable[[Item], Result],
     items: Sequence[Item],
     *,
     prepare: Callable[[], None] = lambda: None,
     on_start: Callable[[int], None] = lambda _index: None,
-) -> list[Found]:
+) -> list[Result]:
     """Return the result of `work` for each item, in order; side effects of `work` on memory may be lost.
 
     `prepare` runs in this process before it takes an item, while the second process already works. `on_start` is
     called in this process with the position of each item that it starts; the items before it are done or being
     computed."""
 
-    def compute_here(index: int) -> Found:
+    def compute_here(index: int) -> Result:
         on_start(index)
         return work(items[index])
 
@@ -52,8 +52,8 @@ def _can_share() -> bool:
 
 
 def _run_in_two_processes(
-    remote_work: Callable[[int], Found], local_work: Callable[[int], Found], count: int, prepare: Callable[[], None]
-) -> dict[int, Found]:
+    remote_work: Callable[[int], Result], local_work: Callable[[int], Result], count: int, prepare: Callable[[], None]
+) -> dict[int, Result]:
     """Return what both processes computed; if the second one failed, its items are absent.
 
     Ctrl-C in a terminal interrupts this process, which then ends the second one.
@@ -94,7 +94,7 @@ def _take_items(items_out: int) -> Iterator[int]:
         yield index[0]
 
 
-def _run_child(results_in: int, work: Callable[[int], Found], items_out: int) -> NoReturn:
+def _run_child(results_in: int, work: Callable[[int], Result], items_out: int) -> NoReturn:
     """Run the second process: compute items, send the results and exit without the first process's exit handlers."""
     status = 1
     try:

@@ -51,8 +51,8 @@ def assumed_reward(step: int) -> float:
 class SimulatedControllers:
     """The settings of one simulated run, and the plan under each setting."""
 
-    def __init__(self, plan: Plan, remodel: CostModelBuilder) -> None:
-        self._plan, self._remodel = plan, remodel
+    def __init__(self, plan: Plan, rebuild_cost_model: CostModelBuilder) -> None:
+        self._plan, self._rebuild_cost_model = plan, rebuild_cost_model
         self._steps_ahead, self._first = plan.placement(GENERATE).steps_ahead, -max(plan.ahead.values())
         self._controllers = Controllers(plan)
         self._settings: list[Setting] = []
@@ -60,10 +60,10 @@ class SimulatedControllers:
 
     def of_step(self, step: int) -> Setting:
         """Return the setting of the period that generates a step."""
-        turn = step - self._steps_ahead
-        while self._first + len(self._settings) <= turn:
+        period = step - self._steps_ahead
+        while self._first + len(self._settings) <= period:
             self._settings.append(self._next())
-        return self._settings[turn - self._first]
+        return self._settings[period - self._first]
 
     def plan_in(self, setting: Setting) -> Plan:
         """Return the plan with chunks no longer than the setting's, re-evaluated; the same plan if nothing changes."""
@@ -77,19 +77,19 @@ class SimulatedControllers:
         return self._plans[size]
 
     def _next(self) -> Setting:
-        turn = self._first + len(self._settings)
-        for step in self._controllers.missing_steps(turn):
+        period = self._first + len(self._settings)
+        for step in self._controllers.missing_steps(period):
             seconds = self.plan_in(self._settings[step - self._first]).period_seconds
             self._controllers.observe(
                 StepObservation(step=step, seconds=seconds, scores_by_age=((1, assumed_reward(step)),))
             )
-        return self._controllers.setting(turn)
+        return self._controllers.setting(period)
 
     def _with_chunks(self, placement: Placement, size: int) -> Placement:
         """Return the placement with chunks of `size` tokens; its planned seconds are scaled by the cost model."""
         if placement.schedule.chunk_tokens <= size:
             return placement
-        model, shorter = self._remodel(self._plan.facts), replace(placement.schedule, chunk_tokens=size)
+        model, shorter = self._rebuild_cost_model(self._plan.facts), replace(placement.schedule, chunk_tokens=size)
         current_call, shorter_call = (
             query_for_placement(self._plan, placement),
             replace(query_for_placement(self._plan, placement), schedule=shorter),
@@ -112,15 +112,18 @@ class Sampled:
 
     name = "sampled"
 
-    def __init__(self, plan: Plan, remodel: CostModelBuilder, *, seed: int) -> None:
+    def __init__(self, plan: Plan, rebuild_cost_model: CostModelBuilder, *, seed: int) -> None:
         self._plan, self._seed, self._workload = plan, seed, plan.facts.workload
         placement = plan.placement(GENERATE)
         call = query_for_placement(plan, placement)
-        level = placement.cost.total / remodel(plan.facts).seconds(call).total
-        self._controlled = SimulatedControllers(plan, remodel) if Controllers(plan).is_active else None
+        level = placement.cost.total / rebuild_cost_model(plan.facts).seconds(call).total
+        self._controlled = SimulatedControllers(plan, rebuild_cost_model) if Controllers(plan).is_active else None
         sampled_workload = self._workload.wave
         sampled_plan = plan.model_copy(update={"facts": plan.facts.model_copy(update={"workload": sampled_workload})})
-        lengths, times = _SampledLengths(sampled_workload, seed), round_times(sampled_plan.facts, call, remodel)
+        lengths, times = (
+            _SampledLengths(sampled_workload, seed),
+            round_times(sampled_plan.facts, call, rebuild_cost_model),
+        )
         self._generation: (
             SynchronousGeneration | InFlightGeneration | RolloutGeneration | WaveGeneration | BestOfGeneration
         )
@@ -133,8 +136,8 @@ class Sampled:
                 plan, SynchronousGeneration(sampled_plan, lengths, times, level).of_step, seed=seed
             )
         elif self._workload.turns:
-            turns = functools.partial(rollouts_of_step, self._workload, seed)
-            self._generation = RolloutGeneration(plan, turns, times, level)
+            rollouts = functools.partial(rollouts_of_step, self._workload, seed)
+            self._generation = RolloutGeneration(plan, rollouts, times, level)
         elif placement.schedule.keeps_in_flight:
             self._generation = InFlightGeneration(plan, lengths, times, level, self._overcommit)
         else:
@@ -205,9 +208,9 @@ class Sampled:
         rows = len(lengths) // num_minibatches
         orders = [rng.permutation(lengths) for _ in range(num_epochs)]
         updates = [order[i * rows : (i + 1) * rows] for order in orders for i in range(num_minibatches)]
-        typical, deal = self._typical_work(rows, placement), self._plan.row_split_of(placement.stage)
+        typical, assignment = self._typical_work(rows, placement), self._plan.row_split_of(placement.stage)
         max_work = float(typical.max())
-        slowest = sum(float((work_of_replicas(update, deal) * (max_work / typical)).max()) for update in updates)
+        slowest = sum(float((work_of_replicas(update, assignment) * (max_work / typical)).max()) for update in updates)
         return placement.cost.total * slowest / (len(updates) * max_work)
 
     def _typical_work(self, rows: int, placement: Placement) -> NDArray[np.float64]:
@@ -215,13 +218,13 @@ class Sampled:
 
         Where rows are assigned by speed, all replicas take equally long for theirs.
         """
-        deal, lengths = self._plan.row_split_of(placement.stage), self._workload.sequence_lengths
-        kinds = zip(deal.rows or (rows,), deal.replicas, strict=True)
+        assignment, lengths = self._plan.row_split_of(placement.stage), self._workload.sequence_lengths
+        kinds = zip(assignment.rows or (rows,), assignment.replicas, strict=True)
         work = [
-            float(sum(row_work(deal.model, lengths.stratified_sample(-(-rows_of_kind // number)).tolist())))
+            float(sum(row_work(assignment.model, lengths.stratified_sample(-(-rows_of_kind // number)).tolist())))
             for rows_of_kind, number in kinds
         ]
-        return np.repeat(work, deal.replicas)
+        return np.repeat(work, assignment.replicas)
 
 
 class _SampledLengths:
@@ -229,12 +232,12 @@ class _SampledLengths:
 
     def __init__(self, workload: Workload, seed: int) -> None:
         self._workload, self._seed = workload, seed
-        self._known: dict[int, tuple[Lengths, Lengths]] = {}
+        self._cache: dict[int, tuple[Lengths, Lengths]] = {}
 
     def __call__(self, step: int) -> tuple[Lengths, Lengths]:
-        if step not in self._known:
-            self._known[step] = sample_lengths(self._workload, seed=self._seed, step=step)
-        return self._known[step]
+        if step not in self._cache:
+            self._cache[step] = sample_lengths(self._workload, seed=self._seed, step=step)
+        return self._cache[step]
 
 
 def sample_lengths(workload: Workload, *, seed: int, step: int) -> tuple[Lengths, Lengths]:
@@ -260,15 +263,15 @@ def _prompts(workload: Workload, rng: np.random.Generator) -> Lengths:
     return np.sort(_sample(rng, workload.prompt_lengths, workload.num_prompts)).repeat(workload.group_size)
 
 
-def work_of_replicas(lengths: Lengths, deal: ReplicaAssignment) -> NDArray[np.float64]:
+def work_of_replicas(lengths: Lengths, assignment: ReplicaAssignment) -> NDArray[np.float64]:
     """Return the work of each replica, with rows assigned as in the runtime.
 
     More rows than `_MAX_ASSIGNED_ROWS` count as split as evenly as the longest of them allows.
     """
-    work = np.array(row_work(deal.model, lengths.tolist()), dtype=np.float64)
-    num_replicas = sum(deal.replicas)
-    if len(lengths) <= _MAX_ASSIGNED_ROWS or len(lengths) % num_replicas or len(deal.replicas) > 1:
-        return np.array([work[list(rows)].sum() for rows in deal.assign(lengths.tolist())])
+    work = np.array(row_work(assignment.model, lengths.tolist()), dtype=np.float64)
+    num_replicas = sum(assignment.replicas)
+    if len(lengths) <= _MAX_ASSIGNED_ROWS or len(lengths) % num_replicas or len(assignment.replicas) > 1:
+        return np.array([work[list(rows)].sum() for rows in assignment.assign(lengths.tolist())])
     total = float(work.sum())
     max_work, others = max(total / num_replicas, float(work.max())), num_replicas - 1
     return np.array([max_work, *((total - max_work) / others for _ in range(others))])

@@ -1,6 +1,6 @@
 """Simulates many steps of a plan's program in virtual time, and reports what every rank did and waited for.
 
-For generation with sampled lengths see `simulated_generation`, and for when its periods end `flight`.
+`simulated_generation` simulates generation with sampled lengths, and `flight` decides when its periods end.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from meshwright.profiles.trace import MEMORY, NUM_LIVE, RESIDENT, Span
 
 CLOCK = "simulated"
 
-_MOST_SPANS = 500_000
-"""Most spans of a timeline: they take about a GiB of memory."""
+_MAX_SPANS = 500_000
+"""Maximum number of spans of a timeline: they take about a GiB of memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +80,8 @@ class StalenessShare:
 class CacheUse:
     """The use of a replica's planned KV cache of `blocks` blocks during generation.
 
-    The shares are the mean over its seconds, and the peak over rounds and replicas. Above 1, sequences would wait or be
-    pre-empted, which is not simulated. Both are None for multi-turn rollouts.
+    `mean_share` is over the seconds of generation, `peak_share` over rounds and replicas. Above 1, sequences would
+    wait or be pre-empted, which is not simulated. Both are None for multi-turn rollouts.
     """
 
     stage: str
@@ -125,8 +125,8 @@ def simulate(
     """Simulate `warm_up` + `steps` steps and report the last `steps` of them, with spans if `traced`.
 
     By default the warm-up is one step, plus two for each step of staleness, plus the steps in which the overcommit
-    grows. If stages work ahead, as many steps are simulated after the reported ones, so that every reported period is
-    full. Raises BadInput if the plan's program is not sound.
+    grows. If stages work n steps ahead, n more steps are simulated after the reported ones, so that every reported
+    period is full. Raises BadInput if the plan's program is not sound.
     """
     durations = durations or Planned(plan)
     program = lower(plan)
@@ -136,14 +136,14 @@ def simulate(
     first_reported = first_step(plan) if warm_up is None else warm_up
     reported = range(first_reported, first_reported + steps)
     works = [durations.of_step(step) for step in range(reported.stop + program.most_ahead)]
-    rank_program = group_ranks(program, plan.facts.cluster.num_ranks, _split(works), _replica_of(plan))
+    rank_program = group_ranks(program, plan.facts.cluster.num_ranks, _stages_by_replica(works), _replica_of(plan))
     account = _Account(rank_program, reported)
     spans: list[Span] = []
     for record in simulate_events(rank_program, works, transfer_delays(plan)):
         account.add(record)
         if traced and record.period in reported:
             spans += _spans(plan, rank_program, record, works[record.step])
-    ends = [account.end_of(turn) for turn in range(reported.start - 1, reported.stop)]
+    ends = [account.end_of(period) for period in range(reported.start - 1, reported.stop)]
     seconds = [b - a for a, b in pairwise(ends)]
     return Simulation(
         clock=CLOCK,
@@ -165,10 +165,12 @@ def simulate(
 
 def _require_few_spans(program: Program, steps: int) -> None:
     """Raise BadInput for a timeline that would take too much memory."""
-    a_step = sum(len(instruction.ranks) for instruction in program.instructions)
-    if steps * a_step > _MOST_SPANS:
-        most = max(1, _MOST_SPANS // a_step)
-        raise BadInput(f"a timeline of {steps} steps has {steps * a_step} spans; give --steps {most} at most.")
+    spans_per_step = sum(len(instruction.ranks) for instruction in program.instructions)
+    if steps * spans_per_step > _MAX_SPANS:
+        max_steps = max(1, _MAX_SPANS // spans_per_step)
+        raise BadInput(
+            f"a timeline of {steps} steps has {steps * spans_per_step} spans; give --steps {max_steps} at most."
+        )
 
 
 def first_step(plan: Plan) -> int:
@@ -185,10 +187,10 @@ def _cache_uses(plan: Plan, works: Sequence[StepWork]) -> Iterator[CacheUse]:
         if stage not in works[0].held_blocks:
             continue
         blocks = plan.facts.workload.wave.cache_need(placement.schedule, placement.layout.dp).blocks
-        held = [one for work in works for one in work.held_blocks[stage]]
+        uses = [one for work in works for one in work.held_blocks[stage]]
         mean, peak = None, None
-        if held:
-            use = combined_use(held, (seconds for work in works for seconds in work.seconds[stage]))
+        if uses:
+            use = combined_use(uses, (seconds for work in works for seconds in work.seconds[stage]))
             mean, peak = use.mean / blocks, use.peak / blocks
         yield CacheUse(stage=stage, blocks=blocks, mean_share=mean, peak_share=peak)
 
@@ -200,7 +202,7 @@ def _staleness(works: Iterable[StepWork]) -> tuple[StalenessShare, ...]:
     return tuple(StalenessShare(staleness, number / tokens.total()) for staleness, number in sorted(tokens.items()))
 
 
-def _split(works: Iterable[StepWork]) -> frozenset[str]:
+def _stages_by_replica(works: Iterable[StepWork]) -> frozenset[str]:
     """Return the stages whose replicas have durations of their own."""
     return frozenset(name for work in works for name, seconds in work.seconds.items() if len(seconds) > 1)
 
@@ -256,16 +258,16 @@ class _Account:
         self._ends: dict[int, float] = {}
         self.num_events = 0
 
-    def end_of(self, turn: int) -> float:
+    def end_of(self, period: int) -> float:
         """Return when the last group ended a period; 0 for a period before all others."""
-        return self._ends.get(turn, 0.0)
+        return self._ends.get(period, 0.0)
 
     def add(self, record: Record) -> None:
         self.num_events += 1
-        turn, _, number, group, arrived, start, end, cause, starved = record
+        period, _, number, group, arrived, start, end, cause, stream_wait = record
         if number == len(self._names) - 1:
-            self._ends[turn] = max(end, self._ends.get(turn, 0.0))
-        if turn not in self._reported:
+            self._ends[period] = max(end, self._ends.get(period, 0.0))
+        if period not in self._reported:
             return
         if start > arrived:
             self._waits[group][cause] += start - arrived
@@ -273,9 +275,9 @@ class _Account:
             if number in self._receives:
                 self._waits[group][f"hand-over from {cause}"] += end - start
             else:
-                self._busy[group][self._names[number]] += end - start - starved
-                if starved:
-                    self._waits[group][self._fed_by[number]] += starved
+                self._busy[group][self._names[number]] += end - start - stream_wait
+                if stream_wait:
+                    self._waits[group][self._fed_by[number]] += stream_wait
 
     def use(self, name: str, ranks: Sequence[int]) -> TimeUse:
         """Return the mean use of these ranks over the reported periods."""

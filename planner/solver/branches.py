@@ -26,7 +26,7 @@ _MAX_BRANCHES = 64
 """Largest number of branches; with more, the small fixed cost of each adds up to more than one joint search."""
 
 _NUM_TRIED = 4
-"""Number of branches that are bounded first to decide if the others are worth it."""
+"""Number of branches that are bounded first, to decide if splitting saves work."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,15 @@ class Branch:
 
 
 def branches(problem: Problem, makespan: int, in_time: Callable[[], bool]) -> list[Branch]:
-    """Return branches that together contain all answers that end by the tick, sorted by their bound.
+    """Return branches that together contain all answers with at most this makespan, sorted by their bound.
 
-    The whole problem is one branch if branches would differ little or be too many, or if time runs out.
+    The whole problem is one branch if branches would differ little or be too many, or once `in_time` returns False.
     """
     spread = SpreadRelaxation(problem)
     bounds_of_all = spread.bounds({call.name: np.ones(len(call.options), dtype=bool) for call in problem.calls})
     if bounds_of_all is None or bounds_of_all.least > makespan:
         return []
-    split, kept, room = [], bounds_of_all.within(makespan), _Room(problem)
+    split, kept, memory_check = [], bounds_of_all.within(makespan), _MemoryCheck(problem)
     deciding = min(problem.calls, key=lambda call: int(kept[call.name].sum()))
     likeliest = _likeliest(bounds_of_all.each[deciding.name], makespan)
     if len(likeliest) > _MAX_BRANCHES:
@@ -66,7 +66,7 @@ def branches(problem: Problem, makespan: int, in_time: Callable[[], bool]) -> li
     for index in _evenly_spaced_first(likeliest):
         if not in_time():
             return [Branch(problem, bounds_of_all)]
-        bounds = spread.bounds(room.beside(deciding, index, kept))
+        bounds = spread.bounds(memory_check.beside(deciding, index, kept))
         if bounds is not None and bounds.least <= makespan:
             split.append(Branch(problem, bounds))
         if len(split) == _NUM_TRIED and not _differ(split, makespan):
@@ -115,7 +115,7 @@ def _between(transfer: Transfer, layouts: Mapping[str, Collection[str]]) -> Tran
     )
 
 
-class _Room:
+class _MemoryCheck:
     """Decides which options fit in memory beside each other on ranks that they must have in common."""
 
     def __init__(self, problem: Problem) -> None:
@@ -155,7 +155,7 @@ class _Room:
 
 
 def _unowned_units(problem: Problem, call: CallOptions) -> Iterator[int]:
-    """Yield for each option the units that sharing may save beyond the size of any owner's copy there."""
+    """Yield for each option the units that sharing may save beyond the size of any owner's copy at its place."""
     owned: dict[Place, int] = {}
     for owner in problem.owners(call.name):
         for option in problem.options(owner):

@@ -1,8 +1,9 @@
 """The problem as an integer program, if every option has fixed ranks.
 
 Sets
-    c  calls, each with options o; an option has a place p (ranks, layout), ticks d, resident memory r, the part w of r
-       that sharing saves, and transient memory m
+    c  calls, each with options o; an option has a place p (ranks, layout), ticks d (the solver's unit of time),
+       resident memory r, the part w of r that sharing saves, transient memory m, early ticks (by which it may start
+       before the end of a producer that streams to it) and late ticks (from its end until all of its output exists)
     t  tasks: runs of calls, and transfers between the places of two calls
     a  atoms: groups of ranks that every option covers entirely or not at all
 Variables
@@ -13,12 +14,13 @@ Variables
 Objective
     minimise the makespan, or the memory units that a device needs
 Constraints
-    choice   sum_o x[c, o] = 1;  y and z follow x;  s[c, p] <= y[c, p] and s[c, p] <= sum of y over earlier owners
+    choice   sum_o x[c, o] = 1;  y and z follow x;  s[c, p] <= y[c, p] and s[c, p] <= sum of y[p]
+             over the earlier calls that may own the copy
     time     ticks of a run = sum_o d x[c, o];  ticks of a transfer from p >= sum_q d(p, q) (y[q] - s[q]) if y[p]
              start[t'] >= end[t] + lag for every precedence; if t streams to t', minus the option's early ticks, and
              start[t'] >= start[t];  on every atom the tasks that occupy it do not overlap
-             k makespan >= end[t] + lag - start[t'] for a precedence that is carried k periods; if t delivers late, its
-             option's late ticks are part of the lag
+             k makespan >= end[t] + lag - start[t'] for a precedence of t over t' of the period k later; if t
+             delivers late, the late ticks of its option are part of the lag
     memory   for every atom a and call c over it: sum r x - sum w s + m of c <= device
 Redundant, for a tighter bound
     between two tasks (or the ends) every atom has time for all its work that must lie there; interchangeable halves
@@ -97,7 +99,7 @@ def add_task_variables(model: cp_model.CpModel, problem: Problem, horizon: int) 
     happens = {
         task.name: model.new_bool_var(f"h[{task.name}]") for task in representatives if isinstance(task, Transfer)
     }
-    ticks = {t.name: model.new_int_var(*_range(problem, t, horizon), f"ticks[{t.name}]") for t in representatives}
+    ticks = {t.name: model.new_int_var(*_ticks_range(problem, t, horizon), f"ticks[{t.name}]") for t in representatives}
     return TaskVariables(
         happens={t.name: happens[representative[t.name]] for t in problem.tasks if isinstance(t, Transfer)},
         start={task.name: model.new_int_var(0, horizon, f"start[{task.name}]") for task in problem.tasks},
@@ -122,7 +124,7 @@ def _shares(model: cp_model.CpModel, problem: Problem) -> dict[tuple[str, Place]
     }
 
 
-def _range(problem: Problem, task: Task, horizon: int) -> tuple[int, int]:
+def _ticks_range(problem: Problem, task: Task, horizon: int) -> tuple[int, int]:
     if isinstance(task, CallRun):
         ticks = [option.ticks for option in problem.options(task.call)]
         return min(ticks), max(ticks)
@@ -173,10 +175,10 @@ def add_memory_constraints(
             for place in places(call):
                 if ranks.start in place.ranks and (call.name, place) in x.shares:
                     resident.append(-shared[call.name, place] * x.shares[call.name, place])
-        held = model.new_int_var(0, MAX_SUM, f"resident[{atom}]")
-        model.add(held == sum(resident))
+        total_resident = model.new_int_var(0, MAX_SUM, f"resident[{atom}]")
+        model.add(total_resident == sum(resident))
         for terms in transient.values():
-            model.add(held + sum(terms) <= device)
+            model.add(total_resident + sum(terms) <= device)
 
 
 def _one_option_per_call(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
@@ -221,7 +223,7 @@ def _ranks_are_nested_or_disjoint(model: cp_model.CpModel, problem: Problem, x: 
     crossed_by = [set(np.flatnonzero(row).tolist()) for row in crossing.crosses]
     for one, other in combinations(picks_on, 2):
         for number, picks in one.items():
-            crossing_picks = [pick for there in crossed_by[number] & other.keys() for pick in other[there]]
+            crossing_picks = [pick for crossed in crossed_by[number] & other.keys() for pick in other[crossed]]
             if crossing_picks:
                 model.add(sum(picks) + sum(crossing_picks) <= 1)
 
@@ -229,11 +231,11 @@ def _ranks_are_nested_or_disjoint(model: cp_model.CpModel, problem: Problem, x: 
 def _siblings_are_filled_from_the_left(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
     """The first call inside either of two interchangeable rank ranges is inside the left one."""
 
-    def picks_inside(call: str, block: range) -> list[cp_model.IntVar]:
+    def picks_inside(call: str, rank_range: range) -> list[cp_model.IntVar]:
         return [
             x.pick[call, index]
             for index, option in enumerate(problem.options(call))
-            if block.start <= option.place.ranks.start and option.place.ranks.stop <= block.stop
+            if rank_range.start <= option.place.ranks.start and option.place.ranks.stop <= rank_range.stop
         ]
 
     def order_siblings(swap: Swap) -> None:
@@ -257,7 +259,7 @@ def _a_run_takes_its_options_ticks(model: cp_model.CpModel, problem: Problem, x:
 def _a_transfer_takes_its_places_ticks(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
     """A transfer lasts as long as its two places require, and no time if its target shares a copy.
 
-    Places from which, or to which, transfers take equally long are handled together.
+    Places from (or to) which transfers take equally long are handled together.
     """
     by_name = {call.name: call for call in problem.calls}
     for task in problem.tasks:
@@ -295,7 +297,7 @@ def _grouped(items: Iterable[Place], keys: Iterable[tuple[int, ...]]) -> dict[tu
 
 
 def _any(model: cp_model.CpModel, terms: Sequence[cp_model.LinearExprT]) -> cp_model.IntVar:
-    """Return a variable that is 1 if one of the terms is 1; no two of them are."""
+    """Return a variable that is 1 if one of the terms is 1; at most one of them may be."""
     is_any = model.new_bool_var("any")
     model.add(sum(terms) == is_any)
     return is_any
@@ -313,8 +315,8 @@ def _tasks_wait_for_their_predecessors(
 ) -> None:
     """A task starts after its inputs have ended and been transferred, or earlier if they are streamed to it."""
     call = problem.runs
-    for before, after, least, streamed, late in problem.precedences:
-        lag = least + _late_ticks(problem, pick, call[before]) if late else least
+    for before, after, min_lag, streamed, late in problem.precedences:
+        lag = min_lag + _late_ticks(problem, pick, call[before]) if late else min_lag
         if not streamed:
             model.add(times.start[after] >= times.end[before] + lag)
             continue
@@ -332,9 +334,9 @@ def _later_periods_wait_for_this_one(
 ) -> None:
     """A task starts after its inputs from earlier periods have arrived."""
     call = problem.runs
-    for before, after, turns, lag, late in problem.carried:
+    for before, after, num_periods, lag, late in problem.carried:
         arrival = times.end[before] + lag + (_late_ticks(problem, pick, call[before]) if late else 0)
-        model.add(turns * times.makespan + times.start[after] >= arrival)
+        model.add(num_periods * times.makespan + times.start[after] >= arrival)
 
 
 def _late_ticks(problem: Problem, pick: Mapping[tuple[str, int], cp_model.IntVar], call: str) -> cp_model.LinearExprT:

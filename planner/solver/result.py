@@ -12,7 +12,8 @@ from typing import Literal, Self, TypeAlias
 from meshwright.planner.solver.problem import Option, Problem
 
 Progress: TypeAlias = Callable[[int | None, int], None]
-"""Called with the makespan of the best answer, or None, and the lower bound, in ticks, when one improves."""
+"""Called with the makespan of the best answer (None before the first) and the lower bound, in ticks, when one of them
+improves."""
 
 _GAP_SHARE = 0.99
 """Share of the gap that the search uses; the rest covers seconds that are not whole ticks."""
@@ -37,7 +38,7 @@ class Limits:
     uses 0. The search may end without an answer if none takes at most `max_makespan` ticks. It ends with what it has at
     `deadline`, in seconds of `time.monotonic`, or when `stop` is set; the answer then depends on the machine.
 
-    Several workers take turns to stay deterministic, which was slower than one worker on every problem tried so far.
+    CP-SAT interleaves several workers to stay deterministic, which was slower than one worker on every problem tried.
     """
 
     seed: int = 0
@@ -130,7 +131,7 @@ class Result:
     """The result of a search. `objective` is None unless there is an answer.
 
     `out_of_limit` means that the limit was reached before any answer was found. `beaten` means that every answer takes
-    at least `bound`, which is more than the largest makespan that was requested.
+    at least `bound`, which is more than the largest makespan that was allowed.
     """
 
     status: Literal["optimal", "feasible", "infeasible", "out_of_limit", "beaten"]

@@ -18,11 +18,12 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.untrusted_text import MAX_YAML_BYTES
 
 _BITS = 63
+"""Bits of a signed 64-bit integer without its sign."""
 _MAX_DEPTH = 32
 _MAX_DIGITS = 20
 
 
-class Undecided(Exception):  # noqa: N818 - an answer, not a fault
+class Undecided(Exception):  # noqa: N818 - not an error: the caller handles it
     """Raised for a value that the script does not determine, with the reason."""
 
 
@@ -39,31 +40,31 @@ def evaluate_arithmetic(node: Node, text_of_name: Callable[[Node | str], str], d
             raise Undecided("an expression is not complete")
         return evaluate_arithmetic(part, text_of_name, depth + 1)
 
-    kind, written = node.type, (node.text or b"").decode(errors="replace")
+    kind, source = node.type, (node.text or b"").decode(errors="replace")
     if kind in ("arithmetic_expansion", "parenthesized_expression", "compound_statement"):
         inner = [part for part in node.named_children if part.type != "comment"]
         return value(inner[-1] if inner else None)
     if kind == "binary_expression":
         sign = node.child_by_field_name("operator")
-        return _apply(written, sign, value(node.child_by_field_name("left")), value(node.child_by_field_name("right")))
+        return _apply(source, sign, value(node.child_by_field_name("left")), value(node.child_by_field_name("right")))
     if kind == "ternary_expression":
         part = "consequence" if value(node.child_by_field_name("condition")) else "alternative"
         return value(node.child_by_field_name(part))
     if kind == "unary_expression":
         inner_value = value(node.named_children[-1])
-        sign_text = written[: 2 if written.startswith(("++", "--")) else 1]
+        sign_text = source[: 2 if source.startswith(("++", "--")) else 1]
         return {"-": -inner_value, "+": inner_value, "!": int(not inner_value), "~": ~inner_value}.get(
             sign_text, inner_value
         )
     if kind in ("number", "word", "variable_name"):
         return (
-            _number(written, text_of_name, depth)
-            if re.match(r"\d", written)
-            else _variable_value(written, text_of_name, depth)
+            _number(source, text_of_name, depth)
+            if re.match(r"\d", source)
+            else _variable_value(source, text_of_name, depth)
         )
     if kind in ("simple_expansion", "expansion", "command_substitution", "string", "raw_string", "concatenation"):
         return _number(text_of_name(node), text_of_name, depth)
-    raise Undecided(f"$(({written})) is not computed")
+    raise Undecided(f"$(({source})) is not computed")
 
 
 def _variable_value(name: str, text_of_name: Callable[[Node | str], str], depth: int) -> int:
@@ -87,20 +88,20 @@ def _number(text: str, text_of_name: Callable[[Node | str], str], depth: int) ->
     raise Undecided(f"{stripped[:40]} is not a whole number")
 
 
-def _apply(written: str, operator: Node | None, left: int, right: int) -> int:
+def _apply(source: str, operator: Node | None, left: int, right: int) -> int:
     name = (operator.text or b"").decode() if operator else ""
     if name in ("/", "%"):
         if right == 0:
-            raise Undecided(f"{written} divides by 0")
+            raise Undecided(f"{source} divides by 0")
         quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
         return quotient if name == "/" else left - quotient * right
     if name in ("**", "<<", ">>") and not 0 <= right <= _BITS:
-        raise Undecided(f"{written} is beyond the 64-bit integers of a shell")
+        raise Undecided(f"{source} is beyond the 64-bit integers of a shell")
     if name not in _OPERATORS:
-        raise Undecided(f"{written} is not computed")
+        raise Undecided(f"{source} is not computed")
     result = int(_OPERATORS[name](left, right))
     if abs(result) >= 2**_BITS:
-        raise Undecided(f"{written} is beyond the 64-bit integers of a shell")
+        raise Undecided(f"{source} is beyond the 64-bit integers of a shell")
     return result
 
 
@@ -139,8 +140,8 @@ _LITERALS: Mapping[str, Callable[[str], str]] = {
 
 @dataclass(frozen=True)
 class Word:
-    """An expanded word. `reasons` say why it is undecided; `unset` is its text where unset variables are the only
-    reason, and None otherwise."""
+    """An expanded word. `reasons` say why it is undecided; `text_if_unset` is its text with unset variables empty
+    where those are the only reason, and None otherwise."""
 
     text: str
     reasons: tuple[str, ...] = ()
@@ -239,8 +240,8 @@ class Expander:
             return self.command_output(node) if kind == "command_substitution" else self.number(node)
         if kind in ("concatenation", "command_name"):
             return _join_with_spaces(_join_adjacent([self.word(part)] for part in _word_parts(node)))
-        is_answer = kind == "process_substitution"
-        return Word(_ESCAPED.sub(_unescaped, text), (f"{text} is the output of a command",) if is_answer else ())
+        is_output = kind == "process_substitution"
+        return Word(_ESCAPED.sub(_unescaped, text), (f"{text} is the output of a command",) if is_output else ())
 
     def number(self, node: Node) -> Word:
         """The value of an arithmetic expression, as a word."""
@@ -444,6 +445,7 @@ def _remove_match(value: str, pattern: str, *, at_end: bool, longest: bool) -> s
 
 
 def _replaced(value: str, operands: list[str], count: int) -> str | None:
+    """The value with up to `count` matches replaced (-1 is all); None for a pattern that is not plain text."""
     pattern, new = (*operands, "", "")[:2]
     if not pattern or any(character in pattern for character in "*?[\\"):
         return None
@@ -451,6 +453,7 @@ def _replaced(value: str, operands: list[str], count: int) -> str | None:
 
 
 def _sliced(value: str, operands: list[str]) -> str | None:
+    """The substring at an offset, with a length if there are two operands; None for operands that are not numbers."""
     if not operands or not all(re.fullmatch(r"-?\d{1,9}", operand.strip()) for operand in operands):
         return None
     first = int(operands[0])

@@ -1,4 +1,4 @@
-"""Latency distributions of one call of a reward or a tool, in seconds, stated by a job or measured by timed calls."""
+"""Latency distributions of one call of a reward or a tool, in seconds, given by a job or measured by timed calls."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def profile(
     With the `job` of the facts, whose paths are relative to `directory`, calls of its rewards and its tool are timed
     first where it states no latency; functions may be built-in ones and those of `allow_modules`.
 
-    A call that was interrupted is continued by the next one unless that is `fresh`; `num_missing` counts the remaining
+    An interrupted profile is resumed by the next call, unless that has `fresh`; `num_missing` counts the remaining
     measurements. `device` is cpu or cuda, by default that of the job's cluster. It starts processes that import the
     program's main module, which therefore needs `if __name__ == "__main__":`.
     Raises BadInput when this machine is not one of the cluster's, when `output` was measured under other conditions,
@@ -67,14 +67,14 @@ def profile(
 
 
 def num_missing(facts: Facts, table: Table) -> int:
-    """The number of measurements of the job's shapes that a table of this machine lacks, because its time was over."""
+    """The number of measurements of the job's shapes that a table of this machine lacks, because `minutes` ran out."""
     from meshwright.runtime.profiling.profiling import num_missing as missing
 
     return missing(facts, table)
 
 
 def calibrate(plan: Plan, run: Pathname, table: Table | None = None) -> Calibration:
-    """Correct a table by what a run of this plan measured; the measurements stay, and corrections are added.
+    """Correct a table by the times that a run of this plan measured; its measurements stay, and corrections are added.
 
     `run` is the directory of the run, and `table` the one that the plan was made with, if any.
     Raises BadInput for a plan that breaks a rule, a run of another plan and a trace that was not measured.
@@ -96,12 +96,12 @@ def import_operators(facts: Facts | None = None, *, device: str | None = None) -
     training. Raises BadInput for a device that the package lacks or that is not the job's, for a job in another
     precision than the operators', and where the package is not installed.
     """
-    points, cluster, precision = _of_job(facts, device) if facts else _of_known_models(device)
+    points, cluster, precision = _points_of_job(facts, device) if facts else _points_of_known_models(device)
     operators = read_operators(cluster.device.name)
     return imported_table(operators, points, cluster, precision, datetime.date.today().isoformat())
 
 
-def _of_job(facts: Facts, device: str | None) -> tuple[tuple[Point, ...], Cluster, str]:
+def _points_of_job(facts: Facts, device: str | None) -> tuple[tuple[Point, ...], Cluster, str]:
     cluster = require_uniform(facts.cluster, "profile --from aiconfigurator")
     name = cluster.device.name
     if device is not None and device_of(device) != name:
@@ -112,7 +112,7 @@ def _of_job(facts: Facts, device: str | None) -> tuple[tuple[Point, ...], Cluste
     return imported_points(facts.graph, [specs], [facts.workload], cluster), cluster, facts.precision
 
 
-def _of_known_models(device: str | None) -> tuple[tuple[Point, ...], Cluster, str]:
+def _points_of_known_models(device: str | None) -> tuple[tuple[Point, ...], Cluster, str]:
     if device is None:
         raise BadInput(f"name a job, or a device with --device: {', '.join(SYSTEMS.values())}.")
     cluster = ClusterSpec(device=device_of(device)).resolve()

@@ -45,7 +45,7 @@ def simulate(
     """Run the plan's program in virtual time: how long steps take, and what every rank waits for.
 
     Response lengths are sampled for each step; with `sampled=False` every step takes the time that the plan predicts.
-    With `traced=True` the simulation keeps its spans, which `report` and `timeline` draw.
+    With `traced=True` the simulation keeps its spans, which `api.report` and `api.timeline` draw.
     Raises BadInput for a plan that breaks a rule.
 
     >>> simulation = api.simulate(plan, steps=2, sampled=False)
@@ -120,8 +120,8 @@ def run(
     `steps` is the total of the run, including those before a `resume`; the job's paths are relative to `directory`. A
     resumed run continues under any plan of the job; with `resample` it samples the responses in flight anew. A run
     that fails is restarted from its last checkpoint up to `max_restarts` times, on the remaining nodes. Every
-    `replan_every` steps (0 is never) it searches for a better plan, and continues under it where the cost of moving is
-    regained in the remaining steps. `table` is the one that the plan was made with, if any. Metrics, the trace,
+    `replan_every` steps (0 is never) it searches for a better plan, and continues under it where the time of switching
+    is repaid in the remaining steps. `table` is the one that the plan was made with, if any. Metrics, the trace,
     checkpoints and, every `sample_every` steps, some responses are written to `out`. A run that was stopped by SIGTERM,
     SIGHUP, SIGUSR1 or Ctrl-C returns `Stopped`; a machine without rank 0 returns None. Rewards may be built-in
     functions and those of `allow_modules`. Ranks import the program's main module, which therefore needs

@@ -45,9 +45,9 @@ def print_simulation(simulation: Simulation, trace: Path | None) -> None:
         console.print(_settings(simulation.settings))
     if simulation.staleness:
         console.print(_staleness(simulation))
-    for table in _caches(simulation.caches):
+    for table in _cache_tables(simulation.caches):
         console.print(table)
-    console.print(_uses("SIMULATED use of ranks", (simulation.cluster, *simulation.pools)))
+    console.print(_time_use_table("SIMULATED use of ranks", (simulation.cluster, *simulation.pools)))
     idlest = max(simulation.ranks, key=lambda use: use.idle_share)
     console.print(f"idlest: {idlest.name}, {idlest.idle_share:.1%}, waiting for {_largest(idlest.waits)}")
     if trace:
@@ -121,7 +121,7 @@ def print_whatif(prediction: WhatIf, plot: Path | None) -> None:
         table.add_row(_short(answer), *numbers, "yes" if answer.fits else "no")
     table.caption = "in brackets: difference to as planned; GPU-hours of 1000 steps"
     console.print(table)
-    _money(console, prediction)
+    _print_price(console, prediction)
     for answer in prediction.answers:
         extrapolated = [f"extrapolated: {', '.join(answer.extrapolated)}"] if answer.extrapolated else []
         omitted = [f"and {len(answer.broken) - 1} more; --json has them all."] if len(answer.broken) > 1 else []
@@ -158,7 +158,7 @@ def _formatted(outlook: Outlook, sign: str) -> tuple[str, ...]:
     )
 
 
-def _money(console: Console, prediction: WhatIf) -> None:
+def _print_price(console: Console, prediction: WhatIf) -> None:
     if prediction.baseline.money is None:
         return
     console.print(f"1000 steps as planned cost {prediction.baseline.money:.2f}")
@@ -194,7 +194,7 @@ def _staleness(simulation: Simulation) -> Table:
     return table
 
 
-def _caches(caches: Sequence[CacheUse]) -> Iterator[Table | str]:
+def _cache_tables(caches: Sequence[CacheUse]) -> Iterator[Table | str]:
     """Yield the used shares of the planned KV blocks, and a note for each stage without them."""
     table = Table(title="SIMULATED use of the planned KV cache", box=box.SIMPLE, padding=(0, 1, 0, 0))
     for heading in ("", "blocks of a replica", "on average", "at the peak"):
@@ -208,7 +208,7 @@ def _caches(caches: Sequence[CacheUse]) -> Iterator[Table | str]:
         yield table
 
 
-def _uses(title: str, uses: Sequence[TimeUse]) -> Table:
+def _time_use_table(title: str, uses: Sequence[TimeUse]) -> Table:
     table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
     for heading in ("", "idle", "waiting for", "busy with"):
         table.add_column(heading, justify="right" if heading == "idle" else "left")

@@ -30,7 +30,7 @@ _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate mem
 class Instruments:
     """Measuring functions of a device.
 
-    `reset_peak` returns the bytes in use, `peak_bytes` the most since then; `release` empties the allocator's cache.
+    `reset_peak` returns the bytes in use, `peak_bytes` the maximum since then; `release` empties the allocator's cache.
     """
 
     timer: Timer

@@ -117,7 +117,7 @@ def become_subreaper() -> None:
 
 
 def forbid_inspection() -> None:
-    """Forbid other processes of the user to inspect this process and those that it forks.
+    """Forbid other processes of the user from inspecting this process and those that it forks.
 
     Call it after `unshare_namespaces`, because from now on root owns the files of this process in /proc.
     """
@@ -169,8 +169,8 @@ def _refuse_calls() -> None:
     calls = seccomp.SyscallFilter(defaction=seccomp.ALLOW)
     for name in _REFUSED_CALLS:
         with suppress(OSError, ValueError, RuntimeError):  # a call that this architecture or library does not know
-            answer = errno.ENOSYS if name == "clone3" else errno.EPERM  # the C library then uses clone(2)
-            calls.add_rule(seccomp.ERRNO(answer), name)
+            error_number = errno.ENOSYS if name == "clone3" else errno.EPERM  # the C library then uses clone(2)
+            calls.add_rule(seccomp.ERRNO(error_number), name)
     calls.load()
 
 

@@ -88,22 +88,23 @@ def _partners(frame: FrameType) -> str:
 
 
 STACKS = "stacks"
-"""Directory in that of the run for the stacks of a run that hung, a file for each rank."""
+"""Subdirectory of the run's directory for the stacks of a run that hung, one file for each rank."""
 
 _BEAT_SECONDS, _MIN_BEAT_SECONDS = 1.0, 0.05
 """Seconds between two heartbeats, at most and at least."""
 _DUMP_SECONDS, _POLL_SECONDS = 3.0, 0.1
 """Seconds that ranks have to dump their stacks once a deadline has passed, and between polls for them."""
 _EXPIRED = "expired"
+"""Key in the store under which the first rank whose deadline passed writes its number."""
 _AFTER_PERIOD = 10**6
 """Index, among the instructions of a period, of what is done between it and the next."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankActivity:
-    """The current activity of a rank. A rank is behind another if its (turn, place) is smaller.
+    """The current activity of a rank. A rank is behind another if its (period, index) is smaller.
 
-    `period` numbers the periods, `index` the instructions of one. `seconds` is the time since the activity began.
+    `index` numbers the instructions of a period. `seconds` is the time since the activity began.
     """
 
     rank: int
@@ -137,24 +138,27 @@ class Watchdog:
     ) -> None:
         """Start watching. All ranks pass the same store of torch, which holds nothing else."""
         self._store, self._out, self._num_ranks, self._end = store.clone(), out, num_ranks, end
-        self._doing, self._began, self._allowed = RankActivity(rank=rank), time.monotonic(), float("inf")
+        self._activity, self._began, self._allowed = RankActivity(rank=rank), time.monotonic(), float("inf")
         self._lock, self._closed, self._changed = threading.Lock(), threading.Event(), threading.Event()
         self._send_heartbeat()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
 
     @contextmanager
-    def doing(self, what: str, turn: int, allowed_seconds: float, place: int = _AFTER_PERIOD) -> Iterator[None]:
-        """Context in which this rank does `what`, for `allowed_seconds` at most."""
-        self._begin(what, turn, place, allowed_seconds)
+    def doing(self, what: str, period: int, allowed_seconds: float, index: int = _AFTER_PERIOD) -> Iterator[None]:
+        """Context in which this rank does `what`, for `allowed_seconds` at most.
+
+        `period` and `index` are those of `RankActivity`.
+        """
+        self._begin(what, period, index, allowed_seconds)
         try:
             yield
         finally:
-            self._begin(f"what follows {what}", turn, place, float("inf"))
+            self._begin(f"what follows {what}", period, index, float("inf"))
 
-    def _begin(self, what: str, turn: int, place: int, allowed: float) -> None:
+    def _begin(self, what: str, period: int, index: int, allowed: float) -> None:
         with self._lock:
-            self._doing = replace(self._doing, activity=what, period=turn, index=place)
+            self._activity = replace(self._activity, activity=what, period=period, index=index)
             self._began, self._allowed = time.monotonic(), allowed
         self._changed.set()
 
@@ -178,9 +182,9 @@ class Watchdog:
             with suppress(RuntimeError):
                 self._send_heartbeat()
                 if late and self._is_first_to_expire():
-                    self._end(*self._diagnosis(self._all_doing()))
+                    self._end(*self._diagnosis(self._activities()))
                     return
-                elif not self._doing.location and self._store.check([_EXPIRED]):
+                elif not self._activity.location and self._store.check([_EXPIRED]):
                     self._dump_stacks()
 
     def _pause_seconds(self) -> float:
@@ -190,29 +194,32 @@ class Watchdog:
         return min(_BEAT_SECONDS, max(0.0, remaining))
 
     def _is_first_to_expire(self) -> bool:
-        mine = str(self._doing.rank)
+        mine = str(self._activity.rank)
         return self._store.compare_set(_EXPIRED, "", mine).decode() == mine
 
     def _send_heartbeat(self) -> None:
         with self._lock:
             seconds = time.monotonic() - self._began
-            self._doing = replace(self._doing, beat=self._doing.beat + 1, seconds=seconds)
-            heartbeat = json.dumps(asdict(self._doing))
-        self._store.set(str(self._doing.rank), heartbeat)
+            self._activity = replace(self._activity, beat=self._activity.beat + 1, seconds=seconds)
+            heartbeat = json.dumps(asdict(self._activity))
+        self._store.set(str(self._activity.rank), heartbeat)
 
     def _dump_stacks(self) -> None:
-        """Dump the stacks of all threads of this process, and send the place of the main thread."""
-        wait = main_thread_location()
+        """Dump the stacks of all threads of this process, and send the location of the main thread."""
+        location = main_thread_location()
         with self._lock:
-            self._doing = replace(self._doing, location=wait.description, waits_for_others=wait.waits_for_others)
+            self._activity = replace(
+                self._activity, location=location.description, waits_for_others=location.waits_for_others
+            )
         with suppress(OSError):
             (self._out / STACKS).mkdir(exist_ok=True)
-            with (self._out / STACKS / f"rank-{self._doing.rank:05d}.txt").open("w") as file:
+            with (self._out / STACKS / f"rank-{self._activity.rank:05d}.txt").open("w") as file:
                 faulthandler.dump_traceback(file, all_threads=True)
         self._send_heartbeat()
 
-    def _all_doing(self) -> list[tuple[RankActivity, bool]]:
-        """Return what every rank does and whether it is silent, once all have dumped their stacks or time is up."""
+    def _activities(self) -> list[tuple[RankActivity, bool]]:
+        """Return the activity of every rank and whether the rank is silent, once all have dumped their stacks or time
+        is up."""
         self._dump_stacks()
         before, deadline = self._read(), time.monotonic() + _DUMP_SECONDS
         ranks = before
@@ -227,8 +234,8 @@ class Watchdog:
     def _diagnosis(self, ranks: Sequence[tuple[RankActivity, bool]]) -> tuple[str, list[int]]:
         """Return the error message and the process ids of this machine's silent ranks."""
         silent = [one for one, is_silent in ranks if is_silent]
-        local = [one.process for one in silent if one.host == self._doing.host]
-        return hang_message([one for one, _ in ranks], silent, self._doing, self._allowed, self._out / STACKS), local
+        local = [one.process for one in silent if one.host == self._activity.host]
+        return hang_message([one for one, _ in ranks], silent, self._activity, self._allowed, self._out / STACKS), local
 
 
 def hang_message(
@@ -283,7 +290,7 @@ def _state(one: RankActivity) -> str:
     return state.partition("(")[2].rstrip(")") if "(" in state else ""
 
 
-_MEETING_SECONDS = 1800.0
+_COLLECTIVE_SECONDS = 1800.0
 """Deadline of work that no plan predicts: a checkpoint takes this long only if something hangs."""
 
 
@@ -297,17 +304,18 @@ class RunWatch:
         """`timeout_seconds` are added to the deadlines that follow from the plan and from measured periods."""
         self._deadlines = Deadlines(plan, timeout_seconds)
         self._batch_size = plan.facts.workload.batch_size
-        # Ranks that see waves run each as instructions of its own; the others wait in one until all are sampled.
+        # Ranks that generate or score waves (of dynamic sampling) run separate instructions for each wave; the others
+        # wait in one instruction until all waves are sampled.
         self._default_factor = 1.0 if dist.get_rank() in _wave_ranks(plan) else max_waves_ratio(plan)
         self._deadline_factor = self._default_factor
         store = PrefixStore(f"watch/{start_seconds}", _get_default_store())
         rank, num_ranks = dist.get_rank(), dist.get_world_size()
         self._watchdog = Watchdog(store, out, rank=rank, num_ranks=num_ranks, end=failure_records.end_process)
 
-    def instruction(self, instruction: Instruction, place: int, period: int, step: int) -> AbstractContextManager[None]:
-        """Context in which an instruction runs; `place` is its index in the program."""
+    def instruction(self, instruction: Instruction, index: int, period: int, step: int) -> AbstractContextManager[None]:
+        """Context in which an instruction runs; `index` is its index in the program."""
         allowed = self._deadline_factor * self._deadlines.allowed_seconds()
-        return self._watchdog.doing(f"{instruction.name} of step {step}", period, allowed, place)
+        return self._watchdog.doing(f"{instruction.name} of step {step}", period, allowed, index)
 
     def waiting(self, what: str, period: int) -> AbstractContextManager[None]:
         """Context in which this rank waits until others have ended the same period."""
@@ -315,7 +323,7 @@ class RunWatch:
 
     def collective(self, what: str, period: int) -> AbstractContextManager[None]:
         """Context of a collective action after a period, whose duration no plan predicts."""
-        return self._watchdog.doing(what, period, max(_MEETING_SECONDS, self._deadlines.allowed_seconds()))
+        return self._watchdog.doing(what, period, max(_COLLECTIVE_SECONDS, self._deadlines.allowed_seconds()))
 
     @contextmanager
     def evaluation(self, num_prompts: int) -> Iterator[None]:

@@ -29,8 +29,8 @@ tensor."""
 
 
 def can_replay(model: Decoder) -> bool:
-    """True if the decode steps of the model can be recorded: on a GPU, without experts, to which the host routes
-    tokens."""
+    """True if the decode steps of the model can be recorded: on a GPU, and without experts, because the host routes
+    tokens to them."""
     return next(model.parameters()).is_cuda and model.spec.experts is None
 
 
@@ -59,9 +59,9 @@ class GraphedDecodeStep:
         assert isinstance(reads, TableReads), "other reads are for a CPU"
         recording = self._recording(reads, inputs)
         recording.copy_inputs(inputs, reads)
-        answer, num_rows = recording.work.run(self._record), len(reads.lengths)
+        output, num_rows = recording.work.run(self._record), len(reads.lengths)
         # The next stage may receive hidden states only after the next step has overwritten them.
-        return answer[:num_rows] if self._step.returns_logits else answer[:num_rows].clone()
+        return output[:num_rows] if self._step.returns_logits else output[:num_rows].clone()
 
     def multi_step(self, reads: TableReads) -> Callable[[Tensor], Tensor]:
         """Return a function that maps tokens [B] on the device to logits [B, V / tp], one step after another."""
@@ -71,9 +71,9 @@ class GraphedDecodeStep:
 
         def step(tokens: Tensor) -> Tensor:
             recording.copy_tokens(tokens)
-            answer = recording.work.run(self._record)[:num_rows]
+            output = recording.work.run(self._record)[:num_rows]
             recording.lengthen(num_rows)
-            return answer
+            return output
 
         return step
 
@@ -88,18 +88,18 @@ class GraphedDecodeStep:
 
 
 class RecordedWork:
-    """Work that runs as it is the first time and is recorded after that, because it must have run once before it is
-    recorded."""
+    """Work that runs eagerly the first time and is recorded right after, because it must have run once before it is
+    recorded; later runs replay the recording."""
 
     def __init__(self, work: Work) -> None:
         self._work, self._is_recorded = work, False
 
     def run(self, record: Recorder) -> Tensor:
         """Run the work and return its result, [rows, ...]."""
-        answer = self._work()
+        output = self._work()
         if not self._is_recorded:
             self._work, self._is_recorded = record(self._work), True
-        return answer
+        return output
 
 
 class _RecordedStep:
@@ -148,11 +148,11 @@ class CudaGraphs:
         # Other threads, which send and receive, may use the device meanwhile. If a graph is garbage-collected during a
         # recording, the recording fails.
         with no_garbage_collection(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            answer = work()
+            output = work()
 
         def replay() -> Tensor:
             graph.replay()
-            return answer
+            return output
 
         return replay
 
@@ -175,7 +175,8 @@ _MAX_RECORDED_TOKENS = 2048
 """Tokens of the longest pass that is recorded: with 24 layers of hidden size 896 the host took 31 ms to launch the
 kernels of a pass that the device computes in 8 ms (4,096 tokens, H200, 2026-11-26)."""
 _TOKEN_MULTIPLE, _MIN_TOKENS = 256, 32
-"""More tokens than the first are rounded up to a multiple of it, fewer to a power of two, at least the second."""
+"""Token counts above the first number are rounded up to a multiple of it, others to a power of two, at least the second
+number."""
 
 
 class Prefills:
@@ -221,9 +222,9 @@ class GraphedPrefills(Prefills):
             self._recordings[shape] = _RecordedPrefill(self._step, shape, inputs)
         recording = self._recordings[shape]
         recording.copy_inputs(inputs, reads)
-        answer = recording.work.run(self._record)
+        output = recording.work.run(self._record)
         # Others may read it only after the next pass has overwritten it.
-        return answer[: len(reads.output_tokens) if self._step.returns_logits else num_tokens].clone()
+        return output[: len(reads.output_tokens) if self._step.returns_logits else num_tokens].clone()
 
 
 class _RecordedPrefill:
@@ -235,8 +236,8 @@ class _RecordedPrefill:
         num_tokens, num_rows, longest = shape
         self._sizes = [num_tokens, num_tokens, num_tokens, num_rows + 1, num_rows]
         self._packed = torch.zeros(sum(self._sizes), dtype=torch.int32, device=step.cache.keys.device)
-        tokens, positions, blocks, begins, asked = self._packed.split(self._sizes)
-        reads = PrefillReads(positions, blocks, begins, asked, longest)
+        tokens, positions, blocks, row_starts, output_tokens = self._packed.split(self._sizes)
+        reads = PrefillReads(positions, blocks, row_starts, output_tokens, longest)
         self._inputs = tokens if like.dim() == 1 else like.new_zeros(num_tokens, *like.shape[1:])
         self.work = RecordedWork(lambda: step.prefill(self._inputs, reads))
 
@@ -244,11 +245,11 @@ class _RecordedPrefill:
         """Copy in the inputs and the reads of a pass. The padding is tokens of no row, which write to the spare block,
         and rows without tokens."""
         packed = np.zeros(len(self._packed), dtype=np.int32)
-        tokens, positions, blocks, begins, asked = np.split(packed, np.cumsum(self._sizes)[:-1])
+        tokens, positions, blocks, row_starts, output_tokens = np.split(packed, np.cumsum(self._sizes)[:-1])
         num_tokens = len(reads.positions)
         positions[:num_tokens], blocks[:num_tokens] = reads.positions.numpy(), reads.blocks.numpy()
-        begins[: len(reads.row_starts)], begins[len(reads.row_starts) :] = reads.row_starts.numpy(), num_tokens
-        asked[: len(reads.output_tokens)] = reads.output_tokens.numpy()
+        row_starts[: len(reads.row_starts)], row_starts[len(reads.row_starts) :] = reads.row_starts.numpy(), num_tokens
+        output_tokens[: len(reads.output_tokens)] = reads.output_tokens.numpy()
         if inputs.dim() == 1:
             tokens[:num_tokens] = inputs.numpy()
         else:

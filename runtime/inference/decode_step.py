@@ -53,12 +53,14 @@ class DecodeRunner(Protocol):
         """Return logits [B, V / tp] of the padded vocabulary on the last stage, hidden states [B, hidden] before it.
 
         `inputs` are tokens [B] on the first stage, on the host or the device, and the hidden states of the previous
-        stage on the others; `reads` is what they read of the cache, on the host. Logits are valid until the next step.
+        stage on the others; `reads` is what the rows read of the cache, on the host. Logits are valid until the next
+        step.
         """
 
     def multi_step(self, reads: TableReads) -> Callable[[Tensor], Tensor]:
-        """Return a function that runs successive steps of the same rows on the only stage: it takes tokens [B] on the
-        device and returns logits [B, V / tp]. `reads` is what the first step reads, with the blocks of all steps."""
+        """Return a function that runs successive steps of the same rows: it takes tokens [B] on the device and returns
+        logits [B, V / tp]. There must be one pipeline stage. `reads` is what the first step reads, with the blocks of
+        all steps."""
 
 
 class DecodeStep:
@@ -105,32 +107,32 @@ class DecodeStep:
     def __call__(self, inputs: Tensor, reads: StepReads) -> Tensor:
         inputs = inputs.to(self.cache.keys.device)
         hidden = self._embed(inputs) if self._mesh.is_first_stage else inputs.clone()
-        room = self._scratch_for(hidden)
-        attention = self._attention(reads, room)
+        scratch = self._scratch_for(hidden)
+        attention = self._attention(reads, scratch)
         for index, layer in enumerate(self._layers):
-            layer.attend(hidden, room, index, attention)
-            layer.feed_forward(hidden, room)
-        return hidden if self._norm is None else self._head(self._norm(hidden, room))
+            layer.attend(hidden, scratch, index, attention)
+            layer.feed_forward(hidden, scratch)
+        return hidden if self._norm is None else self._head(self._norm(hidden, scratch))
 
     def multi_step(self, reads: TableReads) -> Callable[[Tensor], Tensor]:
         """Return a function that maps tokens [B] on the device to logits [B, V / tp], one step after another."""
         reads = reads.to(self.cache.keys.device)
 
         def step(tokens: Tensor) -> Tensor:
-            answer = self(tokens, reads)
+            logits = self(tokens, reads)
             reads.lengths.add_(1)
-            return answer
+            return logits
 
         return step
 
-    def _attention(self, reads: StepReads, room: Scratch) -> StepAttention:
+    def _attention(self, reads: StepReads, scratch: Scratch) -> StepAttention:
         """Return the attention over what this step reads of the cache."""
         if isinstance(reads, TableReads):
             reads = reads.to(self.cache.keys.device)
             if self._model.kernels.decode == "paged":
                 return PagedAttention(self.cache, reads, self._angles, self._queries_per_group)
-        room.set_angles(self._signed_angles.index_select(0, reads.lengths))
-        return RotaryAttention(room, self._rotated_attention(reads))
+        scratch.set_angles(self._signed_angles.index_select(0, reads.lengths))
+        return RotaryAttention(scratch, self._rotated_attention(reads))
 
     def _rotated_attention(self, reads: StepReads) -> RotatedAttention:
         """Return the attention for heads that are already rotated."""
@@ -176,8 +178,8 @@ class DecodeStep:
 
 
 class PackedStep(DecodeStep):
-    """Decode steps, and passes over packed rows with the same layers: on a CPU over any rows, on a GPU over prompts
-    that start."""
+    """Decode steps, and passes over packed rows with the same layers: on a CPU over any rows, on a GPU over
+    whole prompts of which nothing is cached yet."""
 
     @property
     def can_prefill(self) -> bool:
@@ -187,29 +189,31 @@ class PackedStep(DecodeStep):
 
     @torch.inference_mode()
     def prefill(self, inputs: Tensor, reads: PrefillReads) -> Tensor:
-        """Prefill S tokens of packed rows that start, with Triton kernels. Return logits [A, V / tp] of the padded
-        vocabulary for the tokens in `reads.output_tokens` on the last stage, hidden states [S, hidden] before it.
+        """Prefill S tokens of packed rows that have nothing in the cache, with Triton kernels.
+
+        Returns logits [A, V / tp] of the padded vocabulary for the tokens in `reads.output_tokens` on the last stage,
+        hidden states [S, hidden] before it.
 
         `inputs` are tokens [S] on the first stage and the hidden states of the previous stage on the others; both they
         and the reads are on the device.
         """
         hidden = self._embed(inputs) if self._mesh.is_first_stage else inputs.clone()
-        room = allocate_scratch(len(hidden), self._model, self._mesh)
+        scratch = allocate_scratch(len(hidden), self._model, self._mesh)
         cache = PrefillAttention(self.cache, reads, self._angles, self._queries_per_group, self._varlen)
-        return self._through_layers(hidden, room, cache, reads.output_tokens)
+        return self._through_layers(hidden, scratch, cache, reads.output_tokens)
 
-    def _through_layers(self, hidden: Tensor, room: Scratch, cache: StepAttention, outputs: Tensor) -> Tensor:
+    def _through_layers(self, hidden: Tensor, scratch: Scratch, cache: StepAttention, outputs: Tensor) -> Tensor:
         """Return logits of the tokens at the positions `outputs` on the last stage, the hidden states of all tokens
         before it."""
         for index, layer in enumerate(self._layers):
-            attended = layer.attention_output(hidden, room, index, cache)
+            attended = layer.attention_output(hidden, scratch, index, cache)
             if self._norm is not None and layer is self._layers[-1]:
                 # All keys and values are cached by now, and no logits of other tokens are needed.
                 hidden, attended = hidden.index_select(0, outputs), attended.index_select(0, outputs)
-                room = room.first_rows(len(outputs))
+                scratch = scratch.first_rows(len(outputs))
             layer.project(hidden, attended)
-            layer.feed_forward(hidden, room)
-        return hidden if self._norm is None else self._head(self._norm(hidden, room))
+            layer.feed_forward(hidden, scratch)
+        return hidden if self._norm is None else self._head(self._norm(hidden, scratch))
 
     @cached_property
     def _varlen(self) -> VarlenKernel:
@@ -231,13 +235,13 @@ class PackedStep(DecodeStep):
         if step is not None:
             positions, attention = torch.cat((step.lengths, positions)), self._rotated_attention(step)
             output_positions = torch.cat((torch.arange(len(step.lengths)), output_positions + len(step.lengths)))
-        room = allocate_scratch(len(hidden), self._model, self._mesh)
-        room.set_angles(self._signed_angles.index_select(0, positions))
-        packed = PackedAttention(self.cache, reads, room.rotated[len(hidden) - len(reads.positions) :])
+        scratch = allocate_scratch(len(hidden), self._model, self._mesh)
+        scratch.set_angles(self._signed_angles.index_select(0, positions))
+        packed = PackedAttention(self.cache, reads, scratch.rotated[len(hidden) - len(reads.positions) :])
         rotated_attention = (
             packed if attention is None else _StepThenPacked(attention, packed, len(hidden) - len(reads.positions))
         )
-        return self._through_layers(hidden, room, RotaryAttention(room, rotated_attention), output_positions)
+        return self._through_layers(hidden, scratch, RotaryAttention(scratch, rotated_attention), output_positions)
 
 
 class _StepThenPacked:

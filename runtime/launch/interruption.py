@@ -1,4 +1,4 @@
-"""Signals: a run that is asked to stop does so between two steps, with a checkpoint; asked again, it ends at once.
+"""Signals: a first request stops a run between two steps, with a checkpoint; a second one ends it at once.
 
 SIGTERM, SIGINT, SIGHUP and SIGUSR1 request a stop. SIGUSR1 never ends a run: schedulers send it as an early warning
 and SIGTERM when time is up, by which time the checkpoint has been started. A launcher that receives a signal creates a
@@ -35,7 +35,7 @@ _waits_for_nodes = threading.Event()
 
 
 def listen(launcher: int | None = None, stop_file: Path | None = None) -> None:
-    """Start to treat signals, except those of the launcher, and the appearance of `stop_file` as requests to stop.
+    """Start to treat signals, except those that the process `launcher` sends, and `stop_file` as requests to stop.
 
     Call it in the main thread before other threads exist, which would otherwise receive the signals.
     """
@@ -50,12 +50,12 @@ def _stop_signals() -> tuple[signal.Signals, ...]:
 
 
 def stop_requested() -> bool:
-    """Return True if this process has been asked to stop."""
+    """Return True if a stop of this process was requested."""
     return _stop_requested.is_set() or any(path.exists() for path in _stop_files)
 
 
 def stop_requested_within(seconds: float) -> bool:
-    """Wait in a launcher without ranks; return True if it is asked to stop within `seconds`.
+    """Wait in a launcher without ranks; return True if a stop is requested within `seconds`.
 
     Outside the main thread, which alone receives signals, it only waits.
     """
@@ -115,7 +115,7 @@ def forwarded_signals(stop_file: Path) -> Iterator[None]:
     """Context in which a signal to the launcher creates the stop file `stop_file`, and a second one ends the ranks.
 
     Only a terminating signal counts as a second one; it raises torch's SignalException. Within `nothing_to_finish` the
-    first one does. Outside the main thread, which alone receives signals, the context does nothing.
+    first one raises it already. Outside the main thread, which alone receives signals, the context does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -114,10 +114,10 @@ def keep_tokens_apart(layer: MoELayer, mesh: Mesh) -> None:
 class _ColumnDispatcher(MoEAlltoAllTokenDispatcher):
     """Dispatches tokens that are the same on all tensor-parallel ranks, and sums the outputs over these ranks.
 
-    Each rank passes them through its own width of the experts, or through the whole experts that it and its
-    counterparts in other replicas hold. Megatron's dispatcher expects different tokens on each rank, as with sequence
-    parallelism, and would compute each token once per rank. The sum has no gradient, because Megatron trains experts
-    with sequence parallelism only.
+    Each rank passes them through its tensor-parallel shards of the experts, or through the whole experts that it and
+    its counterparts in other replicas (its column, `Mesh.expert_column`) hold. Megatron's dispatcher
+    expects different tokens on each rank, as with sequence parallelism, and would compute each token once per rank. The
+    sum has no gradient, because Megatron trains experts with sequence parallelism only.
     """
 
     def __init__(self, num_local: int, config: TransformerConfig, mesh: Mesh) -> None:
@@ -202,7 +202,8 @@ class _BiasedAdaptedRows(_Biased, AdaptedRowParallelLinear): ...
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm over the last dimension, whose weight is stored minus the norm offset of its family.
+    """Root-mean-square norm over the last dimension, whose weight is stored minus the norm offset of its
+    family (`ModelSpec.norm_offset`).
 
     Megatron's own does not support sequence parallelism. With it each rank has a part of the tokens and therefore of
     the weight's gradient; the `sequence_parallel` mark on the weight makes Megatron sum the parts.
@@ -215,7 +216,7 @@ class RMSNorm(nn.Module):
         self.weight = _parameter((hidden_size,), 1.0 - self.offset, config)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """The norm of `hidden` [..., hidden], in the same shape and dtype."""
+        """`hidden` [..., hidden], normalised, in the same shape and dtype."""
         if not self.offset:
             return F.rms_norm(hidden, self.weight.shape, self.weight, self.epsilon)
         # In fp32, because a small weight would be rounded away when 1 is added to it in bf16.
@@ -226,7 +227,7 @@ class RMSNorm(nn.Module):
 class ScalarHead(nn.Module):
     """A head with one fp32 output per token, [S, B, 1], in place of Megatron's vocabulary output layer.
 
-    Its input are hidden states [S, B, hidden], or this rank's part of the sequence: with sequence parallelism the
+    Its inputs are hidden states [S, B, hidden], or this rank's part of the sequence: with sequence parallelism the
     outputs are gathered, not the hidden states.
     """
 

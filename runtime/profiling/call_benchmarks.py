@@ -87,7 +87,7 @@ def _calls(samples: Sequence[RewardSample], tool: Tool) -> list[ToolCall]:
 def _time(
     called: CallKey, call: Callable[[Sequence[RewardSample]], object], samples: Sequence[RewardSample], seconds: float
 ) -> TimedCalls:
-    """Time successive calls until the time is over, at least one, after a first one as warm-up."""
+    """Time successive calls for `seconds`, at least one, after a first one as warm-up."""
     cycle = itertools.cycle(samples)
     outcomes: list[float | RewardError] = []
     end = time.monotonic() + seconds

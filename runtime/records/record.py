@@ -46,7 +46,8 @@ from meshwright.runtime.records.version_gap import KL_ERROR, KL_TO_TEACHERS, PRO
 class EvaluationRecord:
     """An evaluation on held-out prompts of the policy after `step` updates. The standard error is over prompts.
 
-    With `by_teachers` a score is the mean of log p(teachers) - log p(student) per token in nats, minus the divergence.
+    With `by_teachers` a score is the mean of log p(teachers) - log p(student) per token in nats, the negated
+    divergence.
     """
 
     step: int
@@ -109,7 +110,7 @@ class RunSummary:
     memory: tuple[MemoryUse, ...] = ()
     overhead: float | None = None  # fraction of a step outside stages and messages: worst rank, median over steps
     generator_gap: GeneratorGap | None = None  # None if no response was sampled and scored by the same version
-    ends: StopConditions | None = None
+    ends: StopConditions | None = None  # the tokens and strings that end a response
     restarts: tuple[Restart, ...] = ()
     kernels: str = ""
 
@@ -217,7 +218,7 @@ class Recorder:
         self._task = self._progress.add_task("steps", total=self._steps, completed=first_step, learned="")
 
     def _archive_old_plan(self, first_step: int) -> None:
-        """Move another plan and its trace aside, since measurements from here on are compared with the new plan."""
+        """Rename the files of a replaced plan and its trace: later measurements are compared with the new plan."""
         path, trace = self._out / "plan.json", self._out / "trace.jsonl"
         archive = next_former_plan(self._out, first_step)
         has_trace = log_files(trace) or log_files(archive.trace)
@@ -274,16 +275,16 @@ class Recorder:
         if not self._is_writer:
             return None
         self.stop()
-        times, use, last = MeasuredSteps(self._plan), ResourceUse(self._plan), deque[list[Span]]()
-        first, num_last = sys.maxsize, 0
+        times, use, last_steps = MeasuredSteps(self._plan), ResourceUse(self._plan), deque[list[Span]]()
+        first, num_spans = sys.maxsize, 0
         for step, spans in group_by_step(iter_spans(self._out / "trace.jsonl")):
             times.add(step, spans)
             use.add(spans)
-            last.append(spans)
-            first, num_last = min(first, step), num_last + len(spans)
-            while num_last > self._max_spans and len(last) > 1:
-                num_last -= len(last.popleft())
-        run = Run(spans=tuple(chain(*last)), pools={pool.name: pool.ranks for pool in self._plan.pools})
+            last_steps.append(spans)
+            first, num_spans = min(first, step), num_spans + len(spans)
+            while num_spans > self._max_spans and len(last_steps) > 1:
+                num_spans -= len(last_steps.popleft())
+        run = Run(spans=tuple(chain(*last_steps)), pools={pool.name: pool.ranks for pool in self._plan.pools})
         write_atomically(self._out / "trace.chrome.json", chrome_trace([run]))
         lines, evaluated = read_lines(self._out / "metrics.jsonl", _summarised), evaluations(self._out)
         first = min(first, lines[-1]["step"])  # the first step under this plan

@@ -44,12 +44,12 @@ class TimeLimited:
             self._calls = queue.SimpleQueue()
             self._thread = threading.Thread(target=_serve, args=(self._calls,), daemon=True)
             self._thread.start()
-        answer: Future[T] = Future()
-        self._calls.put((function, answer))
+        future: Future[T] = Future()
+        self._calls.put((function, future))
         try:
-            return answer.result(self._seconds)
+            return future.result(self._seconds)
         except TimeoutError:
-            if not answer.done():
+            if not future.done():
                 self._end()
             raise
 
@@ -64,11 +64,11 @@ class TimeLimited:
 def _serve(calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]]) -> None:
     try:
         while True:
-            function, answer = calls.get()
+            function, future = calls.get()
             try:
-                answer.set_result(function())
+                future.set_result(function())
             except Exception as error:
-                answer.set_exception(error)
+                future.set_exception(error)
     except _EndedError:
         return
 
@@ -92,7 +92,8 @@ class PromptEncoder:
     def encode(self, prompt: Any, place: str) -> tuple[int, ...]:
         """Return the tokens of a text, of messages, or of token ids, which are kept as they are.
 
-        Raises BadInput, with a message that starts with `place`, for anything else, and for a prompt without tokens.
+        Raises BadInput, with a message that starts with `place` (the prompt's file and line), for anything else and for
+        a prompt without tokens.
         """
         if prompt == "":
             raise BadInput(_NO_TOKENS.format(place=place))
@@ -136,7 +137,7 @@ class PromptEncoder:
         return tuple(ids)
 
     def _encode_messages(self, messages: Sequence[Mapping[str, Any]], place: str) -> tuple[int, ...]:
-        """Encode messages as the chat template lays them out, with its special tokens and the start of an answer."""
+        """Encode messages as the chat template lays them out, with its special tokens and its generation prompt."""
         if messages[-1]["role"] == "assistant":
             raise BadInput(f"{place} ends with a message of the assistant, which is to answer; take that message out.")
         fields = [{key: value for key, value in message.items() if value is not None} for message in messages]

@@ -104,7 +104,7 @@ def test_an_overcommit_of_a_whole_batch_plays_its_half_and_what_is_half_of_that(
 def test_of_very_many_replicas_a_sample_stands_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     workload = _workload(response=LengthSpec(max=512, median=60, p99=500), batch_size=8192)
     all_played = SteadyState(workload).rounds(32, 16, Overlap(batches_in_flight=2)).num_rounds
-    monkeypatch.setattr(steady_state, "_MOST_SEQUENCES", 2048)
+    monkeypatch.setattr(steady_state, "_MAX_SEQUENCES", 2048)
     assert steady_state.sampled_responses(workload, 32).shape == (8, 64, 32)
     assert SteadyState(workload).rounds(32, 16, Overlap(batches_in_flight=2)).num_rounds == pytest.approx(
         all_played, rel=0.03
