@@ -77,7 +77,11 @@ def groups_of(layout: Layout, cluster: Cluster) -> Groups:
 
 
 class Network:
-    """Collective times on one cluster: measured if the group is among `measured`, analytic otherwise."""
+    """Collective times on one cluster: measured if the group is among `measured`, analytic otherwise.
+
+    With `peer_reductions`, all-reduces within a node may also go through peer memory, as in an engine's custom
+    all-reduce.
+    """
 
     def __init__(
         self,
@@ -90,20 +94,20 @@ class Network:
         self._cluster, self._efficiency = cluster, efficiency
         self._peer = efficiency.peer if peer_reductions else None
         self._curves = _curves(measured)
-        self._laws: dict[tuple[str, Group], SecondsByBytes] = {}
+        self._functions: dict[tuple[str, Group], SecondsByBytes] = {}
 
     def seconds(self, operation: str, group: Group, num_bytes: float) -> tuple[float, Source]:
-        """Return the seconds of one operation on a tensor of `num_bytes` (see `Exchange`); 0 for a group of one."""
+        """Return the seconds of one operation on a tensor of `num_bytes`, as in `table.Exchange`; 0 for one rank."""
         return self.seconds_by_bytes(operation, group)(num_bytes)
 
     def seconds_by_bytes(self, operation: str, group: Group) -> SecondsByBytes:
         """Return the seconds as a function of bytes, for repeated use with one group."""
-        cached = self._laws.get((operation, group))
+        cached = self._functions.get((operation, group))
         if cached is None:
-            cached = self._laws[operation, group] = self._law(operation, group)
+            cached = self._functions[operation, group] = self._time_function(operation, group)
         return cached
 
-    def _law(self, operation: str, group: Group) -> SecondsByBytes:
+    def _time_function(self, operation: str, group: Group) -> SecondsByBytes:
         zero = 0.0, Source.ANALYTIC
         curve = self._curves.get((operation, group.size)) if 1 < group.size <= group.per_node else None
         if curve:
@@ -187,7 +191,7 @@ def refit_seconds(
     move: Move, cluster: Cluster, efficiency: Efficiency, element_bytes: int, engine: Engine | None = None
 ) -> Cost:
     """Return the seconds of a refit: `loader_refit_seconds` through the loader of a generation engine, else
-    `move_seconds`.
+    `sharded_refit_seconds`.
 
     Quantising to 8-bit floats on arrival is added if the move does so.
     """
@@ -237,13 +241,13 @@ def sharded_refit_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, 
     model, source, target = move.model, move.source, move.target
     shard_bytes = element_bytes * fullest_part(model, target.tp, target.pp, target.expert_replicas).trained.num_params
     tensors = _TENSORS_PER_ADAPTED * len(model.adapted_linears) or _TENSORS_PER_LAYER
-    kept = move.overlap if source == target else 0
+    num_unmoved = move.overlap if source == target else 0
     tally = Tally()
-    if kept:
+    if num_unmoved:
         tally.add(
             "weight copy", 2 * shard_bytes / (cluster.device.memory_bytes_per_second * efficiency.elementwise_bytes)
         )
-    num_remote = target.num_ranks - kept
+    num_remote = target.num_ranks - num_unmoved
     if num_remote > 0:
         sent_bytes = shard_bytes * num_remote / source.num_ranks
         link = cluster.link(source.num_ranks + target.num_ranks - move.overlap)

@@ -29,15 +29,15 @@ _MAX_GROUPS, _SIMILAR = 8, 1.1
 always of one kind."""
 
 _MAX_SPLIT_ROWS = 2048
-"""Most rows that are split one by one; of larger batches a sample of rows is split."""
+"""Maximum number of rows that are split; a larger batch is represented by a sample of its rows."""
 
 _SAMPLED_ROWS = 4096
-"""Rows in all batches over which the number of micro-batches is averaged, if tokens are capped."""
+"""Number of rows in the batches over which micro-batches are averaged, if tokens are capped."""
 
 _MIN_TOGETHER = 16
 """Number of batches from which splitting all of them together is faster than one by one."""
 
-_FAR = 2**62
+_MORE_THAN_ANY = 2**62
 """More than any number of tokens."""
 
 
@@ -54,7 +54,7 @@ class MicroBatchCache:
 
     def __init__(self, lengths: Histogram) -> None:
         self._lengths = lengths
-        self._known: Memo[tuple[int, int, int], tuple[MicroBatches, ...]] = Memo()
+        self._cache: Memo[tuple[int, int, int], tuple[MicroBatches, ...]] = Memo()
 
     def micro_batches(self, num_rows: int, micro_batch_size: int, most_tokens: int = 0) -> tuple[MicroBatches, ...]:
         """Return micro-batches of at most `most_tokens` tokens if that is given, else of `micro_batch_size` rows."""
@@ -64,7 +64,7 @@ class MicroBatchCache:
                 return capped_micro_batches(self._lengths, num_rows, most_tokens)
             return micro_batches(self._lengths, num_rows, micro_batch_size)
 
-        return self._known.memoize((num_rows, micro_batch_size, most_tokens), split)
+        return self._cache.memoize((num_rows, micro_batch_size, most_tokens), split)
 
 
 def micro_batches(lengths: Histogram, num_rows: int, micro_batch_size: int) -> tuple[MicroBatches, ...]:
@@ -87,8 +87,8 @@ def micro_batches(lengths: Histogram, num_rows: int, micro_batch_size: int) -> t
 def capped_micro_batches(lengths: Histogram, num_rows: int, most_tokens: int) -> tuple[MicroBatches, ...]:
     """Return the mean micro-batches of a batch, of at most `most_tokens` tokens each, split as the runtime does it.
 
-    Their number depends on the lengths that were sampled: of few rows, several batches are split that have typical
-    lengths together; of many rows, a part.
+    Their number depends on the sampled lengths. So several batches of few rows, whose lengths together are typical,
+    are split and averaged; of a batch with many rows, a part is split.
     """
     rows = min(num_rows, _MAX_SPLIT_ROWS)
     number = max(1, _SAMPLED_ROWS // num_rows)
@@ -135,7 +135,7 @@ def _split_together(sampled: NDArray[np.int64], most_tokens: int) -> _Totals:
     number = np.maximum((2 * remaining > most_tokens).sum(axis=1), -(-remaining.sum(axis=1) // most_tokens))
     while len(remaining):
         batches, exists = np.arange(len(remaining)), np.arange(number.max()) < number[:, np.newaxis]
-        tokens, squares = np.where(exists, 0, _FAR), np.zeros(exists.shape, dtype=np.int64)
+        tokens, squares = np.where(exists, 0, _MORE_THAN_ANY), np.zeros(exists.shape, dtype=np.int64)
         for rows in remaining.T:
             lightest = tokens.argmin(axis=1)
             tokens[batches, lightest] += rows
@@ -180,8 +180,8 @@ def context_parallel_tokens(tokens: int, cp: int) -> int:
 class ContextShard(Shard):
     """Times of one of `cp` ranks, from those of a shard that may be measured.
 
-    A measured shard has whole sequences that attend to themselves: it is asked for sequences as long as the rank's part
-    of them, and attention from that part to all keys before it is added by equation.
+    A measured shard has whole sequences that attend to themselves: it is evaluated for sequences as long as the
+    rank's part of them, and attention from that part to all keys before it is added by equation.
     """
 
     shard: Shard
@@ -277,8 +277,8 @@ class StreamingCache:
         """Return the passes over prompts and all chunks, or over the last chunks alone."""
 
         def passes() -> ReplicaPasses:
-            width = chunks_of, num_rows, chunk_tokens
-            chunks = self._chunks.memoize(width, lambda: chunks_of(self._workload, num_rows, chunk_tokens))
+            key = chunks_of, num_rows, chunk_tokens
+            chunks = self._chunks.memoize(key, lambda: chunks_of(self._workload, num_rows, chunk_tokens))
             prompts = () if chunks_of is last_chunks else self._prompts.micro_batches(num_rows, micro_batch_size)
             return streaming_passes(prompts, chunks, micro_batch_size)
 

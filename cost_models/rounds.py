@@ -33,7 +33,7 @@ Numbers = NDArray[np.float64]
 
 
 class RoundWindow(NamedTuple):
-    """A run of `rounds` rounds in which `live` sequences decode, with `context` cached tokens each on average."""
+    """`rounds` consecutive rounds in which `live` sequences decode, with `context` cached tokens each on average."""
 
     rounds: float
     live: float
@@ -77,13 +77,13 @@ class Batch(NamedTuple):
 
 def batch_rounds(workload: Workload, num_rows: int, num_slots: int) -> Rounds:
     """Return the rounds of the replica that holds the batch's longest response, averaged over arrival orders."""
-    passes = [_isolated_pass(batch, num_slots) for batch in ordered_batches(workload, num_rows)]
-    calls = sum(one.num_refills for one in passes) / len(passes)
+    counts = [_isolated_rounds(batch, num_slots) for batch in ordered_batches(workload, num_rows)]
+    calls = sum(count.num_refills for count in counts) / len(counts)
     per_call = (num_rows - num_slots) / calls if calls else 0.0
     prompt = workload.prompt_lengths.mean
     return Rounds(
-        num_rounds=sum(one.num_rounds for one in passes) / len(passes),
-        windows=mean_windows(passes),
+        num_rounds=sum(count.num_rounds for count in counts) / len(counts),
+        windows=mean_windows(counts),
         first=Prefill(1, num_slots, prompt),
         refills=Prefill(calls, per_call, prompt),
     )
@@ -114,7 +114,7 @@ def replica_responses(workload: Workload, num_rows: int) -> Integers:
 
 
 def _order(count: int, phase: float) -> Integers:
-    """Return a fixed, even, patternless order of `count` rows that starts at `phase` of its cycle."""
+    """Return a fixed order of `count` sorted rows that spreads long and short ones evenly, shifted by `phase`."""
     order: Integers = np.argsort(((np.arange(count) - count + 1) * _GOLDEN + phase) % 1.0, kind="stable")
     return order
 
@@ -125,31 +125,31 @@ def admit(free: list[int], responses: Integers, release: int) -> Integers:
     `free` is a heap of the rounds from which the slots are free; it is updated. Each response takes the slot that is
     free first, and none overtakes another. `release` must not decrease from call to call.
     """
-    replace, starts, lengths = heapq.heapreplace, [], iter(responses.tolist())
+    take_first_free, starts, lengths = heapq.heapreplace, [], iter(responses.tolist())
     while free[0] < release:  # slots that were free before
         length = next(lengths, None)
         if length is None:
             break
-        replace(free, release + length)
+        take_first_free(free, release + length)
         starts.append(release)
-    starts += [replace(free, free[0] + length) for length in lengths]
+    starts += [take_first_free(free, free[0] + length) for length in lengths]
     return np.array(starts, dtype=np.int64)
 
 
 class RoundCounts(NamedTuple):
-    """A run of rounds; the arrays have one entry per window."""
+    """Counts over consecutive rounds; the arrays have one entry per window."""
 
     num_rounds: int
     num_first: int  # sequences that start in the first round
     num_refills: int  # later rounds in which sequences start
-    num_refilled: int  # sequences that start in those
+    num_refilled: int  # sequences that start in those later rounds
     rounds: Numbers  # rounds in which some sequence decodes
     row_rounds: Numbers  # the same, counted once per decoding sequence
-    cached: Numbers  # tokens that those have in the cache, counted once per round
+    cached: Numbers  # cached tokens of those sequences, counted once per round
 
 
-def _isolated_pass(batch: Batch, num_slots: int) -> RoundCounts:
-    """Return the rounds of a batch that has the slots for itself from its first round to its last."""
+def _isolated_rounds(batch: Batch, num_slots: int) -> RoundCounts:
+    """Return the rounds of a batch that shares the slots with no other batch."""
     if np.ptp(batch.responses) == 0:
         start = np.arange(len(batch.responses)) // num_slots * batch.responses[0]
     else:
@@ -203,8 +203,8 @@ def _gaps(low: Integers, high: Integers, begin: int, finish: int) -> tuple[Integ
 
 
 def mean_windows(passes: Sequence[RoundCounts]) -> tuple[RoundWindow, ...]:
-    """Return the windows averaged over the passes; equal ones are merged, and those without decoding are dropped."""
-    columns = zip(*((one.rounds, one.row_rounds, one.cached) for one in passes), strict=True)
+    """Return the windows averaged over several counts; equal ones are merged, and those without decoding dropped."""
+    columns = zip(*((counts.rounds, counts.row_rounds, counts.cached) for counts in passes), strict=True)
     rounds, row_rounds, cached = (np.sum(column, axis=0) for column in columns)
     rounds_by_window: dict[tuple[float, float], float] = {}
     for number, live, tokens in zip(rounds.tolist(), row_rounds.tolist(), cached.tolist(), strict=True):

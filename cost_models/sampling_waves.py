@@ -1,9 +1,9 @@
 """Costs of dynamic sampling and best-of-n: generation and rewards see more samples than the batch that is trained on.
 
 Generation and the reward model take a wave's seconds times the expected number of waves, one after the other: the next
-wave is sampled once the scores of the last one are known. In every wave host rewards are waited for, as long as the
-slowest call takes if all calls start at the end of generation. The other stages see only the batch. Transferring groups
-that dynamic sampling drops is left out. With best-of-n, the samples of all prompts are the only wave of a step.
+wave is sampled once the scores of the last one are known. Every wave waits for its host rewards, as long as the
+slowest call takes if all calls start at the end of generation. The other stages see only the batch. The transfer of
+groups that dynamic sampling drops is not costed. With best-of-n, a step has one wave: the samples of all prompts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def processes_all_samples(stage: Stage) -> bool:
 
 @dataclass(frozen=True)
 class WavesModel(DelegatingCostModel):
-    """A cost model of the batch combined with one of a `wave`.
+    """A cost model of a step: that of the batch, combined with the cost model of a `wave` for stages that process all
+    samples.
 
     `num_waves` is the expected number of waves, `reward_seconds` how long each waits for host rewards.
     """
@@ -67,6 +68,6 @@ class WavesModel(DelegatingCostModel):
 
 def slowest_seconds(latencies: Sequence[Latencies], num_samples: int) -> float:
     """Return the expected seconds of the slowest of `num_samples` independent calls of each reward."""
-    times = np.unique(np.concatenate([[0.0], *(np.array(one.seconds) for one in latencies)]))
-    done = np.prod([one.cdf(times) ** num_samples for one in latencies], axis=0)
-    return float(((1 - done[:-1]) * np.diff(times)).sum())
+    times = np.unique(np.concatenate([[0.0], *(np.array(latency.seconds) for latency in latencies)]))
+    probabilities = np.prod([latency.cdf(times) ** num_samples for latency in latencies], axis=0)
+    return float(((1 - probabilities[:-1]) * np.diff(times)).sum())

@@ -111,7 +111,7 @@ class RoutedExperts(NamedTuple):
 
 
 class Message(NamedTuple):
-    """The key of a collective, like `table.Exchange`."""
+    """A collective: operation, ranks and bytes of the whole tensor, like `table.Exchange`."""
 
     operation: str
     num_ranks: int
@@ -161,9 +161,9 @@ def read_operators(
 ) -> Operators:
     """Read the operators of a device in `SYSTEMS` and an engine in `ENGINES`.
 
-    With `custom_all_reduce`, the engine's custom all-reduce is used where it is faster than NCCL. Times of fp8 GEMMs
-    are without the computation of scales and the casts that the package includes: with static scales, preceding
-    kernels cast the inputs. Raises BadInput if the package is not installed or lacks a file.
+    With `custom_all_reduce`, the engine's custom all-reduce is used where it is faster than NCCL. Computing scales
+    and casting inputs, which the package includes in the times of fp8 GEMMs, are subtracted: with static scales,
+    preceding kernels cast the inputs. Raises BadInput if the package is not installed or lacks a file.
     """
     version = package_version()
     if version is None:

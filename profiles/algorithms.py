@@ -32,7 +32,7 @@ from meshwright.profiles.stages import (
 Algorithm: TypeAlias = Literal["ppo", "grpo", "rloo", "reinforce++", "distill"]
 
 GROUP_ALGORITHMS: tuple[Algorithm, ...] = ("grpo", "rloo")
-"""Algorithms whose advantages compare a sample with the others of its prompt."""
+"""Algorithms whose advantages compare a sample with the other samples of its prompt."""
 
 _GENERATE = Stage(
     name=GENERATE,
@@ -77,7 +77,7 @@ _PROXIMAL = Stage(
 )
 
 
-def _teach(role: Role) -> Stage:
+def _teacher_stage(role: Role) -> Stage:
     return Stage(
         name=f"{role}_logprob",
         role=role,
@@ -88,13 +88,13 @@ def _teach(role: Role) -> Stage:
     )
 
 
-def _train(role: Role, *reads: str) -> Stage:
+def _training_stage(role: Role, *reads: str) -> Stage:
     return Stage(name=f"{role}_train", role=role, modes=(Mode.TRAIN,), reads=reads, writes=(), is_trained=True)
 
 
 _SEQUENCE_FIELDS = ("tokens", "prompt_lengths", "truncated")
 _SAMPLING_FIELDS = ("behaviour_logprobs", "versions")
-_HOSTED = HostStage(
+_HOST_REWARDS = HostStage(
     name=ENVIRONMENT, reads=("tokens", "prompt_lengths"), writes=(REWARDS, REWARD_SECONDS, REWARD_ERROR)
 )
 
@@ -117,7 +117,7 @@ def graph_of(
     PPO always has a reference. `has_turns`: the critic of multi-turn rollouts also reads which tokens were sampled.
     `ref_is_base`: the reference is the actor without its adapter. `has_waves`: prompts are sampled in waves, and other
     stages wait for the scores of the reward model, which select the groups. `has_filter`: the best samples of each
-    prompt are selected, so that no stage streams. `num_teachers` concerns `distill`, which has no other scores.
+    prompt are selected, so that no stage streams. `num_teachers` is used by `distill` only, which has no other scores.
     """
     if algorithm == "distill":
         return _distillation(TEACHERS[:num_teachers])
@@ -131,15 +131,15 @@ def graph_of(
     inferences = [replace(_SCORE, may_stream=not has_filter), *inferences] if has_reward else inferences
     reads = (*_SEQUENCE_FIELDS, *(field for stage in inferences for field in stage.writes))
     reads += (REWARDS, REWARD_SECONDS) if has_environment else ()
-    training = [_train(Role.ACTOR, *reads, *_SAMPLING_FIELDS)]
-    training += [_train(Role.CRITIC, *reads, *(("versions",) if has_turns else ()))] if is_ppo else []
-    return StageGraph((_GENERATE, *inferences, *training), (_HOSTED,) if has_environment else ())
+    training = [_training_stage(Role.ACTOR, *reads, *_SAMPLING_FIELDS)]
+    training += [_training_stage(Role.CRITIC, *reads, *(("versions",) if has_turns else ()))] if is_ppo else []
+    return StageGraph((_GENERATE, *inferences, *training), (_HOST_REWARDS,) if has_environment else ())
 
 
 def _distillation(teachers: Iterable[Role]) -> StageGraph:
-    inferences = (*map(_teach, teachers), _PROXIMAL)
+    inferences = (*map(_teacher_stage, teachers), _PROXIMAL)
     reads = (*_SEQUENCE_FIELDS, *(field for stage in inferences for field in stage.writes))
-    return StageGraph((_GENERATE, *inferences, _train(Role.ACTOR, *reads, *_SAMPLING_FIELDS)))
+    return StageGraph((_GENERATE, *inferences, _training_stage(Role.ACTOR, *reads, *_SAMPLING_FIELDS)))
 
 
 PPO_GRAPH = graph_of("ppo")

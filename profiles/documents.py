@@ -45,7 +45,7 @@ class Document(BaseModel):
 
 
 def without_defaults(written: Mapping[str, Any], default: Any, *names: str) -> dict[str, Any]:
-    """Drop those of the named fields (of all fields, if no names are given) whose value is the default."""
+    """Return the fields without those that have the default value; only fields in `names`, if given, are dropped."""
     return {key: value for key, value in written.items() if value != default or (names and key not in names)}
 
 
@@ -219,14 +219,15 @@ def _sentence(error: ValidationError, kind: type[BaseModel]) -> str:
 
 
 def _relevant_errors(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
-    """The errors without those of union members that the value was clearly not meant as."""
+    """The errors, without those of union members that the value was clearly not meant to be."""
     return [e for e in errors if not any(_is_deeper(other, e) for other in errors)]
 
 
 def _is_deeper(one: ErrorDetails, other: ErrorDetails) -> bool:
-    """True if one error lies deeper than the other, which rejects the whole value as another member of the same union.
+    """True if `other` rejects a whole value as one member of a union, and `one` an inner field as another member.
 
-    An error of a validator over the whole value counts as deeper too: the value could be that member.
+    The value was then meant to be the member of `one`. An error of a validator over the whole value counts as inner
+    too.
     """
     where = other["loc"][:-1]
     refused = bool(where) and (other["type"] == "literal_error" or other["type"].endswith("_type"))

@@ -39,7 +39,7 @@ from meshwright.profiles.model_parts.hf_config import (
 from meshwright.profiles.untrusted_text import json_value, read_text
 
 MAX_CONFIG_BYTES = 2**20
-"""Upper bound on the size of a config.json, which has a few thousand bytes."""
+"""Maximum size of a config.json; typical ones have a few thousand bytes."""
 
 VOCAB_MULTIPLE = 64
 """Embedding rows are padded to this multiple so that every tp up to it divides them."""
@@ -73,10 +73,10 @@ class ModelSpec:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    gated_mlp: bool = True  # two matrices up and one down; False: one up, one down (GPT)
+    gated_mlp: bool = True  # gate, up and down projections; False: up and down only (GPT)
     qk_norm: bool = False
     scalar_head: bool = False  # one number per token instead of logits over the vocabulary (reward, critic)
-    vocab_multiple: int = VOCAB_MULTIPLE  # 1 for a shard: rows are padded before they are divided
+    vocab_multiple: int = VOCAB_MULTIPLE  # 1 for a shard, because rows are padded before sharding
     experts: Experts | None = None
     latent: LatentAttention | None = None
     adapter: Adapter | None = None  # trained in place of the weights

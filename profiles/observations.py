@@ -35,18 +35,18 @@ from meshwright.profiles.workload import Workload
 
 
 def stage_seconds(stage: Stage, layout: Layout, spans: Sequence[Span]) -> float:
-    """Return the seconds of the slowest replica, from the start of its last rank to the end of its last rank.
+    """Return the seconds of the slowest replica: from the time its last rank starts until its last rank ends.
 
-    The waves of a step are summed. Replicas that train together or share experts count as one. `spans` are those of the
-    stage in one step, with at least one on the first rank of its pool.
+    The waves of a step (dynamic sampling) are summed. Replicas that train together or share experts count as one.
+    `spans` are those of the stage in one step, with at least one on the first rank of its pool.
     """
-    first, is_one = min(span.rank for span in spans), stage.trains or layout.expert_replicas > 1
+    first, is_one_group = min(span.rank for span in spans), stage.trains or layout.expert_replicas > 1
     by_rank: dict[int, list[Span]] = defaultdict(list)
     for span in sorted(spans, key=lambda span: span.start_seconds):
         by_rank[span.rank].append(span)
     replicas: dict[int, list[list[Span]]] = defaultdict(list)
     for rank, rank_spans in by_rank.items():
-        replicas[0 if is_one else layout.coordinates(rank - first).dp].append(rank_spans)
+        replicas[0 if is_one_group else layout.coordinates(rank - first).dp].append(rank_spans)
     return max(
         math.fsum(
             max(span.end_seconds for span in wave) - max(span.start_seconds for span in wave)
@@ -59,7 +59,7 @@ def stage_seconds(stage: Stage, layout: Layout, spans: Sequence[Span]) -> float:
 def refit_seconds(spans: Iterable[Span]) -> float:
     """Return the largest sum over the refits of one step on any rank, 0 without refits; other spans are ignored.
 
-    A refit counts with its shortest span, that of the rank which arrives last and does not wait.
+    A refit counts with its shortest span: that of the rank which arrives last and so does not wait for others.
     """
     refits: dict[str, list[Span]] = defaultdict(list)
     for span in spans:
@@ -121,7 +121,7 @@ def _with_mean(latency: LatencySpec, mean: float) -> LatencySpec:
 
 
 class WavesObservation(NamedTuple):
-    """Mean sequences sampled per step, and mean tokens of their responses and prompts."""
+    """Dynamic sampling: mean sequences sampled per step, and mean tokens of their responses and prompts."""
 
     rows_per_step: float
     response_tokens: float
@@ -157,7 +157,7 @@ _BISECTIONS = 40
 """Bisection steps after which the extra seconds are exact to `_DIGITS`."""
 
 _MIN_SHARE = 0.05
-"""Share of a stage's seconds below which noise would dominate the factor of collectives."""
+"""Smallest share of a stage's seconds from which the factor of collectives is fitted; below it noise dominates."""
 
 _TRAFFIC = ("refit", "send", "receive")
 
@@ -179,7 +179,7 @@ class RunObservation:
     sequence_tokens: float | None  # prompt and response together
     truncated_share: float | None  # share of responses truncated at the length limit, over all steps
     longest_tokens: float | None  # mean over steps of the longest response
-    turns: TurnsObservation | None = None  # only of multi-turn rollouts
+    turns: TurnsObservation | None = None  # None unless rollouts are multi-turn
 
 
 def observe(

@@ -41,11 +41,11 @@ NUM_LIVE = "num_live_sequences"
 """Fact of a span: mean number of sequences in flight on its rank's replica over the span."""
 
 MAX_STEPS_AHEAD = 8
-"""Upper bound on the steps by which stages run ahead: a line comes after all lines of this many steps earlier."""
+"""Upper bound on the steps by which stages run ahead: all lines of step s - 8 come before the first line of step s."""
 
 MAX_SPANS = 50_000
-"""Maximum number of spans held in memory: as timeline events some 400 MiB. Only the last steps of a longer trace are
-read, or one step at a time."""
+"""Maximum number of spans held in memory, which take about 400 MiB as timeline events. Of a longer trace only the last
+steps are read, or one step at a time."""
 
 _MIN_STEPS = 20
 """Minimum number of steps that are read, whatever the number of ranks: fewer are not representative."""
@@ -149,7 +149,7 @@ def read_recent_spans(path: Path, max_spans: int = MAX_SPANS, *, min_steps: int 
     else:
         return read_spans(path)
     begin = num_lines - max_spans
-    newest_dropped, kept = -sys.maxsize, list[Span]()  # the newest step with a dropped span
+    newest_dropped, recent = -sys.maxsize, list[Span]()  # the newest step with a dropped span
     for number, line in enumerate(
         islice(read_log_lines(*files_read), max(0, begin - max_spans), None), start=max(0, begin - max_spans)
     ):
@@ -157,8 +157,8 @@ def read_recent_spans(path: Path, max_spans: int = MAX_SPANS, *, min_steps: int 
         if number < begin:
             newest_dropped = max(newest_dropped, span.step)
         else:
-            kept.append(span)
-    complete = tuple(span for span in kept if span.step > newest_dropped)
+            recent.append(span)
+    complete = tuple(span for span in recent if span.step > newest_dropped)
     return complete if len({span.step for span in complete}) >= min_steps else read_last_spans(path, min_steps)
 
 
@@ -176,7 +176,7 @@ def group_by_step(spans: Iterable[Span]) -> Iterator[tuple[int, list[Span]]]:
 def read_last_spans(path: Path, num_steps: int) -> tuple[Span, ...]:
     """Read the spans of the last steps of a trace, in the order of the file.
 
-    The trace is read from its end, so that it may be long, and it may still grow: incomplete lines are ignored. Raises
+    The trace is read from its end, so it may be long. It may still grow: incomplete lines are ignored. Raises
     BadInput, naming the line that is not a span.
     """
     files = log_files(path)
@@ -194,9 +194,9 @@ def read_last_spans(path: Path, num_steps: int) -> tuple[Span, ...]:
 
 
 def _last_spans_of_file(file: Path, num_steps: int, newest: int) -> list[Span]:
-    """The spans at the end of one file of a trace that cover the last steps before the newest one.
+    """The spans at the end of one file of a trace that include those of the last `num_steps` steps.
 
-    Some spans of earlier steps may precede them.
+    `newest` is the newest step in later files. Some spans of earlier steps may precede the result.
     """
     if file.suffix == ".gz":
         recent: deque[Span] = deque()
@@ -318,13 +318,13 @@ def _counters(pid: int, start: float, span: Span) -> Iterator[Event]:
     if NUM_LIVE in span.facts:
         values.append(("live sequences", "sequences", span.facts[NUM_LIVE], 0.0))
     for what, unit, during, after in values:
-        for at, value in ((span.start_seconds, during), (span.end_seconds, after)):
+        for seconds, value in ((span.start_seconds, during), (span.end_seconds, after)):
             yield {
                 "ph": "C",
                 "name": f"{what} of rank {span.rank}",
                 "pid": pid,
                 "tid": span.rank,
-                "ts": _microseconds(at - start),
+                "ts": _microseconds(seconds - start),
                 "args": {unit: value},
             }
 

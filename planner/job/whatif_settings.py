@@ -26,15 +26,15 @@ Setting: TypeAlias = Mapping[str, Value]
 """New values of some fields, by dotted path."""
 
 _OMITTED_DEFAULTS = ("generation_weights",)
-"""Fields that may be set although facts leave them out at their default."""
+"""Fields that may be set although the facts omit them while they have their default."""
 
 _LINKS = ("intra_node", "inter_node", "between")
 
 _MAX_SUGGESTIONS = 3
-"""The most similar fields that an error message lists."""
+"""Maximum number of similar fields that an error message suggests."""
 
 _MAX_SETTINGS = 1000
-"""The most combinations of values; each is costed and becomes a row of the answer."""
+"""Maximum number of combinations of values; each is costed and becomes a row of the table."""
 
 
 def parse_settings(texts: Sequence[str]) -> tuple[Setting, ...]:
@@ -115,9 +115,9 @@ def _paths(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     for name, value in tree.items():
         yield prefix + name
         members = enumerate(value) if isinstance(value, list) else ()
-        holders = {str(index): member for index, member in members if isinstance(member, dict)}
-        for holder, fields in holders.items():
-            yield from _paths(fields, f"{prefix}{name}.{holder}.")
+        objects = {str(index): member for index, member in members if isinstance(member, dict)}
+        for index_text, fields in objects.items():
+            yield from _paths(fields, f"{prefix}{name}.{index_text}.")
         if isinstance(value, dict):
             yield from _paths(value, f"{prefix}{name}.")
 

@@ -105,8 +105,10 @@ def parse_pin(text: str, graph: StageGraph) -> Pin:
 
 
 def parse_pins(texts: Iterable[str], graph: StageGraph) -> tuple[Pin, ...]:
-    """Parse pins; the result is sorted and without duplicates. Raises BadInput when one choice is fixed twice, or fixed
-    and forbidden."""
+    """Parse pins; the result is sorted and without duplicates.
+
+    Raises BadInput if a choice is fixed to two values, or fixed and forbidden.
+    """
     pins = {str(pin): pin for pin in (parse_pin(text, graph) for text in texts)}
     fixed: dict[tuple[str, str], Pin] = {}
     for pin in pins.values():

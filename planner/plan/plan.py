@@ -67,7 +67,7 @@ class Placement(Document):
 
     @model_serializer(mode="wrap")
     def _without_usual(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out `stage_layers` where all pipeline stages have as many layers, and a pace of 1."""
+        """Leave out `stage_layers` where all pipeline stages have equally many layers, and a pace of 1."""
         usual = {"stage_layers": (), "pace": 1.0}
         return {key: value for key, value in written(self).items() if key not in usual or value != usual[key]}
 
@@ -108,8 +108,8 @@ class SearchWork(Document):
 
 
 ROUNDING_TOLERANCE = 1e-3
-"""The share of a plan's seconds that rounding to the solver's whole ticks may lose: a hundred tasks lose one tick each
-of the 100,000 that a step has."""
+"""The share of a plan's seconds that rounding to the solver's whole ticks may lose: a hundred tasks lose one tick each,
+and a step has at least 100,000."""
 
 
 class Solver(Document):
@@ -160,8 +160,8 @@ class Plan(Document):
     @property
     def origins(self) -> dict[str, str]:
         """The digests of inputs that the plan does not contain: the job, the measured table, the trace."""
-        held = self.facts.digests()
-        return {name: digest for name, digest in self.digests.items() if name not in held}
+        own_digests = self.facts.digests()
+        return {name: digest for name, digest in self.digests.items() if name not in own_digests}
 
     @property
     def lengths_are_observed(self) -> bool:

@@ -42,17 +42,17 @@ class Site(NamedTuple):
 
 @dataclass(frozen=True)
 class Refits:
-    """The refits of some facts by a cost model, wherever the pools lie; equal transfers are costed once."""
+    """Lower bounds on refit times, valid for every position of the two pools; equal transfers are costed once."""
 
     facts: Facts
     model: CostModel
-    _known: dict[object, float] = field(default_factory=dict)
+    _seconds_cache: dict[object, float] = field(default_factory=dict)
 
     def seconds(self, stage: Stage, sources: Sequence[Site], targets: Sequence[Site]) -> NDArray[np.float64]:
-        """Return the least seconds, [sources, targets].
+        """Return a lower bound on the seconds of a refit between each pair of sites, [sources, targets].
 
-        They are 0 if the two sites may share a copy. If they shard weights in the same way but may not share, they are
-        those of a copy within the ranks. Otherwise they depend only on the kinds of the sites (`Move`).
+        For equal sites it is 0 if the stage may share a copy of the weights, else the least time of a copy. For
+        different sites it depends only on their kinds (`_kind`).
         """
         sources_by_kind, targets_by_kind = _by_kind(sources), _by_kind(targets)
         seconds = self._between(stage, list(sources_by_kind.values()), list(targets_by_kind.values()))
@@ -70,33 +70,33 @@ class Refits:
     def _between(
         self, stage: Stage, source_kinds: Sequence[Sequence[Site]], target_kinds: Sequence[Sequence[Site]]
     ) -> NDArray[np.float64]:
-        """Return the seconds between different sites of every two kinds; 0 if there are none."""
-        cuts = [targets[0].layout.weight_layout for targets in target_kinds]
-        slices: dict[object, int] = {}
+        """Return the seconds between two different sites of each pair of kinds; 0 if there are no such sites."""
+        weight_layouts = [targets[0].layout.weight_layout for targets in target_kinds]
+        num_overlapping: dict[object, int] = {}
         seconds = np.zeros((len(source_kinds), len(target_kinds)))
         for row, sources in enumerate(source_kinds):
             part, layout = sources[0]
             size, axes = layout.num_ranks, _axes(layout)
-            for column, (targets, cut) in enumerate(zip(target_kinds, cuts, strict=True)):
-                pair = axes, _axes(cut)
-                if pair not in slices:
-                    slices[pair] = layout.max_overlapping_shards(cut)
-                key = stage.name, part, size, slices[pair], targets[0].part, cut
-                if key not in self._known:
+            for column, (targets, weight_layout) in enumerate(zip(target_kinds, weight_layouts, strict=True)):
+                pair = axes, _axes(weight_layout)
+                if pair not in num_overlapping:
+                    num_overlapping[pair] = layout.max_overlapping_shards(weight_layout)
+                key = stage.name, part, size, num_overlapping[pair], targets[0].part, weight_layout
+                if key not in self._seconds_cache:
                     distinct_sites = next((pair for pair in product(sources, targets) if pair[0] != pair[1]), None)
                     if distinct_sites is None:
                         continue
-                    self._known[key] = self._least(stage, *distinct_sites)
-                seconds[row, column] = self._known[key]
+                    self._seconds_cache[key] = self._least(stage, *distinct_sites)
+                seconds[row, column] = self._seconds_cache[key]
         return seconds
 
     def _least(self, stage: Stage, source: Site, target: Site) -> float:
-        """Return the least over disjoint pools and over pools of which one contains the other."""
+        """Return the shorter time of two cases: disjoint pools, and pools of which one contains the other."""
         sizes = source.layout.num_ranks, target.layout.num_ranks
         parts_of = self.facts.cluster.parts_of
         may_meet = any(one is other for one, other in product(parts_of(source.part), parts_of(target.part)))
         nested = {min(sizes)} if may_meet else set()
-        apart = {0} if sum(sizes) <= self.facts.cluster.num_ranks else set()
+        disjoint = {0} if sum(sizes) <= self.facts.cluster.num_ranks else set()
         moves = (
             Move(
                 model=self.facts.models.spec(stage.role),
@@ -108,7 +108,7 @@ class Refits:
                 generates=stage.generates,
                 quantises=stage.is_quantised,
             )
-            for overlap in nested | apart
+            for overlap in nested | disjoint
         )
         return min(self.model.move_seconds(move).total for move in moves)
 
@@ -183,9 +183,10 @@ class Choices:
 class Space:
     """The choices of every stage in a search case, and the seconds between stages.
 
-    `lags` are the transfers within a period; `carried` has those to later periods, with the number of periods. `refits`
-    has the least seconds of every refit by its target stage, [sites of the training stage, sites of the target]. Stages
-    that are `late` have the rewards that they read no sooner than `arrival_seconds` after the start of a generation.
+    `room_bytes` is the usable memory of the largest device. `lags` are the seconds of transfers within a period;
+    `carried` has the transfers to later periods, as (number of periods, seconds). `refits` has the least seconds of
+    every refit by its target stage, [sites of the training stage, sites of the target]. Stages in `late` read rewards
+    from hosts, which arrive at least `arrival_seconds` after the start of generation.
     """
 
     graph: StageGraph
@@ -198,25 +199,24 @@ class Space:
     carried: Mapping[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
     late: frozenset[str] = frozenset()
     arrival_seconds: float = 0.0
-    _known: dict[object, float] = field(default_factory=dict)
+    _seconds_cache: dict[object, float] = field(default_factory=dict)
 
     def refit_seconds(self, target: str, sources: frozenset[int], targets: frozenset[int]) -> float:
         """Return the least seconds of a stage's refit between some sites of its training stage and some of its own."""
         key = target, sources, targets
-        if key not in self._known:
+        if key not in self._seconds_cache:
             ends = ((self.graph.trainer_of(target), sources), (target, targets))
             indices = (np.searchsorted(self.choices[name].sites, sorted(sites)) for name, sites in ends)
-            self._known[key] = float(self.refits[target][np.ix_(*indices)].min())
-        return self._known[key]
+            self._seconds_cache[key] = float(self.refits[target][np.ix_(*indices)].min())
+        return self._seconds_cache[key]
 
 
 @dataclass(frozen=True)
 class Enumeration:
-    """Builds the spaces of some facts by a cost model, without choices that are in no period below
-    `max_period_seconds`.
+    """Builds the space of each search case, without choices that fit in no period below `max_period_seconds`.
 
-    Such choices take longer alone, or together with the least of what precedes and follows. Choices that two search
-    cases have in common are costed once.
+    Such a choice takes too long by itself, or together with the fastest choices of the stages before and after it.
+    Choices that two search cases have in common are costed once.
     """
 
     facts: Facts
@@ -229,15 +229,18 @@ class Enumeration:
     def spaces(self, search_cases: Sequence[SearchCase]) -> tuple[Space, ...]:
         """Return the spaces of some search cases.
 
-        The last ones are built first: stages work ahead there, so that the fewest choices are pruned.
+        The last search cases are built first: their stages work furthest ahead, so that the fewest choices are pruned.
         """
-        return tuple(self.space(scope) for scope in reversed(search_cases))[::-1]
+        return tuple(self.space(search_case) for search_case in reversed(search_cases))[::-1]
 
     def space(self, search_case: SearchCase) -> Space:
         """Return the space of a search case."""
         facts, ahead = self.facts, search_case.ahead
-        edges = [(h, ahead[h.producer] - ahead[h.consumer]) for h in stage_transfers(facts, self.model)]
-        lags = {(edge.producer, edge.consumer): edge.cost.total for edge, turns in edges if not turns}
+        edges = [
+            (transfer, ahead[transfer.producer] - ahead[transfer.consumer])
+            for transfer in stage_transfers(facts, self.model)
+        ]
+        lags = {(edge.producer, edge.consumer): edge.cost.total for edge, periods in edges if not periods}
         choices = self._allowed(search_case, lags)
         return Space(
             graph=facts.graph,
@@ -246,7 +249,7 @@ class Enumeration:
             search_case=search_case,
             lags=lags,
             choices=choices,
-            carried={(edge.producer, edge.consumer): (turns, edge.cost.total) for edge, turns in edges if turns},
+            carried={(edge.producer, edge.consumer): (periods, edge.cost.total) for edge, periods in edges if periods},
             late=frozenset(reward_readers(facts)),
             arrival_seconds=self._arrival_seconds,
             refits={stage.name: self._refits_of(stage, choices) for stage in facts.graph.stages if stage.needs_refit},
@@ -266,7 +269,7 @@ class Enumeration:
         sources, targets = ([all_sites[number] for number in indices] for indices in ends)
         return self._refits.seconds(stage, sources, targets)
 
-    def _allowed(self, scope: SearchCase, lags: Mapping[tuple[str, str], float]) -> dict[str, Choices]:
+    def _allowed(self, search_case: SearchCase, lags: Mapping[tuple[str, str], float]) -> dict[str, Choices]:
         """Return the choices of every stage within its allowance.
 
         Stages that take most of a period come first, because they limit the others most.
@@ -274,14 +277,14 @@ class Enumeration:
         graph = self.facts.graph
         period = ShortPeriod(self.max_period_seconds, self.facts.cluster.num_ranks, graph.names, lags)
         by_stage: dict[str, Choices] = {}
-        least = {stage.name: self._least_of(stage) for stage in graph.stages if not scope.streams(stage)}
+        least = {stage.name: self._least_of(stage) for stage in graph.stages if not search_case.streams(stage)}
         for stage in sorted(graph.stages, key=lambda stage: (not stage.generates, not stage.trains)):
-            by_stage[stage.name] = self._choices_of(stage, scope, period.allowance_of(stage.name, least))
+            by_stage[stage.name] = self._choices_of(stage, search_case, period.allowance_of(stage.name, least))
             least[stage.name] = by_stage[stage.name].least
         return {name: by_stage[name].allowed(period.allowance_of(name, least)) for name in graph.names}
 
     def _least_of(self, stage: Stage) -> LeastTime:
-        """Return an arithmetic lower bound for a stage that streams nothing, on any pool."""
+        """Return a lower bound over all pools for a stage that does not stream; no choice is costed."""
         model = self.facts.models.spec(stage.role)
         seconds_by_size = [
             (size, self.model.lower_bound_seconds(stage, model, size, part)) for part, size in self._kinds
@@ -297,12 +300,12 @@ class Enumeration:
         all_ranks = ((first, size) for size in pool_sizes(cluster) for first in first_ranks(cluster, size))
         return sorted({(cluster.part_of_pool(range(first, first + size)), size) for first, size in all_ranks})
 
-    def _choices_of(self, stage: Stage, scope: SearchCase, allowance: Allowance) -> Choices:
-        key = stage.name, scope.key_for(stage)
+    def _choices_of(self, stage: Stage, search_case: SearchCase, allowance: Allowance) -> Choices:
+        key = stage.name, search_case.key_for(stage)
         if key not in self._choices or not self._choices[key][0].holds(allowance):
             numbers, rows = [], []
-            for site in self._sites_of(stage, allowance, streams=scope.streams(stage)):
-                for row in self._rows(stage, scope, site, allowance):
+            for site in self._sites_of(stage, allowance, streams=search_case.streams(stage)):
+                for row in self._rows(stage, search_case, site, allowance):
                     numbers.append(self.sites.setdefault(site, len(self.sites)))
                     rows.append(row)
             plain = np.array(rows, dtype=np.float64).reshape(-1, 1 + len(_PLAIN_AMOUNTS)).T
@@ -311,7 +314,7 @@ class Enumeration:
         return self._choices[key][1]
 
     def _sites_of(self, stage: Stage, allowance: Allowance, *, streams: bool) -> Iterator[Site]:
-        """Yield every legal layout on every kind of pool that is not too slow whatever the layout."""
+        """Yield every legal layout on every kind of pool, except kinds on which any layout is too slow."""
         model = self.facts.models.spec(stage.role)
         for part, size in self._kinds:
             least = self.model.lower_bound_seconds(stage, model, size, part)
@@ -319,19 +322,21 @@ class Enumeration:
                 for layout in legal_layouts(self.facts, stage, size, part):
                     yield Site(part, layout)
 
-    def _rows(self, stage: Stage, scope: SearchCase, site: Site, allowance: Allowance) -> Iterator[tuple[float, ...]]:
+    def _rows(
+        self, stage: Stage, search_case: SearchCase, site: Site, allowance: Allowance
+    ) -> Iterator[tuple[float, ...]]:
         """Yield ranks and plain amounts of a site's choices that fit, are fast enough and undominated
         (`ParetoFront`)."""
-        (part, layout), deferral = site, max_deferral(scope.ahead, self.facts.staleness)
+        (part, layout), deferral = site, max_deferral(search_case.ahead, self.facts.staleness)
         device_bytes, host_bytes = available_bytes(self.facts, part)
         legal = [
             family
-            for family in self._families_of(stage, scope, site)
+            for family in self._families_of(stage, search_case, site)
             if not streaming_rules(self.facts, layout, family.plain, part)
         ]
         if not legal:
             return iter(())
-        call = self._call(stage, scope, site, legal[0].members[0][0])
+        call = self._call(stage, search_case, site, legal[0].members[0][0])
         costs = self.model.on_layout(replace(call, max_deferral=deferral))
         front = ParetoFront(
             num_ranks=layout.num_ranks,
@@ -339,24 +344,24 @@ class Enumeration:
             max_period_seconds=self.max_period_seconds,
             allowance=allowance,
             costs=costs,
-            least=lambda quickest: self._least_seconds(stage, scope, site, quickest, costs),
-            fits=lambda held: held.peak <= device_bytes and held.host <= host_bytes,
+            least=lambda quickest: self._least_seconds(stage, search_case, site, quickest, costs),
+            fits=lambda stage_bytes: stage_bytes.peak <= device_bytes and stage_bytes.host <= host_bytes,
         )
         for family in legal:
             front.add(family)
         return ((layout.num_ranks, *row) for row in front.rows)
 
-    def _call(self, stage: Stage, scope: SearchCase, site: Site, schedule: Schedule) -> Call:
-        deferral = max_deferral(scope.ahead, self.facts.staleness)
+    def _call(self, stage: Stage, search_case: SearchCase, site: Site, schedule: Schedule) -> Call:
+        deferral = max_deferral(search_case.ahead, self.facts.staleness)
         return query_for_choice(self.facts, stage, Choice(site.layout, schedule), deferral=deferral, part=site.part)
 
-    def _families_of(self, stage: Stage, scope: SearchCase, site: Site) -> tuple[Family, ...]:
+    def _families_of(self, stage: Stage, search_case: SearchCase, site: Site) -> tuple[Family, ...]:
         """Return all schedules of a site by family; on two kinds of nodes with their rows split by speed."""
         facts, (part, layout) = self.facts, site
-        all_schedules = schedules(facts, stage, layout, scope)
+        all_schedules = schedules(facts, stage, layout, search_case)
         if len(facts.cluster.parts_of(part)) > 1:
             return families_in(
-                self.model.with_row_split(self._call(stage, scope, site, schedule)) for schedule in all_schedules
+                self.model.with_row_split(self._call(stage, search_case, site, schedule)) for schedule in all_schedules
             )
         # Very many sites share one list of schedules. The list is kept with its families so that its id stays valid.
         if id(all_schedules) not in self._families:
@@ -364,12 +369,12 @@ class Enumeration:
         return self._families[id(all_schedules)][1]
 
     def _least_seconds(
-        self, stage: Stage, scope: SearchCase, site: Site, quickest: Schedule, costs: LayoutCosts
+        self, stage: Stage, search_case: SearchCase, site: Site, quickest: Schedule, costs: LayoutCosts
     ) -> float:
         """Return a lower bound on the seconds of every schedule that differs from `quickest` only by being slower.
 
         For a generation it is computed without simulation; for a schedule that streams it is 0.
         """
         if stage.generates:
-            return self.model.generation_lower_bound(self._call(stage, scope, site, quickest))
+            return self.model.generation_lower_bound(self._call(stage, search_case, site, quickest))
         return costs.seconds(quickest) if self.model.seconds_are_monotone and not quickest.chunk_tokens else 0.0

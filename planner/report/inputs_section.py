@@ -1,4 +1,4 @@
-"""The sections on a plan's inputs, on its solver record, and on its gap to the best plan."""
+"""The sections of the report on a plan's inputs and on its solver record: status, bound and gap."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _latencies(plan: Plan) -> Iterable[Html]:
 
 
 def _waves(plan: Plan) -> Iterable[Html]:
-    """The samples of a step with best of or dynamic sampling."""
+    """The samples of a step with best-of-n or dynamic sampling."""
     if best := best_samples(plan):
         return (tag("h3", "Best of several samples"), *map(note, best.sentences))
     sampling_waves = sampled_waves(plan)
@@ -162,10 +162,10 @@ def _lengths(spec: LengthSpec) -> str:
 
 
 def _staleness(plan: Plan) -> str:
-    bound = plan.facts.staleness
+    max_staleness = plan.facts.staleness
     if not plan.staleness:
-        return f"0 of at most {bound}: synchronous"
-    return f"{plan.staleness} of at most {bound} actor updates between sampling a token and training on it"
+        return f"0 of at most {max_staleness}: synchronous"
+    return f"{plan.staleness} of at most {max_staleness} actor updates between sampling a token and training on it"
 
 
 def _steps_ahead(plan: Plan) -> str:

@@ -25,13 +25,13 @@ HELD_OUT = "held-out reward"
 """The name of the curve of evaluations."""
 
 _MAX_POINTS = 200
-"""The most points of a curve; with more steps, each point is a mean over consecutive steps."""
+"""Maximum number of points of a curve; with more steps, each point is a mean over consecutive steps."""
 
 _MAX_MARKED_POINTS = 30
-"""The most points of a curve that are marked on its line."""
+"""Maximum number of points of a curve up to which each is marked on its line."""
 
 _MAX_CHARACTERS = 2000
-"""The most characters of a text that are shown."""
+"""Maximum number of characters of a text that are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,22 +54,22 @@ class TrainingCurves:
 
 
 def training_section(runs: Sequence[TrainingCurves]) -> Html:
-    """Return the section: a plot for each curve of each run, and a table of its last responses; or a hint how to get
-    them."""
-    trained_runs = [one for one in runs if any(one.curves.values())]
+    """Return the section: a plot for each curve of each run, and a table of its last responses; or a hint on how
+    to get them."""
+    trained_runs = [run for run in runs if any(run.curves.values())]
     if not trained_runs:
         return section("learning", "Training", note("No run that trains: name the --out of a `meshwright run`."))
-    return section("learning", "Training", *(part for one in trained_runs for part in _run_parts(one)))
+    return section("learning", "Training", *(part for run in trained_runs for part in _run_parts(run)))
 
 
-def _run_parts(learned: TrainingCurves) -> Iterator[Html]:
-    yield tag("h3", learned.run)
-    plots = [_curve(name, points) for name, points in learned.curves.items() if len(points) > 1]
+def _run_parts(run: TrainingCurves) -> Iterator[Html]:
+    yield tag("h3", run.run)
+    plots = [_curve(name, points) for name, points in run.curves.items() if len(points) > 1]
     yield tag("div", *plots, class_="pair")
-    if learned.samples:
+    if run.samples:
         rows = [
-            (str(one.step), f"{one.score:.3f}", _shortened(one.prompt), _shortened(one.response))
-            for one in learned.samples
+            (str(sample.step), f"{sample.score:.3f}", _shortened(sample.prompt), _shortened(sample.response))
+            for sample in run.samples
         ]
         yield table(("step", "score", "prompt", "response"), rows, numbers=range(2))
 
@@ -77,11 +77,11 @@ def _run_parts(learned: TrainingCurves) -> Iterator[Html]:
 def _curve(name: str, points: Sequence[tuple[int, float]]) -> Html:
     title = CURVES.get(name, name)
     plot_points = tuple(PlotPoint(x, y, f"step {x:.0f}: {y:.4g}") for x, y in _thinned(points))
-    across = linear(plot_points[0].x, plot_points[-1].x)
+    x_axis = linear(plot_points[0].x, plot_points[-1].x)
     return plot(
         [Series("", formatting.COLOURS[0], plot_points, marked=len(plot_points) <= _MAX_MARKED_POINTS)],
-        across=across,
-        names=[f"{tick:,g}" for tick in across.ticks],
+        across=x_axis,
+        names=[f"{tick:,g}" for tick in x_axis.ticks],
         what="step",
         up=title,
         describe=f"{title} over the steps of the run",

@@ -44,10 +44,11 @@ It is doubled until the sum over all choices is one that the solver handles exac
 """
 
 _TICKS_PER_STEP = 10**6
-"""Number of ticks in about one step; the lower bound is then accurate to a few millionths."""
+"""Maximum number of ticks in a step of the fastest choices; it has at least a tenth of this, unless ticks are longer
+to stay within the solver's largest sum."""
 
 _SUM_MARGIN = 2
-"""The slowest choices of all stages may take at most one in this many parts of the largest sum of durations."""
+"""The durations of the slowest choices of all stages add up to at most the solver's largest sum divided by this."""
 
 
 OptionChoices: TypeAlias = Mapping[str, tuple[tuple[Ranks, Candidate], ...]]
@@ -109,16 +110,15 @@ def carried_precedences(
 ) -> tuple[CarriedPrecedence, ...]:
     """Return the precedences across periods: a stage waits for inputs from stages that work further ahead.
 
-    A period in whole ticks may be a tick longer than in seconds, and so may each period in between, so that lags are
-    reduced by as many ticks. A precedence whose lag then vanishes always holds, because every stage ends within its
-    period.
+    A period in whole ticks may be a tick longer than in seconds, so a lag is reduced by one tick for each period that
+    it spans. A precedence whose lag vanishes is left out: it always holds, because every stage ends within its period.
     """
     between_periods = []
     for h in handovers:
-        if turns := ahead[h.producer] - ahead[h.consumer]:
-            lag, is_late = math.floor(h.cost.total / tick) - turns, h.producer == GENERATE and h.consumer in late
+        if num_periods := ahead[h.producer] - ahead[h.consumer]:
+            lag, is_late = math.floor(h.cost.total / tick) - num_periods, h.producer == GENERATE and h.consumer in late
             if lag > 0 or is_late:
-                between_periods.append(CarriedPrecedence(h.producer, h.consumer, turns, lag, is_late))
+                between_periods.append(CarriedPrecedence(h.producer, h.consumer, num_periods, lag, is_late))
     return tuple(between_periods)
 
 
@@ -131,7 +131,7 @@ def formulate(
     *,
     by_pool: bool = False,
 ) -> Formulation:
-    """Return the problem of one period: a stage waits for the stages that it reads from and that work on the same step.
+    """Return the problem of one period, in which a stage waits for those that it reads from and that work on its step.
 
     Stages may be placed anywhere, unless some pools are excluded or `by_pool` gives every pool options of its own.
     Without `ahead` all stages work on the same step.
@@ -150,19 +150,19 @@ def formulate(
         for frontier in frontiers
     }
     is_shareable = {name: graph.by_name[name].may_share for name in choices}
-    block_bytes = _unit_bytes(facts.cluster.num_ranks, choices)
-    device_blocks = max_usable_bytes(facts.cluster) // block_bytes
+    unit_bytes = _unit_bytes(facts.cluster.num_ranks, choices)
+    device_units = max_usable_bytes(facts.cluster) // unit_bytes
 
     def option(ranks: Ranks, candidate: Candidate, is_shared: bool) -> Option:
         part = facts.cluster.part_of_pool(ranks.ranks)
-        return _option(tick, block_bytes, ranks, candidate, part=part, is_shared=is_shared)
+        return _option(tick, unit_bytes, ranks, candidate, part=part, is_shared=is_shared)
 
     calls = (
         *(
             CallOptions(name, tuple(option(*pair, is_shareable[name]) for pair in pairs))
             for name, pairs in choices.items()
         ),
-        *_missing_memory(facts.cluster, device_blocks, block_bytes),
+        *_missing_memory(facts.cluster, device_units, unit_bytes),
     )
     known_ticks: _KnownTicks = {}
     transfers = tuple(
@@ -171,7 +171,7 @@ def formulate(
     )
     problem = Problem(
         num_ranks=facts.cluster.num_ranks,
-        device_units=device_blocks,
+        device_units=device_units,
         calls=calls,
         tasks=(*transfers, *(CallRun(name=name, call=name) for name in choices)),
         precedences=precedences(
@@ -182,7 +182,7 @@ def formulate(
         anywhere=anywhere,
         range_step=pool_step(facts.cluster.parts[0]) if anywhere else 0,
     )
-    return Formulation(problem=problem, tick_seconds=tick, unit_bytes=block_bytes, option_choices=choices)
+    return Formulation(problem=problem, tick_seconds=tick, unit_bytes=unit_bytes, option_choices=choices)
 
 
 def _unit_bytes(num_ranks: int, choices: OptionChoices) -> int:
@@ -202,15 +202,15 @@ def _unit_bytes(num_ranks: int, choices: OptionChoices) -> int:
     return unit
 
 
-def _missing_memory(cluster: AnyCluster, device_blocks: int, block_bytes: int) -> Iterator[CallOptions]:
+def _missing_memory(cluster: AnyCluster, device_units: int, unit_bytes: int) -> Iterator[CallOptions]:
     """Yield calls that never run and hold, on each part of the cluster, the memory that its devices lack.
 
     The devices of a part are compared with the largest ones in the cluster.
     """
     for first, part in zip(cluster.first_ranks, cluster.parts, strict=True):
-        if lacking := device_blocks - part.device.usable_bytes // block_bytes:
+        if lacking_units := device_units - part.device.usable_bytes // unit_bytes:
             place = Place(first, part.num_ranks, "lacking")
-            yield CallOptions(f"lacking at {first}", (Option(place=place, ticks=0, resident_units=lacking),))
+            yield CallOptions(f"lacking at {first}", (Option(place=place, ticks=0, resident_units=lacking_units),))
 
 
 def _is_every_pool(cluster: AnyCluster, pools: Collection[Ranks]) -> bool:
@@ -221,7 +221,7 @@ def _is_every_pool(cluster: AnyCluster, pools: Collection[Ranks]) -> bool:
 
 
 def _tick_seconds(frontiers: Sequence[Frontier], handovers: Sequence[StageTransfer]) -> float:
-    """Return a power of ten for which a step, with every stage at its fastest, has about a million ticks.
+    """Return a power of ten for which a step, with every stage at its fastest, has 100,000 to a million ticks.
 
     It is larger if the slowest choices and the transfers between stages would otherwise add up to more than the
     solver's largest sum.
@@ -246,20 +246,20 @@ def _tick_seconds(frontiers: Sequence[Frontier], handovers: Sequence[StageTransf
     return float(10.0 ** max(digits, math.ceil(math.log10(max(slowest, step) * _SUM_MARGIN / MAX_SUM))))
 
 
-def _option(tick: float, block_bytes: int, ranks: Ranks, candidate: Candidate, *, part: int, is_shared: bool) -> Option:
+def _option(tick: float, unit_bytes: int, ranks: Ranks, candidate: Candidate, *, part: int, is_shared: bool) -> Option:
     """Build the option of one choice on one pool.
 
     Weights that no other stage may share belong to the stage alone, and may be offloaded.
     """
-    weights = math.ceil(candidate.weights_bytes / block_bytes)
+    weights = math.ceil(candidate.weights_bytes / unit_bytes)
     return Option(
         place=Place(ranks.first_rank, ranks.num_ranks, _place_name(part, candidate.layout)),
         ticks=math.floor(candidate.seconds / tick),
         early_ticks=_early_ticks(tick, candidate),
         late_ticks=math.floor(candidate.late_seconds / tick),
-        resident_units=weights + math.ceil(candidate.private_bytes / block_bytes),
+        resident_units=weights + math.ceil(candidate.private_bytes / unit_bytes),
         shared_units=weights if is_shared else 0,
-        transient_units=math.ceil(candidate.transient_bytes / block_bytes),
+        transient_units=math.ceil(candidate.transient_bytes / unit_bytes),
     )
 
 
@@ -323,7 +323,7 @@ def _transfer(
                 source_shard.part,
                 source_shard.num_ranks,
                 slices,
-                target_shard.cut,
+                target_shard.weights_name,
                 source_shard.name == target_shard.name,
                 overlap,
                 stage.generates,
@@ -349,13 +349,13 @@ def _transfer(
 
 
 class _Shard(NamedTuple):
-    """A layout on a part of the cluster; shards with the same `cut` shard the weights in the same way."""
+    """A layout on a part of the cluster; layouts with the same `weights_name` shard the weights in the same way."""
 
     part: int
     layout: Layout
     num_ranks: int
     name: str
-    cut: str
+    weights_name: str
 
 
 def _between_all(
@@ -368,8 +368,8 @@ def _between_all(
     A layout that stays the same keeps its weights in place, and is computed separately.
     """
     ticks: dict[tuple[str, str, int], int] = {}
-    target_groups = _by_cut(targets)
-    for source_group in _by_cut(sources):
+    target_groups = _by_weights(targets)
+    for source_group in _by_weights(sources):
         group_ticks = []
         for target_group in target_groups:
             pair = next(
@@ -394,11 +394,11 @@ def _between_all(
     return ticks
 
 
-def _by_cut(shards: Sequence[_Shard]) -> list[list[_Shard]]:
+def _by_weights(shards: Sequence[_Shard]) -> list[list[_Shard]]:
     """Group the shards that shard the weights in the same way."""
     groups: dict[str, list[_Shard]] = {}
     for shard in shards:
-        groups.setdefault(shard.cut, []).append(shard)
+        groups.setdefault(shard.weights_name, []).append(shard)
     return list(groups.values())
 
 

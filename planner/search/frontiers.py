@@ -56,7 +56,7 @@ class Frontier:
     """The frontier of one stage: its undominated choices by kind of pool, and the number of rejected ones by reason.
 
     `smallest` has the choice with the least peak memory on each part of the cluster, fitting or not. `questions`
-    counts the questions to the cost model.
+    counts the queries to the cost model.
     """
 
     stage: Stage
@@ -86,8 +86,8 @@ def frontier(
     """Compute the frontier of one stage; unless `is_limited`, choices are kept whatever device memory they need.
 
     `time_limits` limits the seconds of a choice by kind of pool, and excludes the kinds that it lacks; None means no
-    limit. `is_plain` costs only plain choices (`space.legal_choices_by_layout`). `stage_pools` are the stage's pools if
-    already listed. `search_case` defaults to the plainest search case.
+    limit. `is_plain` costs only plain choices (`legal_choices_by_layout`). `stage_pools` are the stage's pools if
+    already enumerated. `search_case` defaults to `synchronous_case`.
     """
     stage_pins = [pin for pin in pins if pin.stage == stage.name]
     kinds = kinds_of(facts, stage, stage_pins) if stage_pools is None else stage_pools
@@ -139,16 +139,16 @@ class _Costing:
 
     def candidates_on(self, kind: PoolKind) -> tuple[Candidate, ...]:
         """Return the choices on pools of one kind that fit, are not too slow, and that no other beats."""
-        most = NO_TIME_LIMIT if self.time_limits is None else self.time_limits.get(kind)
-        if most is None:
+        time_limit = NO_TIME_LIMIT if self.time_limits is None else self.time_limits.get(kind)
+        if time_limit is None:
             self.record.rejected[TOO_SLOW] += 1
             return ()
         rejected, (device_bytes, host_bytes) = self.record.rejected, available_bytes(self.facts, kind.part)
-        room = ChoiceLimits(
-            time_limit=most, device_bytes=device_bytes if self.is_limited else math.inf, host_bytes=host_bytes
+        limits = ChoiceLimits(
+            time_limit=time_limit, device_bytes=device_bytes if self.is_limited else math.inf, host_bytes=host_bytes
         )
         fitting: list[Candidate] = []
-        beside = PlainPipeline(self.facts.models.spec(self.stage.role))
+        plain_pipeline = PlainPipeline(self.facts.models.spec(self.stage.role))
         by_layout = legal_choices_by_layout(
             self.facts,
             self.stage,
@@ -162,7 +162,7 @@ class _Costing:
         for layout, schedules in by_layout:
             call = replace(self.call(Choice(layout, schedules[0]), kind.part), max_deferral=self.deferral)
             on_layout = LayoutCosting(
-                model=self.model, call=call, limits=room, plain_pipeline=beside, record=self.record
+                model=self.model, call=call, limits=limits, plain_pipeline=plain_pipeline, record=self.record
             )
             for schedule in self.with_split_rows(call, schedules):
                 result = on_layout.cost(schedule)
@@ -170,9 +170,9 @@ class _Costing:
                     fitting.append(result)
                 else:
                     rejected[result] += 1
-        kept = self._undominated(fitting, kind.part)
-        rejected[DOMINATED] += len(fitting) - len(kept)
-        return kept
+        undominated_choices = self._undominated(fitting, kind.part)
+        rejected[DOMINATED] += len(fitting) - len(undominated_choices)
+        return undominated_choices
 
     def _undominated(self, fitting: Sequence[Candidate], part: int) -> tuple[Candidate, ...]:
         by_layout = self.stage.may_share or self.stage.is_trained
@@ -196,7 +196,7 @@ class _Costing:
         return (self.model.with_row_split(replace(call, schedule=schedule)) for schedule in schedules)
 
     def call(self, choice: Choice, part: int) -> Call:
-        """Build the question to the cost model for a choice on a part of the cluster."""
+        """Build the query to the cost model for a choice on a part of the cluster."""
         return query_for_choice(self.facts, self.stage, choice, deferral=self.deferral, part=part)
 
 
@@ -226,7 +226,7 @@ class StageCosts:
 
     @cached_property
     def pools(self) -> dict[str, Mapping[Ranks, PoolKind]]:
-        """The pools of each stage with their kinds; the many pools are listed once for equal pool pins."""
+        """The pools of each stage with their kinds, enumerated once for stages with equal pool pins."""
         by_pins: dict[frozenset[Pin], Mapping[Ranks, PoolKind]] = {}
         by_stage = {}
         for stage in self.facts.graph.stages:
@@ -251,7 +251,7 @@ class StageCosts:
     ) -> Frontier:
         """Return one stage's frontier in a search case without its pools, which are too many to send between processes.
 
-        `time_limits` and `is_plain` are as in `frontier.frontier`.
+        `time_limits` and `is_plain` are as in `frontiers.frontier`.
         """
         costed = frontier(
             self.facts,
@@ -274,10 +274,10 @@ class StageCosts:
         on_start: Callable[[int], None],
     ) -> list[Frontier]:
         """Return the frontiers of some stages, with their pools; see `parallel.map_in_two_processes`."""
-        pools = self.pools  # listed here, so that a forked process inherits them
+        pools = self.pools  # enumerated before the fork, so that the child process inherits them
         frontiers = parallel.map_in_two_processes(work, stages, prepare=prepare, on_start=on_start)
         self.costed_frontiers += frontiers
-        return [replace(found, pools=pools[found.stage.name]) for found in frontiers]
+        return [replace(costed, pools=pools[costed.stage.name]) for costed in frontiers]
 
 
 def costing_order(stages: Sequence[Stage]) -> tuple[list[Stage], ...]:

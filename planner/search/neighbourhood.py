@@ -1,4 +1,4 @@
-"""Searches the neighbourhood of an existing plan, which is fast enough to re-plan a running job whose facts changed.
+"""Searches the neighbourhood of an existing plan, fast enough to re-plan a running job whose facts have changed.
 
 The neighbourhood has layouts with the plan's degrees, of which one may be halved or doubled, on pools of at least a
 quarter of the ranks, with a similar number of rows or slots at a time. No lower bound is computed.
@@ -29,8 +29,8 @@ from meshwright.planner.solver.result import Effort, Limits
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 
-_MAX_POOL_FRACTION = 4
-"""A pool has at least one in this many of all ranks."""
+_MAX_RANKS_OVER_POOL = 4
+"""Maximum ratio of all ranks to the ranks of a pool."""
 
 _DEGREE_FACTORS = (2.0, 0.5)
 """Factors by which one degree of a layout may be multiplied."""
@@ -47,20 +47,22 @@ def best_plan_nearby(
 ) -> Plan | None:
     """Return the best plan of these facts in the neighbourhood of `plan`, or None. No lower bound is computed."""
     edges, effort, all_frontiers, costs = stage_transfers(facts, model), Effort(), [], StageCosts(facts, model, pins)
-    answered: list[SolvedCase] = []
-    for scope in _scopes(plan, facts):
-        frontiers = [_frontier(plan.placement(stage.name), costs, scope) for stage in facts.graph.stages]
+    solved_cases: list[SolvedCase] = []
+    for search_case in _search_cases(plan, facts):
+        frontiers = [_frontier(plan.placement(stage.name), costs, search_case) for stage in facts.graph.stages]
         all_frontiers += frontiers
-        formulation = formulate(facts, model, frontiers, edges, scope.ahead)
-        from meshwright.planner.solver.solve import solve
+        formulation = formulate(facts, model, frontiers, edges, search_case.ahead)
+        from meshwright.planner.solver.solve import solve  # imported here, because it loads OR-Tools
 
         solver_limits = replace(limits.with_default_gap(facts.cluster.num_ranks), max_deterministic_time=_SOLVER_TIME)
         result = solve(formulation.problem, solver_limits, effort=effort)
         if result.answer is not None:
-            answered.append(SolvedCase(search_case=scope, edges=edges, formulation=formulation, result=result))
-    if not answered:
+            solved_cases.append(
+                SolvedCase(search_case=search_case, edges=edges, formulation=formulation, result=result)
+            )
+    if not solved_cases:
         return None
-    best = min(answered, key=lambda searched: searched.objective_seconds)
+    best = min(solved_cases, key=lambda solved: solved.objective_seconds)
     solver = solver_record(
         limits, is_whole=False, statuses=(), bound_seconds=0.0, work=count_work(all_frontiers, effort)
     )
@@ -68,28 +70,28 @@ def best_plan_nearby(
     best_plan = best.assemble_plan(facts, model, origin)
     update = {"objective_seconds": best_plan.period_seconds, "gap": 1.0}
     best_plan = best_plan.model_copy(update={"solver": solver.model_copy(update=update)})
-    broken = verify(best_plan)
-    assert not broken, broken
+    violations = verify(best_plan)
+    assert not violations, violations
     return best_plan
 
 
-def _scopes(plan: Plan, facts: Facts) -> tuple[SearchCase, ...]:
+def _search_cases(plan: Plan, facts: Facts) -> tuple[SearchCase, ...]:
     """Return the search cases with the plan's steps ahead, or the furthest that the staleness allows."""
     allowed = steps_ahead_patterns(facts.graph, facts.staleness)
     ahead = plan.ahead if plan.ahead in allowed else allowed[-1]
     return search_cases(ahead, facts.staleness)
 
 
-def _frontier(placement: Placement, costs: StageCosts, scope: SearchCase) -> Frontier:
+def _frontier(placement: Placement, costs: StageCosts, search_case: SearchCase) -> Frontier:
     """Return the choices in the neighbourhood of a placement that fit and that no other choice beats."""
     stage, facts, counts = costs.facts.graph.by_name[placement.stage], costs.facts, QuestionCounts()
     stage_pins = [pin for pin in costs.pins if pin.stage == stage.name]
-    deferral = max_deferral(scope.ahead, facts.staleness)
+    deferral = max_deferral(search_case.ahead, facts.staleness)
 
     def fitting_on(kind: PoolKind) -> tuple[Candidate, ...]:
-        if kind.num_ranks * _MAX_POOL_FRACTION < facts.cluster.num_ranks:
+        if kind.num_ranks * _MAX_RANKS_OVER_POOL < facts.cluster.num_ranks:
             return ()
-        choices = (choice for choice in _choices(placement, facts, kind, scope) if agrees(choice, stage_pins))
+        choices = (choice for choice in _choices(placement, facts, kind, search_case) if agrees(choice, stage_pins))
         calls = [query_for_choice(facts, stage, choice, deferral=deferral, part=kind.part) for choice in choices]
         candidates = [
             cost_call(costs.model, replace(call, schedule=costs.model.with_row_split(call))) for call in calls
@@ -120,13 +122,13 @@ def _frontier(placement: Placement, costs: StageCosts, scope: SearchCase) -> Fro
     return Frontier(stage=stage, pools=pools, candidates=by_kind, rejected=Counter(), smallest={}, questions=counts)
 
 
-def _choices(placement: Placement, facts: Facts, kind: PoolKind, scope: SearchCase) -> Iterator[Choice]:
+def _choices(placement: Placement, facts: Facts, kind: PoolKind, search_case: SearchCase) -> Iterator[Choice]:
     """Yield the legal choices in the neighbourhood on a kind of pool."""
     stage = facts.graph.by_name[placement.stage]
     for layout in _layouts(placement.layout, kind.num_ranks):
         if layout_rules(facts, stage, layout, kind.part):
             continue
-        for schedule in schedules(facts, stage, layout, scope):
+        for schedule in schedules(facts, stage, layout, search_case):
             if _is_similar(schedule, placement.schedule, facts.workload.max_tokens) and not streaming_rules(
                 facts, layout, schedule, kind.part
             ):

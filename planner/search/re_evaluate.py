@@ -1,6 +1,6 @@
 """Re-evaluates the placements of a plan under other facts: the rules that they violate, and what they cost.
 
-A search can start from a re-evaluated plan, and then looks only for faster ones.
+A search that starts from a re-evaluated plan looks only for faster ones.
 """
 
 from __future__ import annotations
@@ -58,17 +58,23 @@ def re_evaluate(plan: Plan, facts: Facts, model: CostModel) -> Plan:
     `pinned` and the gap is 1.
     """
     with_facts = plan.model_copy(update={"facts": facts, "digests": facts.digests()})
-    recosted = with_facts.model_copy(
+    costed = with_facts.model_copy(
         update={
             "placements": tuple(_placement(with_facts, p, model) for p in plan.placements),
             "edges": tuple(
-                Edge(producer=h.producer, consumer=h.consumer, fields=h.fields, bytes=h.num_bytes, cost=h.cost)
-                for h in stage_transfers(facts, model)
+                Edge(
+                    producer=transfer.producer,
+                    consumer=transfer.consumer,
+                    fields=transfer.fields,
+                    bytes=transfer.num_bytes,
+                    cost=transfer.cost,
+                )
+                for transfer in stage_transfers(facts, model)
             ),
             "refits": tuple(_refit(with_facts, refit, model) for refit in plan.refits),
         }
     )
-    timed = evaluate(with_recorded_workers(recosted) if facts == plan.facts else with_workers(recosted))
+    timed = evaluate(with_recorded_workers(costed) if facts == plan.facts else with_workers(costed))
     update = {"status": "pinned", "objective_seconds": timed.period_seconds, "bound_seconds": 0.0, "gap": 1.0}
     return timed.model_copy(update={"solver": plan.solver.model_copy(update=update)})
 

@@ -42,17 +42,17 @@ from meshwright.profiles.stages import GENERATE, Role
 from meshwright.profiles.workload import Workload
 
 
-def slot_bounds(facts: Facts, model: CostModel, words: Mapping[str, FieldValue]) -> tuple[tuple[Pin, ...], list[str]]:
-    """Pins that forbid the numbers of slots that a configuration does not admit, and sentences on them.
+def slot_bounds(facts: Facts, model: CostModel, values: Mapping[str, FieldValue]) -> tuple[tuple[Pin, ...], list[str]]:
+    """Pins that forbid the slot counts that a configuration excludes, and notes for the user.
 
-    A number of slots is admitted if it is within the configuration's limit and if weights, cache and working set take
-    no more than the configured share of a device. The smallest number is always admitted.
+    A slot count is allowed if it is within the configuration's limit, and if weights, KV cache and transient memory
+    take no more than the configured share of a device. The smallest count is always allowed.
     """
-    layout = _layout(facts, words)
+    layout = _layout(facts, values)
     if layout is None:
         return (), []
     counts = slot_counts(-(-facts.workload.batch_size // layout.dp), layout.pp)
-    limit, share = int(words.get(f"{GENERATE}.generation_slots", counts[-1])), words.get(MEMORY_SHARE)
+    limit, share = int(values.get(f"{GENERATE}.generation_slots", counts[-1])), values.get(MEMORY_SHARE)
     admitted = [count for count in counts if count <= limit] or [counts[0]]
     if share is None:
         return tuple(_forbid_others(facts, counts, admitted)), []
@@ -72,9 +72,9 @@ def slot_bounds(facts: Facts, model: CostModel, words: Mapping[str, FieldValue])
     return tuple(_forbid_others(facts, counts, fitting or admitted)), notes
 
 
-def _layout(facts: Facts, words: Mapping[str, FieldValue]) -> Layout | None:
+def _layout(facts: Facts, values: Mapping[str, FieldValue]) -> Layout | None:
     """The layout of the engines; None where the configuration does not give one or it is not legal here."""
-    pool, tp, pp = (words.get(f"{GENERATE}.{key}") for key in ("pool", "tp", "pp"))
+    pool, tp, pp = (values.get(f"{GENERATE}.{key}") for key in ("pool", "tp", "pp"))
     if pool is None or tp is None or pp is None:
         return None
     try:
@@ -109,8 +109,9 @@ _HEAD = """\
 class JobSource:
     """The inputs of a job besides the configuration's fields.
 
-    `path` is the configuration's file, `engine` the one where the configuration names none, and `shapes` the models'
-    directories or config.json files by role; one under an empty name is for all models that are not here.
+    `path` is the configuration's file. `engine` is used where the configuration names none. `shapes` are the models'
+    directories or config.json files by role; the one under the empty name is for every model that is not on this
+    machine.
     """
 
     path: Path
@@ -121,20 +122,23 @@ class JobSource:
     shapes: Mapping[str, Path] = field(default_factory=dict)
 
     def job(self, configured: ParsedConfig, directory: Path) -> Job:
-        """The job, with paths relative to `directory`. Raises BadInput for a model that is not here."""
+        """The job, with paths relative to `directory`. Raises BadInput for a model that is not on this machine."""
         return parse(Job, json.dumps(self._tree(configured, directory)), f"configuration {self.path}")
 
     def text(self, configured: ParsedConfig, directory: Path) -> str:
-        """The YAML of the job, with paths relative to `directory`. Raises BadInput for a model that is not here."""
+        """The YAML of the job, with paths relative to `directory`.
+
+        Raises BadInput for a model that is not on this machine.
+        """
         tree = self._tree(configured, directory)
         return _HEAD.format(source=self.path, trainer=self.trainer) + yaml.safe_dump(tree, sort_keys=False)
 
     def _tree(self, configured: ParsedConfig, directory: Path) -> dict[str, Any]:
-        words = configured.by_name
-        prompt, response = int(words["workload.prompt"]), int(words["workload.response"])
+        values = configured.by_name
+        prompt, response = int(values["workload.prompt"]), int(values["workload.response"])
         algorithm = configured.algorithm
-        reward, adapter = _group(words, "reward"), _group(words, "adapter")
-        graph = graph_of(algorithm, has_ref="models.ref" in words, has_reward=not reward, has_environment=bool(reward))
+        reward, adapter = _group(values, "reward"), _group(values, "adapter")
+        graph = graph_of(algorithm, has_ref="models.ref" in values, has_reward=not reward, has_environment=bool(reward))
         roles, settings_key = graph.roles, SETTINGS_KEYS[algorithm]
         self._require_used(configured, roles)
         return {
@@ -149,24 +153,24 @@ class JobSource:
             },
             "cluster": {
                 "device": self.device,
-                "nodes": words["cluster.nodes"],
-                "ranks_per_node": words["cluster.ranks_per_node"],
+                "nodes": values["cluster.nodes"],
+                "ranks_per_node": values["cluster.ranks_per_node"],
                 "network": self.network,
             },
             "precision": "bf16",
-            "engine": words.get("engine", self.engine),
-            **({"generation_weights": words["generation_weights"]} if "generation_weights" in words else {}),
+            "engine": values.get("engine", self.engine),
+            **({"generation_weights": values["generation_weights"]} if "generation_weights" in values else {}),
             **({"rewards": [reward]} if reward else {}),
             "workload": {
-                "batch_size": words["workload.batch_size"],
-                "group_size": words.get("workload.group_size", 1),
+                "batch_size": values["workload.batch_size"],
+                "group_size": values.get("workload.group_size", 1),
                 "prompt": {"max": prompt, "fixed": prompt},
                 "response": {"max": response, "fixed": response},
-                "num_minibatches": words["workload.num_minibatches"],
-                "num_epochs": words.get("workload.num_epochs", 1),
+                "num_minibatches": values["workload.num_minibatches"],
+                "num_epochs": values.get("workload.num_epochs", 1),
             },
             "staleness": configured.steps_ahead,
-            settings_key: _group(words, settings_key),
+            settings_key: _group(values, settings_key),
         }
 
     def _require_used(self, configured: ParsedConfig, roles: Collection[Role]) -> None:
@@ -178,7 +182,7 @@ class JobSource:
                     f"out, or give it in place of one as --model actor={shape}."
                 )
             if role and role not in roles:
-                listed = ", ".join(known.value for known in Role if known in roles)
+                role_names = ", ".join(known.value for known in Role if known in roles)
                 reason = (
                     ", because a function scores"
                     if role == Role.REWARD and "reward.function" in configured.by_name
@@ -186,7 +190,7 @@ class JobSource:
                 )
                 raise BadInput(
                     f"--model {role}={shape}: configuration {self.path} has no {role} model{reason}; its models are "
-                    f"{listed}."
+                    f"{role_names}."
                 )
 
     def _is_here(self, role: Role, configured: ParsedConfig) -> bool:
@@ -194,8 +198,11 @@ class JobSource:
         return named is not None and (self.path.parent / str(named)).exists()
 
     def _model(self, role: Role, configured: ParsedConfig) -> Path:
-        """The directory or config.json of a model: the user's for its role, the configuration's, or the user's for all
-        others."""
+        """The directory or config.json of a model.
+
+        It is the one that the user gave for the role, else the configuration's if it is on this machine, else the one
+        that the user gave for all other models.
+        """
         if role.value in self.shapes:
             return self.shapes[role.value]
         named = configured.by_name.get(f"models.{role}")
@@ -249,8 +256,9 @@ class Imported:
     `plan` is the configuration as it is, by our costs; None where it does not fit. `best_in_trainer` is the best plan
     that the trainer can express, `best` the fastest plan that was found, within the gap of the optimum; None where
     there is none. `timed_out` is true if a search reached its limit before it found a plan or excluded one.
-    `deciding` are the fields that the plan depends on, `notes` sentences on what was read differently, `named` keys
-    that may change a step and are not read, with the reason, and `unread` keys that a plan does not depend on.
+    `deciding` are the fields that the plan depends on. `notes` are sentences on values that were replaced by the
+    nearest legal ones. `named` are keys that may change a step but are not modelled, with the reason, and `unread` keys
+    that a plan does not depend on.
     """
 
     plan: Plan | None
@@ -275,8 +283,8 @@ def evaluate_config(
 ) -> Imported:
     """Cost the configuration as it is, and search for the best plan that the trainer can express and the best of all.
 
-    Each search keeps `limits` and takes `search_seconds` at most. `progress` is called with the name of the current
-    search, how many of its parts are done, and of how many.
+    Each search keeps within `limits` and takes at most `search_seconds`. `progress` is called with the name of the
+    current search, the number of its parts that are done, and the number of all its parts.
     """
     model, new_limits = rebuild_cost_model(facts), partial(_limits_from_now, limits or Limits(), search_seconds)
     report = progress or _no_progress
@@ -339,7 +347,7 @@ def _why_not(facts: Facts, model: CostModel, pins: tuple[Pin, ...], limits: Limi
 
 
 def _legal_pins(facts: Facts, configured: ParsedConfig) -> tuple[tuple[Pin, ...], list[str]]:
-    """The configuration as pins that are legal together, and notes on the values that are read as others."""
+    """The configuration as pins that are legal together, and notes on the values that were replaced."""
     pins: list[Pin] = []
     notes: list[str] = []
     for parsed in configured.fields:
@@ -387,7 +395,7 @@ def _first_legal(facts: Facts, stage_pins: list[Pin], parsed: ParsedField) -> tu
 
 
 def _read_as_note(parsed: ParsedField, pin: Pin, workload: Workload) -> str:
-    """A sentence on a value that is read as another one."""
+    """A sentence on a value that was replaced by the nearest legal one."""
     if parsed.what.endswith(".micro_batch_tokens") and pin.key == "micro_batch_size":
         return (
             f"{parsed.what}={parsed.value} is read as {pin.key}={pin.value}: this layout is costed by rows, and no "

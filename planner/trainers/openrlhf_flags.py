@@ -1,6 +1,6 @@
 """Flags of OpenRLHF before and after version 0.11, mapped to their names in 0.11.
 
-Read in its examples/scripts of before and after, and in openrlhf/cli/train_ppo_ray.py of 0.11.2.
+Sources: its examples/scripts before and after 0.11, and openrlhf/cli/train_ppo_ray.py of 0.11.2.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from typing import Any
 
 from meshwright.planner.trainers.config_keys import TrainerConfig
 
-_FORMER_LENGTHS = ("prompt_max_len", "generate_max_len")
-"""The former maximum lengths of a prompt and of a response; 0.11 has those of both together and of a response."""
+_OLD_LENGTHS = ("prompt_max_len", "generate_max_len")
+"""Flags before 0.11 for the maximum lengths of a prompt and of a response; 0.11 has one for both together and
+one for a response."""
 
-_FORMER_OFFLOAD = "ref_reward_offload"
-"""A former flag that became two: `ref.offload` and `reward.offload`."""
+_OLD_OFFLOAD = "ref_reward_offload"
+"""A flag before 0.11 that became two: `ref.offload` and `reward.offload`."""
 
-_LATER_GROUP, _GROUP = "fsdp.", "ds."
-"""The flag group of sharding and offload: after 0.11 and in 0.11."""
+_NEW_GROUP, _GROUP = "fsdp.", "ds."
+"""The flag group of sharding and offload after 0.11, and in 0.11."""
 
 CURRENT_NAMES: Mapping[str, str] = {
     **{
@@ -88,22 +89,22 @@ CURRENT_NAMES: Mapping[str, str] = {
 def with_current_flags(config: TrainerConfig) -> TrainerConfig:
     """Rename flags to those of 0.11: merged and split flags, and a group that is renamed in later versions."""
 
-    def present(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {_present_name(config, key): value for key, value in _merge_former(values).items()}
+    def rename(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {_current_name(config, key): value for key, value in _merge_old(values).items()}
 
-    return replace(config, values=present(config.values), other_branch=present(config.other_branch))
+    return replace(config, values=rename(config.values), other_branch=rename(config.other_branch))
 
 
-def _present_name(config: TrainerConfig, key: str) -> str:
-    name = key.replace(_LATER_GROUP, _GROUP, 1) if key.startswith(_LATER_GROUP) else key
+def _current_name(config: TrainerConfig, key: str) -> str:
+    name = key.replace(_NEW_GROUP, _GROUP, 1) if key.startswith(_NEW_GROUP) else key
     return name if config.known.knows(name) else key
 
 
-def _merge_former(values: Mapping[str, Any]) -> dict[str, Any]:
-    merged = {key: value for key, value in values.items() if key not in (_FORMER_LENGTHS[0], _FORMER_OFFLOAD)}
-    prompt, response = values.get(_FORMER_LENGTHS[0]), values.get(CURRENT_NAMES[_FORMER_LENGTHS[1]])
+def _merge_old(values: Mapping[str, Any]) -> dict[str, Any]:
+    merged = {key: value for key, value in values.items() if key not in (_OLD_LENGTHS[0], _OLD_OFFLOAD)}
+    prompt, response = values.get(_OLD_LENGTHS[0]), values.get(CURRENT_NAMES[_OLD_LENGTHS[1]])
     if isinstance(prompt, int) and isinstance(response, int):
         merged["data.max_len"] = prompt + response
-    if values.get(_FORMER_OFFLOAD):
+    if values.get(_OLD_OFFLOAD):
         merged |= {"ref.offload": True, "reward.offload": True}
     return merged

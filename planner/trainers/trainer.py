@@ -71,7 +71,7 @@ class ExportInput:
         return (setting for field, key in fields.items() for setting in self.setting(field, key))
 
     def path(self, role: Role) -> str:
-        """The absolute path of a model's directory; `models/NAME` where there is no job.
+        """The absolute path of a model's directory; `models/` and the model's name where there is no job.
 
         Raises BadInput where the job names a config.json, from which no trainer loads weights.
         """
@@ -95,13 +95,13 @@ class ExportInput:
 
 @dataclass(frozen=True, kw_only=True)
 class OtherTrainer:
-    """Another trainer.
+    """A trainer other than Meshwright, such as verl.
 
-    `key_file` is the stem of the file of its keys in `data/`. `engine` generates unless a job names one of
+    `key_file` is the stem of the file in `data/` that lists its keys. `engine` generates unless a job names one of
     `other_engines`. `modes` yields the trainer's deployment modes for a job, `settings` the keys for a plan that one
     of them can express, and `files` the texts of the export by file name, the command first. `remarks` are sentences
-    on what the user has to add, `algorithms` those whose settings can be written, and `supports_fp8` says whether it
-    can generate with FP8 weights.
+    on what the user has to add, `algorithms` the ones whose settings can be written, and `supports_fp8` says whether
+    generation with FP8 weights can be written.
     """
 
     name: str
@@ -117,7 +117,7 @@ class OtherTrainer:
 
     def modes_for(self, facts: Facts) -> Iterator[DeploymentMode]:
         """The deployment modes of the trainer, restricted to the stages that the job has."""
-        return (way.for_job(facts) for way in self.modes(facts))
+        return (mode.for_job(facts) for mode in self.modes(facts))
 
     @property
     def keys(self) -> KnownKeys:
@@ -128,7 +128,7 @@ class OtherTrainer:
         return facts if facts.engine in self.other_engines else facts.model_copy(update={"engine": self.engine})
 
     def require_expressible(self, facts: Facts) -> None:
-        """Raises BadInput for a job that no exporter supports, and for FP8 generation where this trainer's does not.
+        """Raises BadInput for a job that no exporter supports, and for FP8 generation unless `supports_fp8`.
 
         Unsupported are judges behind a URL, several rewards together, multi-turn rollouts, dynamic sampling, best-of
         sampling, adapters, teachers and a job's own graph.
@@ -145,8 +145,7 @@ class OtherTrainer:
             )
 
     def require_exportable(self, facts: Facts) -> None:
-        """Raises BadInput for a job that no exporter supports, and for an algorithm whose settings this trainer's
-        lacks."""
+        """Raises BadInput for a job that `require_expressible` refuses, and for an algorithm not in `algorithms`."""
         self.require_expressible(facts)
         if facts.algorithm not in self.algorithms:
             raise BadInput(

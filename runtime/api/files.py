@@ -7,21 +7,21 @@ from typing import Any
 
 from meshwright.planner.analysis.trace_analysis import step_ends
 from meshwright.planner.job.job import Facts, Job
-from meshwright.planner.job.job import read_job as job_in
-from meshwright.planner.job.job import resolve as resolved
+from meshwright.planner.job.job import read_job as read_job_file
+from meshwright.planner.job.job import resolve as resolve_job
 from meshwright.planner.job.rewards_and_tools import from_table
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.plan import read_plan as plan_in
-from meshwright.planner.plan.plan import write_plan as put_plan
+from meshwright.planner.plan.plan import read_plan as read_plan_file
+from meshwright.planner.plan.plan import write_plan as write_plan_file
 from meshwright.planner.proof.document import Proof
-from meshwright.planner.proof.document import read_proof as proof_in
-from meshwright.planner.proof.document import write_proof as put_proof
+from meshwright.planner.proof.document import read_proof as read_proof_file
+from meshwright.planner.proof.document import write_proof as write_proof_file
 from meshwright.planner.report.training_curves import CURVES, HELD_OUT, ShownSample, TrainingCurves
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.run_logs import log_files
 from meshwright.profiles.table import Table
-from meshwright.profiles.table import read_table as table_in
-from meshwright.profiles.table import write_table as put_table
+from meshwright.profiles.table import read_table as read_table_file
+from meshwright.profiles.table import write_table as write_table_file
 from meshwright.profiles.trace import Run, is_finite_number, read_recent_spans
 from meshwright.runtime.api.arguments import Pathname
 from meshwright.runtime.records.kept_responses import last_samples
@@ -29,8 +29,8 @@ from meshwright.runtime.records.record import evaluations
 from meshwright.runtime.records.run_lines import read_lines
 from meshwright.runtime.records.run_status import RunStatus, StatusReader
 
-_MOST_SAMPLES = 12
-"""Number of responses that a report shows."""
+_MAX_SAMPLES = 12
+"""Maximum number of responses that a report shows."""
 
 
 def read_job(path: Pathname) -> Job:
@@ -39,59 +39,59 @@ def read_job(path: Pathname) -> Job:
     >>> api.read_job("examples/7b-8xa100-80gb/job.yaml").workload.batch_size
     1024
     """
-    return job_in(Path(path))
+    return read_job_file(Path(path))
 
 
 def resolve(job: Job, directory: Pathname = ".", table: Table | None = None) -> Facts:
     """The facts of a job: the shapes of its models, its cluster and its workload, every name looked up.
 
-    The job's paths are relative to `directory`. Where it states no latency of a reward or of its tool, that measured in
-    the `table` is used. Raises BadInput for a name that cannot be looked up.
+    The job's paths are relative to `directory`. Where the job states no latency of a reward or of its tool, the
+    one measured in `table` is used. Raises BadInput for a name that cannot be looked up.
 
     >>> api.resolve(api.read_job("examples/7b-8xa100-80gb/job.yaml"), "examples/7b-8xa100-80gb").cluster.num_ranks
     8
     """
     calls = table.calls if table else ()
-    return resolved(job.model_copy(update=from_table(job.rewards, job.tool, job.workload, calls)), Path(directory))
+    return resolve_job(job.model_copy(update=from_table(job.rewards, job.tool, job.workload, calls)), Path(directory))
 
 
 def read_plan(path: Pathname) -> Plan:
     """The plan in a JSON file. Raises BadInput for another schema version and for anything malformed.
 
-    It may break rules, which `verify` lists; all other calls refuse such a plan.
+    It may break rules, which `verify` lists; all other functions of `meshwright.api` refuse such a plan.
     """
-    return plan_in(Path(path))
+    return read_plan_file(Path(path))
 
 
 def write_plan(path: Pathname, plan: Plan) -> None:
     """Writes the plan's one canonical text, whole or not at all. Raises BadInput where the file cannot be written."""
-    put_plan(Path(path), plan)
+    write_plan_file(Path(path), plan)
 
 
 def read_proof(path: Pathname) -> Proof:
     """The proof in a JSON file; `verify` checks it. Raises BadInput for anything malformed."""
-    return proof_in(Path(path))
+    return read_proof_file(Path(path))
 
 
 def write_proof(path: Pathname, proof: Proof) -> None:
     """Writes the proof's one canonical text, whole or not at all. Raises BadInput where the file cannot be written."""
-    put_proof(Path(path), proof)
+    write_proof_file(Path(path), proof)
 
 
 def read_table(path: Pathname) -> Table:
     """The table in a JSON file. Raises BadInput for a missing file, a bad number or a missing provenance."""
-    return table_in(Path(path))
+    return read_table_file(Path(path))
 
 
 def write_table(path: Pathname, table: Table) -> None:
     """Writes the table's one canonical text, whole or not at all. Raises BadInput where the file cannot be written."""
-    put_table(Path(path), table)
+    write_table_file(Path(path), table)
 
 
 def read_run(directory: Pathname, plan: Plan) -> Run:
-    """The spans of a run or a rehearsal of this plan, from its directory, which also names it.
+    """The spans of a run or a rehearsal of this plan, from its directory; the run is named after the directory.
 
-    A long run has the spans of its last steps only.
+    Of a long run only the spans of the last steps are read.
 
     Raises BadInput for a directory without a trace, a trace without a whole step, and a run of another plan.
     """
@@ -100,7 +100,7 @@ def read_run(directory: Pathname, plan: Plan) -> Run:
     if not log_files(path):
         what = "holds no trace.jsonl" if root.is_dir() else "is not a directory"
         raise BadInput(f"{root} {what}; give the --out of `meshwright run` or of `meshwright rehearse`.")
-    if plan_in(root / "plan.json") != plan:
+    if read_plan_file(root / "plan.json") != plan:
         raise BadInput(f"{root} is a run of another plan; report the plan.json that it holds.")
     spans = read_recent_spans(path)
     if not step_ends(plan.graph, spans):
@@ -123,16 +123,16 @@ def read_learned(directory: Pathname) -> TrainingCurves:
     root = Path(directory)
     curves: dict[str, list[tuple[int, float]]] = {name: [] for name in (*CURVES, HELD_OUT)}
 
-    def note(line: dict[str, Any]) -> None:
+    def record(line: dict[str, Any]) -> None:
         for name in CURVES:
             if is_finite_number(line.get(name)):
                 curves[name].append((line["step"], float(line[name])))
 
-    read_lines(root / "metrics.jsonl", note)
-    curves[HELD_OUT] = [(record.step, record.reported_score) for record in evaluations(root)]
+    read_lines(root / "metrics.jsonl", record)
+    curves[HELD_OUT] = [(evaluation.step, evaluation.reported_score) for evaluation in evaluations(root)]
     samples = [
-        ShownSample(step=record.step, prompt=record.prompt, response=record.response, score=record.score)
-        for record in last_samples(root, _MOST_SAMPLES)
+        ShownSample(step=sample.step, prompt=sample.prompt, response=sample.response, score=sample.score)
+        for sample in last_samples(root, _MAX_SAMPLES)
     ]
     return TrainingCurves(
         run=str(root), curves={name: points for name, points in curves.items() if points}, samples=samples

@@ -25,7 +25,7 @@ _MAX_BITS = 4000
 """Largest size of a coefficient's numerator or denominator, in bits."""
 _MAX_POWER = 100
 _MAX_FACTOR = 1000
-"""Largest factor that is searched for in a number under a root."""
+"""Limit of the trial division of a number under a root."""
 
 Monomial: TypeAlias = tuple[tuple[str, Fraction], ...]
 """Pairs of letter and power, in ascending order; a prime under a root is named by its digits."""
@@ -157,7 +157,8 @@ def _root(terms: Terms, power: Fraction) -> Terms:
 
 
 def _factors(whole: int) -> Mapping[int, int]:
-    """Return prime factors by multiplicity; a remainder without small factors counts as a prime or as its square."""
+    """Return the multiplicity of each prime factor; a remainder without small factors counts as a prime, or as the
+    square of one."""
     multiplicities: dict[int, int] = {}
     factor = 2
     while factor * factor <= whole and factor <= _MAX_FACTOR:
@@ -181,7 +182,7 @@ _TOKEN = re.compile(
 _OPENING = ("(", "[", "\\{")
 _WORD = re.compile(r"(?<![a-zA-Z\\])(?!sqrt|pi(?![a-z]))[a-zA-Z]{2,}")
 _PRODUCT_LETTERS = frozenset("abcxyzkmnpqrt")
-"""Two of these letters side by side are a product; other pairs are a word, or the name of a line."""
+"""Two of these letters side by side are a product; other pairs are a word, or name a line by two points."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Encodes values as JSON between tested code and its tests.
 
-Plain values are sent by value and all other objects by number, so that code of one side never runs on the other.
+Plain values are sent by value. All other objects stay where they are and are sent as a number, so that code of one side
+never runs on the other.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ def encode(value: Any, refer: Callable[[Any], dict[str, Any]]) -> Any:
         return {kind.__name__: _ENCODERS[kind](value, pack)}
     if isinstance(value, type) and value in vars(builtins).values():
         return {"type": value.__name__}
-    return _packed_array(value) or refer(value)
+    return _encode_array(value) or refer(value)
 
 
 def decode(message: Any, resolve: Callable[[dict[str, Any]], Any]) -> Any:
-    """Return the value that `packed` has encoded; `resolve` returns the object for a message of its `refer`.
+    """Return the value that `encode` has encoded; `resolve` returns the object for a message that `refer` returned.
 
-    Raises ValueError, TypeError or KeyError for a message that `packed` does not write.
+    Raises ValueError, TypeError or KeyError for a message that `encode` does not write.
     """
 
     def unpack(each: Any) -> Any:
@@ -132,7 +133,7 @@ _DECODERS: Mapping[str, Callable[[Any, _Pack], Any]] = {
 }
 
 
-def _packed_array(value: Any) -> dict[str, Any] | None:
+def _encode_array(value: Any) -> dict[str, Any] | None:
     """Encode an array or scalar of NumPy if this process has imported it; None for anything else."""
     numpy: Any = sys.modules.get("numpy")
     is_numpy = type(value).__module__ == "numpy" and isinstance(value, (numpy.ndarray, numpy.generic))
@@ -165,7 +166,7 @@ def plain_base(value: Any) -> Any:
 
 
 def update_in_place(old: Any, new: Any) -> None:
-    """Make a mutable value equal to another of its type, in place. Raises ValueError for another type."""
+    """Make `old`, a mutable value, equal to `new` in place. Raises ValueError if their types differ."""
     if type(old) is not type(new):
         raise ValueError("a value has changed its type")
     if isinstance(old, list | bytearray):

@@ -27,14 +27,14 @@ TIME_LIMIT_SECONDS = 4.0
 _TRIES, _TRY_SECONDS = 3, 20.0
 """Number and time limit of attempts to find out what a machine offers, since it may be busy."""
 _GRACE_SECONDS = 10.0
-"""Seconds beyond the time limit after which the supervisor itself is killed."""
+"""Time after the time limit when the supervisor itself is killed."""
 _CODE_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _WITHOUT_NAMESPACES = (
     "; this machine gives a process no namespaces of its own, so that code can read and write your files and reach "
     "the network: put the run in a container that holds nothing of worth"
 )
 _TRIAL = "def is_there():\n    import colorsys\n    return bool(colorsys)\n", "assert is_there()"
-"""Code and a test that import a module that nothing else has imported, so that Python's files must be visible."""
+"""Code and its test: they pass only if the sandbox lets Python import a module that is not loaded yet."""
 
 
 def unit_tests(samples: Sequence[RewardSample]) -> list[float]:
@@ -48,7 +48,7 @@ def unit_tests(samples: Sequence[RewardSample]) -> list[float]:
 
 @functools.cache
 def sandbox_measures() -> str:
-    """Return the sandbox measures of this machine beside limits, found by trying them.
+    """Return the sandbox measures that this machine offers in addition to limits, found by trying them.
 
     They are namespaces if a process may create its own, and a system-call filter if libseccomp's bindings are
     installed. Raises RunFailed if a trial neither runs in namespaces nor reports that there are none.
@@ -91,13 +91,13 @@ def _passes(code: str, tests: str) -> bool:
     return exit_code == PASSED
 
 
-def _supervise(code: str, tests: str, requested: str, seconds: float) -> tuple[int, str]:
+def _supervise(code: str, tests: str, measures: str, seconds: float) -> tuple[int, str]:
     """Run a supervisor and return its exit code and its last error output."""
     encoded = (text.encode("utf-8", "surrogatepass") for text in (code, tests))
     stdin = b"".join(len(part).to_bytes(8, "big") + part for part in encoded)
     directory = tempfile.mkdtemp(prefix="meshwright-tests-")
     module = "meshwright.runtime.environment.supervising"
-    command = [sys.executable, "-I", "-m", module, str(os.getpid()), directory, str(seconds), requested]
+    command = [sys.executable, "-I", "-m", module, str(os.getpid()), directory, str(seconds), measures]
     try:
         ended = subprocess.run(
             command,

@@ -1,4 +1,4 @@
-"""Evaluation on held-out prompts: the part of each rank, and the record made from all parts."""
+"""Evaluation on held-out prompts: the results of each rank, and the record made from the results of all ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from meshwright.runtime.training.versions import generator_gap
 _STUDENT = "proximal_logprobs"
 
 EVALUATED_FIELDS = ("tokens", "scores", _STUDENT, *TEACHER_LOGPROBS.values())
-"""Fields whose stages an evaluation runs."""
+"""Fields that an evaluation reads; it runs the stages that write them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +81,6 @@ def _by_teachers(parts: Sequence[HeldOutPart], settings: Distill) -> dict[int, f
     shares = settings.shares(len(logprobs))
     teachers = [logprobs[field] for field in TEACHER_LOGPROBS.values() if field in logprobs]
     return {
-        row: sum(share * (teacher[row] - of_student) for share, teacher in zip(shares, teachers, strict=True))
-        for row, of_student in student.items()
+        row: sum(share * (teacher[row] - student_logprob) for share, teacher in zip(shares, teachers, strict=True))
+        for row, student_logprob in student.items()
     }

@@ -30,9 +30,9 @@ from meshwright.runtime.records.results import InstructionResult
 
 
 class RehearsalDevice:
-    """The device of one rank.
+    """The rehearsed device of one rank.
 
-    `speed` multiplies every wait: 0.1 rehearses in a tenth of the time. `seed` samples the lengths.
+    `speed` multiplies every wait: 0.1 rehearses in a tenth of the time. Lengths are sampled from `seed`.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class RehearsalDevice:
         self._transfer_seconds = {edge.consumer: edge.cost.total for edge in plan.edges if edge.producer == GENERATE}
         self._work = functools.cache(durations.of_step)
         self._lengths = functools.cache(functools.partial(_sampled_lengths, plan, seed))
-        self._turn, self._free_at = 0, 0.0
+        self._period, self._free_at = 0, 0.0
         self._scored_at: dict[int, float] = {}
         self._unsent: queue.SimpleQueue[tuple[float, Experience, Callable[[Experience], object]]] = queue.SimpleQueue()
         if plan.workers:
@@ -59,7 +59,7 @@ class RehearsalDevice:
 
     def begin(self, period: int) -> None:
         """Begin a period."""
-        self._turn = period
+        self._period = period
 
     def run_stage(self, stage: str, batch: StepExperience) -> InstructionResult:
         """Synchronise with the stage's ranks, be busy for its predicted time, and write zeros of the right sizes.
@@ -68,25 +68,25 @@ class RehearsalDevice:
         """
         if stage in self._streaming.readers:
             return self._read_while_generated(stage, batch)
-        kind, pool = self._plan.stage(stage), self._plan.pool_of(stage)
-        self._require_inputs(kind, batch)
-        place = self._plan.placement(stage).layout.coordinates(self._rank - pool.first_rank)
-        self._occupy(stage, batch.step, tuple(pool.ranks), place.dp)
-        rows = self._rows(kind, batch, place.dp)
-        if kind.generates:
+        stage_spec, pool = self._plan.stage(stage), self._plan.pool_of(stage)
+        self._require_inputs(stage_spec, batch)
+        coordinates = self._plan.placement(stage).layout.coordinates(self._rank - pool.first_rank)
+        self._occupy(stage, batch.step, tuple(pool.ranks), coordinates.dp)
+        rows = self._rows(stage_spec, batch, coordinates.dp)
+        if stage_spec.generates:
             self._stream(batch, rows)
-        if kind.generates or place.pp == self._plan.placement(stage).layout.pp - 1:
-            self._write(kind, batch, rows)
-        return self._findings(batch, rows)
+        if stage_spec.generates or coordinates.pp == self._plan.placement(stage).layout.pp - 1:
+            self._write(stage_spec, batch, rows)
+        return self._result(batch, rows)
 
     def refit(self, source: str, target: str) -> InstructionResult:
         """Synchronise with the ranks of both stages and be busy for the predicted time of the refit."""
         ranks = {*self._plan.pool_of(source).ranks, *self._plan.pool_of(target).ranks}
-        self._occupy(instruction_name(MoveWeights.kind, source, target), max(self._turn, 0), tuple(sorted(ranks)), 0)
+        self._occupy(instruction_name(MoveWeights.kind, source, target), max(self._period, 0), tuple(sorted(ranks)), 0)
         return InstructionResult()
 
     def when_scored(self, batch: StepExperience, send: Callable[[Experience], object]) -> None:
-        """Call `send` from another thread, as long after the generation as hosts are predicted to take."""
+        """Call `send` with scores from another thread, once the predicted time of the hosts has passed."""
         sampled = self._work(batch.step).host_seconds
         seconds = max(host_seconds(edge) for edge in self._plan.edges) if sampled is None else sampled
         self._scored_at[batch.step] = time.monotonic() + seconds * self._speed
@@ -97,8 +97,8 @@ class RehearsalDevice:
     def _send(self) -> None:
         """Send the scores in the order of the steps."""
         while True:
-            at, scores, send = self._unsent.get()
-            time.sleep(max(0.0, at - time.monotonic()))
+            scored_at, scores, send = self._unsent.get()
+            time.sleep(max(0.0, scored_at - time.monotonic()))
             send(scores)
 
     def put_scores(self, batch: StepExperience) -> None:
@@ -118,44 +118,44 @@ class RehearsalDevice:
     def _stream(self, batch: StepExperience, rows: tuple[int, ...]) -> None:
         """Send all chunks at once when the stage starts, in their right sizes, and the last message when it ends."""
         prompts, responses = self._lengths(batch.step)
-        numbers = {row: batch.step * len(batch.rows) + row for row in rows}
+        sequence_ids = {row: batch.step * len(batch.rows) + row for row in rows}
         for sending in self._streaming.sending:
-            sending.sender.send(TokenChunk(numbers[row], (0,) * prompts[row]) for row in rows)
+            sending.sender.send(TokenChunk(sequence_ids[row], (0,) * prompts[row]) for row in rows)
             for first in range(0, max(responses[row] for row in rows), sending.chunk_tokens):
                 remaining = {row: responses[row] - first for row in rows if responses[row] > first}
                 sending.sender.send(
                     TokenChunk(
-                        numbers[row], (0,) * min(left, sending.chunk_tokens), is_last=left <= sending.chunk_tokens
+                        sequence_ids[row], (0,) * min(left, sending.chunk_tokens), is_last=left <= sending.chunk_tokens
                     )
                     for row, left in remaining.items()
                 )
         if self._streaming.sending:
             self.synchronise()
         for sending in self._streaming.sending:
-            sending.sender.end({number: row for row, number in numbers.items()})
+            sending.sender.end({sequence_id: row for row, sequence_id in sequence_ids.items()})
 
     def _read_while_generated(self, stage: str, batch: StepExperience) -> InstructionResult:
-        """Be busy from the first message on, and at least for the stage's tail after the last one."""
-        kind, placement, pool = self._plan.stage(stage), self._plan.placement(stage), self._plan.pool_of(stage)
-        place = placement.layout.coordinates(self._rank - pool.first_rank)
+        """Be busy from the first message on, and at least for the transfer and the stage's tail after the last one."""
+        stage_spec, placement, pool = self._plan.stage(stage), self._plan.placement(stage), self._plan.pool_of(stage)
+        coordinates = placement.layout.coordinates(self._rank - pool.first_rank)
         messages = self._streaming.readers[stage].messages()
         last = next(messages)
-        self._occupy(stage, batch.step, tuple(pool.ranks), place.dp)
+        self._occupy(stage, batch.step, tuple(pool.ranks), coordinates.dp)
         for message in messages:
             last = message
         tail = self._work(batch.step).tail_seconds.get(stage, placement.tail_seconds)
         remaining = self._transfer_seconds[stage] + tail
         self._free_at = max(self._free_at, time.monotonic() + remaining * self._speed)
         rows = tuple(sorted((last.delivered or {}).values()))
-        if place.pp == placement.layout.pp - 1:
-            self._write(kind, batch, rows)
-        return self._findings(batch, rows)
+        if coordinates.pp == placement.layout.pp - 1:
+            self._write(stage_spec, batch, rows)
+        return self._result(batch, rows)
 
-    def _findings(self, batch: StepExperience, rows: tuple[int, ...]) -> InstructionResult:
+    def _result(self, batch: StepExperience, rows: tuple[int, ...]) -> InstructionResult:
         return InstructionResult(facts={"num_tokens": float(sum(self._length(batch, row) for row in rows))})
 
     def _occupy(self, name: str, step: int, ranks: tuple[int, ...], replica: int) -> None:
-        """Synchronise with the other ranks, then mark the device as busy. Work without a duration needs neither."""
+        """Synchronise with the other ranks, then mark the device as busy; do neither for work that takes no time."""
         seconds = self._work(step).seconds[name]
         if any(seconds):
             self._barriers.wait(ranks)

@@ -52,7 +52,7 @@ class Effect(Enum):
 
 @dataclass(frozen=True)
 class Rule:
-    """The effect of changing a field of the job, and the reason if it may not change."""
+    """The effect of changing a field of the job between runs; `reason` says why if it may not change."""
 
     effect: Effect
     reason: str = ""
@@ -157,7 +157,8 @@ def rule_of(key: str) -> Rule | None:
 def changes(before: RunFile, now: RunFile) -> tuple[Difference, ...]:
     """Return the fields of the job that a resume changes. Raises BadInput for one that may not change."""
     changed = differences(before.job, now.job)
-    for change in sorted(changed, key=lambda change: change.key != "algorithm"):  # other algorithms' settings: no rule
+    # The algorithm comes first, because the settings of another algorithm may have no rule.
+    for change in sorted(changed, key=lambda change: change.key != "algorithm"):
         rule = rule_of(change.key)
         assert rule is not None, change.key
         if rule.effect is Effect.NONE:
@@ -174,7 +175,10 @@ def changes(before: RunFile, now: RunFile) -> tuple[Difference, ...]:
 
 
 def sampling_digests(plan: Plan, job: Job) -> SamplingDigests:
-    """Return digests of the plan and of the sampling settings; responses in flight are dropped if the latter change."""
+    """Return digests of the plan and of the settings that sampling depends on.
+
+    Responses in flight are dropped if the latter change.
+    """
     settings = job.settings.model_dump(mode="json")
     sampling = {key: settings[key] for key, rule in _SETTING_RULES.items() if rule.effect is Effect.RESAMPLE}
     return SamplingDigests(digest(plan), hashlib.sha256(json.dumps(sampling, sort_keys=True).encode()).hexdigest())
@@ -205,14 +209,14 @@ def latest_checkpoint(out: Path) -> Path | None:
 
 def require_shared(out: Path) -> None:
     """Raises BadInput on every rank unless all ranks see the same directory. Collective over the world."""
-    marks = [out / f"mark-{uuid.uuid4().hex}"]
+    markers = [out / f"mark-{uuid.uuid4().hex}"]
     if dist.get_rank() == 0:
-        marks[0].touch()
-    dist.broadcast_object_list(marks)
+        markers[0].touch()
+    dist.broadcast_object_list(markers)
     seen = [False] * dist.get_world_size()
-    dist.all_gather_object(seen, (out / marks[0].name).exists())
+    dist.all_gather_object(seen, (out / markers[0].name).exists())
     if dist.get_rank() == 0:
-        marks[0].unlink()
+        markers[0].unlink()
     if not all(seen):
         ranks = ", ".join(str(rank) for rank, sees in enumerate(seen) if not sees)
         raise BadInput(f"--out {out} is not the same directory on ranks {ranks}; name one on a shared file system.")
@@ -252,8 +256,8 @@ def best_step(saved: Collection[int], known: Iterable[EvaluationRecord]) -> int 
 
     None if no saved step was evaluated.
     """
-    scored = [one for one in known if one.step in saved]
-    return max(scored, key=lambda one: one.mean_score).step if scored else None
+    scored = [record for record in known if record.step in saved]
+    return max(scored, key=lambda record: record.mean_score).step if scored else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,9 +275,9 @@ class LoadedState:
 
 @dataclass(frozen=True, kw_only=True)
 class ResumePolicy:
-    """The plan and job of a resumed run, by which in-flight state is restored.
+    """The plan and job of a resumed run, which decide what in-flight state is restored.
 
-    With `resample` all responses in flight are sampled again.
+    With `resample` all responses in flight are dropped and sampled again.
     """
 
     plan: Plan
@@ -286,17 +290,19 @@ class ResumePolicy:
         return sampling_digests(self.plan, self.job)
 
     def restore(self, directory: Path, done: int) -> tuple[InFlightState | None, Resumed]:
-        """Return what is restored from a checkpoint: in-flight state under the same plan, else prompts and tokens.
+        """Return this rank's in-flight state under the same plan; under another plan, prompts and partial responses.
 
-        Collective over the world.
+        `done` is the number of updates in the checkpoint. Collective over the world.
         """
-        underway = None if self.resample else read_in_flight_state(directory, dist.get_rank(), self.sampling_digests)
-        if underway is not None:
-            num_dealt = underway.generation.num_wave_prompts if underway.generation else 0
-            return underway, Resumed(reassigned=underway.reassigned, num_wave_prompts=num_dealt)
-        carried = [self._migrated(directory, done) if dist.get_rank() == 0 else Resumed()]
-        dist.broadcast_object_list(carried)
-        return None, carried[0]
+        in_flight_state = (
+            None if self.resample else read_in_flight_state(directory, dist.get_rank(), self.sampling_digests)
+        )
+        if in_flight_state is not None:
+            num_wave_prompts = in_flight_state.generation.num_wave_prompts if in_flight_state.generation else 0
+            return in_flight_state, Resumed(reassigned=in_flight_state.reassigned, num_wave_prompts=num_wave_prompts)
+        migrated = [self._migrated(directory, done) if dist.get_rank() == 0 else Resumed()]
+        dist.broadcast_object_list(migrated)
+        return None, migrated[0]
 
     def _migrated(self, directory: Path, done: int) -> Resumed:
         states = read_all_in_flight_states(directory)
@@ -307,7 +313,7 @@ class ResumePolicy:
             done,
             workload.batch_size,
             max_response=workload.max_response,
-            resamples=self.resample or any(one.digests.sampling != sampling for one in states),
+            resamples=self.resample or any(state.digests.sampling != sampling for state in states),
         )
 
 
@@ -327,8 +333,8 @@ def load_step(out: Path, copies: Mapping[str, WeightCopy], policy: ResumePolicy)
             notes.append(f"checkpoint {path.name} is damaged and was put aside as {renamed.name}: {reason}")
             continue
         load_trainers(path, _trainers(copies))
-        underway, carried = policy.restore(path, step)
-        return LoadedState(step=step, in_flight=underway, migrated=carried, notes=(*notes, *carried.notes))
+        in_flight_state, migrated = policy.restore(path, step)
+        return LoadedState(step=step, in_flight=in_flight_state, migrated=migrated, notes=(*notes, *migrated.notes))
     raise BadInput(f"{'; '.join(notes)}; no other checkpoint is left: start a new run in another --out.")
 
 

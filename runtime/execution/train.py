@@ -1,9 +1,9 @@
 """A run from its start to its end: the launch on this node, restarts, and the main function of every rank.
 
-A failed run restarts from its last checkpoint, a bounded number of times and with growing pauses. Every node does this
-by itself: a lost rank ends the run on all nodes, and they meet again at the same rendezvous. A node that does not
-return is lost for good, and the run continues without it under a new plan. Bad input and a run that the user has
-stopped are not retried.
+A failed run restarts from its last checkpoint, a bounded number of times and with growing pauses. Every node
+decides this by itself: a lost rank ends the run on all nodes, and they meet again at the same rendezvous. A node that
+does not return is lost for good, and the run continues without it under a new plan. Bad input and a run that the user
+has stopped are not retried.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from meshwright.runtime.rollout.prompts import PromptData
 
 T = TypeVar("T")
 
-_FIRST_SECONDS, _MAX_SECONDS = 1.0, 60.0
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 1.0, 60.0
 """Pause before the first restart, and the longest pause; it doubles while no new checkpoint appears."""
 
 
@@ -60,8 +60,9 @@ def with_restarts(
     A run that stops to continue under another plan is started again at once and does not count as a failure. Raises
     the RunFailed of the last permitted attempt.
     """
-    failures, in_a_row, previous = 0, 0, latest_step(request.out)
-    number = max((one.number for one in read_restarts(request.out)), default=0)  # from before a manual --resume
+    failures, failures_in_a_row, previous = 0, 0, latest_step(request.out)
+    # Restarts are counted on from those before a --resume by the user.
+    number = max((restart.number for restart in read_restarts(request.out)), default=0)
     request = replace(request, restarts=number)
     while True:
         number, next_request, wait = number + 1, restart_request, 0.0
@@ -75,8 +76,8 @@ def with_restarts(
             if failures == request.max_restarts:
                 raise
             failures, saved = failures + 1, latest_step(request.out)
-            in_a_row, previous = (in_a_row + 1 if saved == previous else 1), saved
-            wait = pause_seconds(in_a_row)
+            failures_in_a_row, previous = (failures_in_a_row + 1 if saved == previous else 1), saved
+            wait = pause_seconds(failures_in_a_row)
             message = _record_restart(request, number, str(error))
             sys.stderr.write(f"{message}; starting again in {wait:.0f} s ({failures} of {request.max_restarts})\n")
         if stop_requested_within(wait):
@@ -103,7 +104,7 @@ def _record_restart(request: RunRequest, number: int, reason: str) -> str:
 
 def pause_seconds(number: int) -> float:
     """Return the pause before the `number`-th restart (from 1) since the last new checkpoint."""
-    return min(_MAX_SECONDS, _FIRST_SECONDS * 2.0 ** (number - 1))
+    return min(_MAX_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2.0 ** (number - 1))
 
 
 def restart_request(request: RunRequest, number: int) -> RunRequest:
@@ -114,7 +115,7 @@ def restart_request(request: RunRequest, number: int) -> RunRequest:
 
 
 def next_plan_request(request: RunRequest, number: int) -> RunRequest:
-    """Return the request that continues the run under the plan that it has stopped for."""
+    """Return the request that continues the run under the new plan, for which it has stopped."""
     return replace(restart_request(request, number), plan=read_plan(request.out / NEXT_PLAN))
 
 
@@ -127,10 +128,10 @@ def run_plan(
     is the job's if it has been read already. Raises BadInput for whatever is found wrong before anything starts.
     """
     rendezvous = rendezvous or Rendezvous()
-    if seat := LaunchedRank.from_environment(os.environ):
-        if seat.restarts:
-            request = restart_request(request, seat.restarts)
-        place = NodeOptions(
+    if launched := LaunchedRank.from_environment(os.environ):
+        if launched.restarts:
+            request = restart_request(request, launched.restarts)
+        node_options = NodeOptions(
             preparation=_preparation(request),
             node_rank=rendezvous.node_rank,
             work=request.digest,
@@ -138,7 +139,13 @@ def run_plan(
             token=rendezvous.token,
         )
         return _outcome(
-            join(seat, place, partial(check_launched_rank, request, rendezvous, seat), _run_locked, request)
+            join(
+                launched,
+                node_options,
+                partial(check_launched_rank, request, rendezvous, launched),
+                _run_locked,
+                request,
+            )
         )
     require_nodes(request.plan, rendezvous)
     check(request, rendezvous, data)
@@ -147,8 +154,8 @@ def run_plan(
 
 def _preparation(request: RunRequest) -> ProcessSetup:
     plan, job = request.plan, request.job
-    away = failing_call_seconds(plan, job.rewards, job.tool)
-    return ProcessSetup(plan.facts.cluster.kind, collective_timeout(plan, away))
+    failing_seconds = failing_call_seconds(plan, job.rewards, job.tool)
+    return ProcessSetup(plan.facts.cluster.kind, collective_timeout(plan, failing_seconds))
 
 
 def _launch_node(request: RunRequest, rendezvous: Rendezvous) -> RunSummary | Stopped | None:
@@ -169,7 +176,7 @@ def _launch_node(request: RunRequest, rendezvous: Rendezvous) -> RunSummary | St
 
 
 def _outcome(results: Mapping[int, RunSummary | Stopped | None]) -> RunSummary | Stopped | None:
-    """Return what rank 0 recorded, or that the run has stopped, which every rank reports."""
+    """Return that the run has stopped, if a rank reports it, else what rank 0 recorded."""
     stopped = next((result for result in results.values() if isinstance(result, Stopped)), None)
     return stopped or results.get(0)
 
@@ -192,11 +199,11 @@ def _run_rank(request: RunRequest) -> RunSummary | Stopped | None:
     if run.steps.start == 0:
         run.evaluate(0)
     if run.steps:
-        for turn in run.periods:
-            run.run_period(turn)
-            if run.after_period(max(turn + 1, run.steps.start)):
-                return run.stop(turn + 1)
-    elif request.export_every:  # the run ended between its last checkpoint and this
+        for period in run.periods:
+            run.run_period(period)
+            if run.after_period(max(period + 1, run.steps.start)):
+                return run.stop(period + 1)
+    elif request.export_every:  # no steps are left; the run may have ended before its last export
         run.export(request.steps)
     run.finish()
     if run.steps or not run.is_evaluated(request.steps):

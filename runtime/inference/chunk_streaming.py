@@ -58,17 +58,17 @@ class Listeners:
 class Chunker:
     """Splits every response into chunks of `chunk_tokens` tokens; the last one may have fewer.
 
-    It remembers what it has handed over, so every period must use the same one.
+    It counts the tokens of each response that it has passed on, so one object must serve all periods.
     """
 
     def __init__(self, chunk_tokens: int, hand_over: Callable[[Sequence[Chunk], int], None]) -> None:
         """`hand_over` is called with the chunks that one decode round completes, the same on every rank of the replica,
         and the number of sequences that remain live."""
-        self.chunk_tokens, self._hand_over = chunk_tokens, hand_over
-        self._num_sent: dict[tuple[int, int], int] = {}  # tokens handed over of each response that has not ended
+        self.chunk_tokens, self._emit = chunk_tokens, hand_over
+        self._num_sent: dict[tuple[int, int], int] = {}  # tokens passed on, of each response that has not ended
 
     def on_round(self, live: Sequence[LiveSequence], ended: Iterable[Response]) -> None:
-        """Hand over the chunks that this round completes."""
+        """Pass on the chunks that this round completes."""
         chunks = [self._chunk(response.prompt, response.tokens, response.finish) for response in ended]
         chunks += [
             self._chunk(sequence.prompt, sequence.tokens, None)
@@ -76,7 +76,7 @@ class Chunker:
             if sequence.num_sampled - self._num_sent.get(_key(sequence.prompt), 0) >= self.chunk_tokens
         ]
         if chunks:
-            self._hand_over(chunks, len(live))
+            self._emit(chunks, len(live))
 
     def _chunk(self, prompt: Prompt, tokens: Sequence[int], finish: Finish | None) -> Chunk:
         first = self._num_sent.pop(_key(prompt), 0)
@@ -93,9 +93,9 @@ def _key(prompt: Prompt) -> tuple[int, int]:
 class _Row:
     slot: int
     num_cached: int = 0
-    held: list[int] = field(default_factory=list)
-    """Tokens that wait for the next one, whose log-probability they predict."""
-    answers: list[Tensor] = field(default_factory=list)
+    pending: list[int] = field(default_factory=list)
+    """The last token so far, which runs once the next one is known: its logits predict that one."""
+    values: list[Tensor] = field(default_factory=list)
 
 
 class ChunkScorer:
@@ -148,10 +148,11 @@ class ChunkScorer:
             self._forward(order[first : first + self._micro_batch_size], feeds)
 
     def finish(self, row: int) -> Tensor | None:
-        """Return the values of all tokens of the row, [S] fp32 as from `forward_logprobs` or `forward_scalars`, and
-        forget the row.
+        """Return the values of all tokens of the row, [S] fp32, and forget the row.
 
-        None before the last stage. A score is the last of the values.
+        They equal those of `forward_logprobs` or `forward_scalars` in `runtime/training/trainer.py`.
+
+        None before the last stage. The score of a reward model is the last of the values.
         """
         self._relay.flush()
         state = self._rows.pop(row)
@@ -160,7 +161,7 @@ class ChunkScorer:
         if not self._mesh.is_last_stage:
             return None
         padding = [] if self._model.spec.scalar_head else [torch.zeros(1, device=self._device)]
-        return torch.cat([*state.answers, *padding])
+        return torch.cat([*state.values, *padding])
 
     def _feed(self, row: int, tokens: Sequence[int]) -> list[int]:
         """Return the tokens to run now; for log-probabilities they include the last one, which is only a target."""
@@ -168,10 +169,10 @@ class ChunkScorer:
             assert self._free, f"more than {len(self._rows)} rows are in progress"
             self._rows[row] = _Row(slot=heapq.heappop(self._free))
         state = self._rows[row]
-        feed = [*state.held, *tokens]
+        feed = [*state.pending, *tokens]
         assert state.num_cached + len(feed) <= self._max_tokens, f"row {row} has more than {self._max_tokens} tokens"
         if not self._model.spec.scalar_head:
-            state.held = feed[-1:]
+            state.pending = feed[-1:]
             return feed if len(feed) > 1 else []
         return feed
 
@@ -193,20 +194,20 @@ class ChunkScorer:
         if not self._mesh.is_last_stage:
             self._relay.send_hidden(output)
             return
-        answers = output if scalar else self._logprobs(output, torch.cat([tokens[1:] for tokens in tokens_of_rows]))
-        for state, answer in zip(states, answers[0].split(lengths), strict=True):
-            state.answers.append(answer)
+        values = output if scalar else self._logprobs(output, torch.cat([tokens[1:] for tokens in tokens_of_rows]))
+        for state, row_values in zip(states, values[0].split(lengths), strict=True):
+            state.values.append(row_values)
 
     def _logprobs(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return log-probabilities [1, S] from logits [S, 1, V / tp] and the S tokens that follow."""
-        answers, _ = token_logprobs(
+        values, _ = token_logprobs(
             logits,
             targets.to(self._device).unsqueeze(0),
             self._mesh.groups.tp,
             vocab_size=self._model.spec.vocab_size,
             temperature=self._temperature,
         )
-        return answers
+        return values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +221,7 @@ class Scored:
 
 
 class ChunkedStage:
-    """One rank of the stage.
+    """One rank of a stage that scores chunks while the responses are generated.
 
     Sequences that stay in flight keep their keys and values for the next period; if none does, the cache is freed.
     """

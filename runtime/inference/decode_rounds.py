@@ -1,8 +1,8 @@
-"""The forward passes of decode rounds on one pipeline stage: single tokens of rows that continue together with prefill
-batches, and several rounds in a row where nothing can be admitted.
+"""The forward passes of decode rounds on one pipeline stage: decode steps joined with prefill batches, and several
+rounds in a row while nothing can be admitted.
 
 On a CPU everything is computed directly on the weights. On a GPU decode steps and short prefills are recorded as CUDA
-graphs, and several rounds are launched between two synchronisations with the host. Both ways sample the same tokens.
+graphs, and several rounds are launched between two synchronisations with the host. Both sample the same tokens.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class ForwardPasses:
         *,
         prefills: Prefills | None = None,
     ) -> None:
-        """`decoding` runs decode steps that are not joined with a prefill batch; `prefills`, if given, runs batches of
-        rows that start."""
+        """`decoding` runs decode steps that are not joined with a prefill batch; `prefills`, if given, runs prefill
+        batches without cached tokens."""
         self._step, self._decoding, self._cache = step, decoding, step.cache
         self._model, self._mesh, self._relay, self._prefills = model, mesh, relay, prefills
         parameter = next(model.parameters())
@@ -89,15 +89,15 @@ class ForwardPasses:
         self._queries_per_group = model.spec.num_heads // model.spec.num_kv_heads
 
     def count(self, num_steps: int, num_batches: int) -> int:
-        """Return how often the layers are run for these steps and prefill batches."""
+        """Return how often the layers run for these steps and prefill batches: on a CPU the steps join a batch."""
         return num_batches + bool(num_steps) if self._uses_modules else max(num_batches, bool(num_steps))
 
     def __call__(
         self, steps: StepRows, texts: Sequence[SlotTokens], batches: Sequence[Sequence[PrefillPart]]
     ) -> Tensor | None:
-        """Cache the keys and values of the steps' tokens and of the texts, which are split over prefill batches. Return
-        logits [B, V / tp] of the steps' tokens and of the last token of each text on the last stage; None before it, or
-        if there are no rows."""
+        """Run the steps and the prefill `batches` of the sequences in `texts`, and cache their keys and values. Return
+        logits [B, V / tp] of the steps' tokens and of the last token of each sequence on the last stage; None before
+        it, or if there are no rows."""
         joined = None if self._uses_modules or not batches or not len(steps.slots) else steps
         outputs = [] if joined or not len(steps.slots) else [self._run_steps(steps)]
         for parts in batches:
@@ -163,15 +163,15 @@ class StepsPerSync:
     """The number of rounds launched between two synchronisations.
 
     With an end token every n rounds, launching k at a time drops (k - 1) / 2 of them at each end and saves all but one
-    of k synchronisations: the cheapest k grows with the square root of n. The factor is that of a synchronisation that
-    costs the host a tenth to a third of what a round costs the device (Qwen2.5-0.5B to Llama-3.1-8B on an H200,
+    of k synchronisations: the cheapest k grows with the square root of n. The constant 4 fits a synchronisation
+    that costs the host a tenth to a third of what a round costs the device (Qwen2.5-0.5B to Llama-3.1-8B on an H200,
     2026-11-26).
     """
 
     _MAX_ROUNDS = 16
 
     def __init__(self, *, may_end: bool) -> None:
-        """`may_end` is False without end tokens: nothing is ever dropped then."""
+        """`may_end` is False without end tokens, where no round is ever dropped."""
         self._num_rounds, self._num_ends, self._may_end = 0, 0, may_end
 
     @property
@@ -181,13 +181,13 @@ class StepsPerSync:
         return max(1, min(self._MAX_ROUNDS, isqrt(self._num_rounds // (4 * (1 + self._num_ends)))))
 
     def record(self, num_rounds: int, *, ended: bool) -> None:
-        """Record that an end token was sampled after `num_rounds` rounds, or none in these rounds."""
+        """Record rounds: if `ended`, an end token was sampled after them, else none was sampled in them."""
         self._num_rounds += num_rounds
         self._num_ends += ended
 
 
 class MultiStepDecoding:
-    """Multi-step decoding of a generator with one pipeline stage, for which nothing else waits."""
+    """Multi-step decoding of a generator with one pipeline stage, used while no sequence can be admitted."""
 
     def __init__(
         self,
@@ -199,15 +199,17 @@ class MultiStepDecoding:
         *,
         checks_each: bool,
     ) -> None:
-        """If `checks_each`, every round is checked before the next, as on a CPU."""
-        self._passes, self._seating, self._stopping = passes, seating, stopping
+        """If `checks_each`, every round is checked for end tokens before the next, as on a CPU."""
+        self._passes, self._scheduler, self._stopping = passes, seating, stopping
         self._uniforms, self._sample, self._checks_each = uniforms, sample, checks_each
         self.pace = StepsPerSync(may_end=bool(stopping.eos_tokens))
 
     def run(self, group: LiveGroup, sampled: Tensor, max_rounds: int | None, version: int) -> tuple[int, Tensor]:
-        """Sample until an end token, at most `max_rounds` rounds if given. Return how many rounds were recorded, as
-        sampled by policy `version`, and the tokens and log-probabilities [2, B] sampled last, which are not recorded
-        yet, as `sampled` were before."""
+        """Sample until an end token, at most `max_rounds` rounds if given.
+
+        `sampled` [2, B] are the tokens and log-probabilities sampled last, which are not recorded yet. Return the
+        number of rounds recorded, as sampled by policy `version`, and the [2, B] sampled last, not recorded either.
+        """
         records, rows, slots = group.records, group.rows, group.first_slot + group.rows
         cached, positions = records.cached(rows) + 1, records.num_sampled[rows] + 1
         limits = (
@@ -216,17 +218,18 @@ class MultiStepDecoding:
             NO_LIMIT if max_rounds is None else max_rounds,
         )
         if self._checks_each:
-            count = min(*limits, self._seating.num_tokens_covered(slots, cached))
+            count = min(*limits, self._scheduler.num_tokens_covered(slots, cached))
         else:
-            count = self._seating.allocate_ahead(slots, cached, min(*limits, self.pace.rounds))
+            count = self._scheduler.allocate_ahead(slots, cached, min(*limits, self.pace.rounds))
         if count <= 0:
             return 0, sampled
         uniforms = self._uniforms.ahead(slots, records.sample_ids[rows], positions, count)
         decode = self._one_by_one if self._checks_each else self.run_together
+        # The last field is a placeholder: both functions take the tokens from their second argument.
         recorded, sampled = decode(StepRows(slots, cached, cached), sampled, uniforms)
         records.add_several(rows, recorded, version)
         if not self._checks_each:
-            self._seating.free_ahead(slots, cached + len(recorded))
+            self._scheduler.free_ahead(slots, cached + len(recorded))
         return len(recorded), sampled
 
     def _one_by_one(self, rows: StepRows, sampled: Tensor, uniforms: Tensor) -> tuple[Reals, Tensor]:
@@ -243,11 +246,11 @@ class MultiStepDecoding:
             sampled = self._sample(logits, uniforms[len(recorded) - 1])
         return np.array(recorded), sampled
 
-    def run_together(self, rows: StepRows, drawn: Tensor, uniforms: Tensor) -> tuple[Reals, Tensor]:
+    def run_together(self, rows: StepRows, first: Tensor, uniforms: Tensor) -> tuple[Reals, Tensor]:
         """Check once after the last round: return what was sampled before the first end token [rounds, 2, B], and what
         was sampled next."""
-        step, rounds = self._passes.multi_step(rows, len(uniforms)), [drawn]
-        for number in uniforms.to(drawn.device):
+        step, rounds = self._passes.multi_step(rows, len(uniforms)), [first]
+        for number in uniforms.to(first.device):
             rounds.append(self._sample(step(rounds[-1][0].long()), number))
         sampled = torch.stack(rounds).cpu()
         on_host: Reals = sampled.numpy()
@@ -257,4 +260,6 @@ class MultiStepDecoding:
 
     def _first_end(self, tokens: Numbers) -> int:
         """Return the index of the first round in `tokens` [rounds, B] with an end token, or the number of rounds."""
-        return next((index for index, of_round in enumerate(tokens) if self._stopping.is_end(of_round)), len(tokens))
+        return next(
+            (index for index, round_tokens in enumerate(tokens) if self._stopping.is_end(round_tokens)), len(tokens)
+        )

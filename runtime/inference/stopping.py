@@ -37,7 +37,7 @@ class StopStrings:
 
 
 class DecodedText:
-    """The end of the text of a response, as it grows."""
+    """The last characters of a response's text, decoded token by token."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -71,10 +71,10 @@ class Stopping:
         finished = _finish_where(
             records.num_sampled[rows] >= np.minimum(records.max_tokens[rows], self.max_response), Finish.LENGTH
         )
-        for strings, why in ((self.call_end, Finish.CALL), (self.strings, Finish.STOP)):
+        for strings, reason in ((self.call_end, Finish.CALL), (self.strings, Finish.STOP)):
             if strings is not None:
                 complete = map(strings.complete, group.live)
-                finished |= dict.fromkeys((index for index, is_over in enumerate(complete) if is_over), why)
+                finished |= dict.fromkeys((index for index, is_complete in enumerate(complete) if is_complete), reason)
         if self.eos_tokens:
             finished |= _finish_where((records.last(rows) == self._ends).any(axis=0), Finish.EOS)
         return finished
@@ -94,5 +94,5 @@ class Stopping:
         return np.array(sorted(self.eos_tokens), dtype=np.int64)[:, None]
 
 
-def _finish_where(are_over: NDArray[np.bool_], why: Finish) -> dict[int, Finish]:
-    return dict.fromkeys(are_over.nonzero()[0].tolist(), why)
+def _finish_where(is_finished: NDArray[np.bool_], reason: Finish) -> dict[int, Finish]:
+    return dict.fromkeys(is_finished.nonzero()[0].tolist(), reason)

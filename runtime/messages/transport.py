@@ -44,17 +44,17 @@ _TIMEOUT_SECONDS = 900.0
 
 
 class ProcessRanks:
-    """The ranks of one process, `size` per process, and the messages between them."""
+    """The `size` ranks of one process, which are threads, and the queues of messages between them."""
 
     def __init__(self, size: int = 1) -> None:
         self.size = size
         self._lock = threading.Lock()
-        self._boxes: dict[tuple[int, int, int], queue.SimpleQueue[Tensor]] = defaultdict(queue.SimpleQueue)
+        self._queues: dict[tuple[int, int, int], queue.SimpleQueue[Tensor]] = defaultdict(queue.SimpleQueue)
 
     def message_queue(self, source: int, target: int, channel: int) -> queue.SimpleQueue[Tensor]:
         """The queue of messages [N] uint8 of a channel from one rank of the process to another."""
         with self._lock:
-            return self._boxes[source, target, channel]
+            return self._queues[source, target, channel]
 
 
 class Transport:
@@ -79,9 +79,9 @@ class Transport:
         head = message[: _FIRST_BYTES - _LENGTH_BYTES]
         first[:_LENGTH_BYTES] = torch.tensor([len(message)]).view(torch.uint8)
         first[_LENGTH_BYTES : _LENGTH_BYTES + len(head)] = head
-        for half, part in enumerate((first, message[len(head) :])):
+        for index, part in enumerate((first, message[len(head) :])):
             if len(part):
-                tag = self._tag(self.rank, target, 2 * channel + half)
+                tag = self._tag(self.rank, target, 2 * channel + index)
                 work = dist.isend(part, target // self._process_ranks.size, group=self._group, tag=tag)
                 assert work is not None
                 self._sends.add(work, part)
@@ -201,10 +201,10 @@ class Barriers:
 
 
 class Reports:
-    """Sends outcomes to rank 0, which takes them period by period."""
+    """Sends the results of periods to rank 0, which takes them period by period."""
 
     def __init__(self, transport: Transport, *, num_ranks: int) -> None:
-        """`transport` carries nothing else."""
+        """`transport` must not be used for other messages."""
         self._transport, self._num_ranks = transport, num_ranks
         self._local: deque[PeriodResult] = deque()
 

@@ -1,4 +1,4 @@
-"""Attention of one new token per row over a paged cache, for few and short rows: all are padded to one batch.
+"""Attention of one new token per row over a paged cache, for few and short rows, which are padded to one batch.
 
 The blocks of each row are copied to be contiguous, padded to the length of the longest row, and one batched product
 computes all scores. For small copies this takes fewer operations than block by block. If the copies do not fit in the
@@ -34,7 +34,7 @@ class PaddedReads(DecodeRows):
 def padded_reads(cache: PagedCache, step: DecodeRows) -> PaddedReads | None:
     """The padded reads of a step; None if the cache is not fp32, or if rows are too many, too long or share blocks.
 
-    Products of other dtypes on a CPU would round the scores to them.
+    In other dtypes a batched product on a CPU would round the scores.
     """
     num_blocks = int(step.cached.max()) // BLOCK_TOKENS + 1
     if cache.keys.dtype != torch.float32:
@@ -126,6 +126,7 @@ class _PaddedBatch:
         self.scores = copies.new_empty(num_rows * num_heads, num_queries, num_tokens)
         self.outputs = copies.new_empty(num_rows * num_heads, num_queries, size)
         self.by_row = self.outputs.view(num_rows, -1)
+        """View on the outputs, [B, heads * D]."""
 
     def advance_to(self, reads: PaddedReads) -> bool:
         """Advances to `reads` and returns True, if it is the same step or the next step of the same rows.
@@ -136,7 +137,7 @@ class _PaddedBatch:
         if self._num_changes != self._cache.tables.num_changes or reads.num_blocks != self._reads.num_blocks:
             return False
         count = reads.tokens_since(self._reads)
-        if not count:
+        if not count:  # 0 for the same step, None for other rows
             return count == 0
         begins_block = reads.starts_block
         if begins_block and not self._is_kept:

@@ -1,8 +1,8 @@
 """Admission to generation: which prompts a replica admits in the period that delivers a step, and what ends that
 period.
 
-A replica's prompts are its shares of the prompt batches, one batch after another, whatever the periods are: what is
-sampled for a prompt depends on nothing else. Admission stops with the prompts of the last step, so that a run delivers
+A replica's prompts are its shares of the prompt batches, one batch after another. They do not depend on the periods, so
+neither does what is sampled for a prompt. Admission stops with the prompts of the last step, so that a run delivers
 every sequence it has started.
 """
 
@@ -40,13 +40,13 @@ class Admission:
         self._num_replicas = placement.layout.dp
         self._in_flight, self._overcommits = placement.schedule.batches_in_flight, placement.schedule.overcommit > 0
         self.overcommit = placement.schedule.overcommit
-        """Sequences in flight beyond a batch, over all replicas, once enough have been held back; at most the number in
+        """Sequences in flight beyond a batch, over all replicas, once enough have been deferred; at most the number in
         the plan."""
         self._in_waves = plan.facts.workload.selects_samples
         self._max_deferral = plan.staleness - placement.steps_ahead
         self._prompts_per_step = rows_per_replica(data.batch_size, self._num_replicas)[replica]
         self._num_admitted, self._step = 0, steps.start
-        self._pace = Pacer(plan)
+        self._pacer = Pacer(plan)
         self._partial_batches: dict[int, tuple[int, int]] = {}
         """The partly delivered prompt batches by step: how many responses of this replica were delivered, and their
         tokens."""
@@ -56,13 +56,13 @@ class Admission:
 
     @property
     def num_admitted(self) -> int:
-        """The number of admitted prompts of the replica since step 0, as if the run had started there."""
+        """The number of admitted prompts of the replica since step 0, counted as if the run had started at step 0."""
         return self._steps.start * self._prompts_per_step + self._num_admitted
 
     @property
     def mean_response_tokens(self) -> float:
         """The recent mean number of sampled tokens of delivered responses."""
-        return self._pace.mean_tokens
+        return self._pacer.mean_tokens
 
     @property
     def partial_batches(self) -> tuple[tuple[int, int, int], ...]:
@@ -72,8 +72,7 @@ class Admission:
 
     @property
     def end_step(self) -> int:
-        """A step from whose batch nothing has been admitted, the same on all replicas: an overcommit is at most a
-        batch."""
+        """A step of whose batch and later ones no replica has admitted a prompt: an overcommit is at most a batch."""
         return self._step + self._in_flight + 1
 
     @property
@@ -93,10 +92,10 @@ class Admission:
         *,
         end_step: int = 0,
     ) -> None:
-        """Continue from the state of another one."""
+        """Continue from the state of another admission."""
         self._step = max(self._step, end_step - self._in_flight - 1)
         self._num_admitted = num_admitted - self._steps.start * self._prompts_per_step
-        self._pace.mean_tokens = mean_response_tokens
+        self._pacer.mean_tokens = mean_response_tokens
         self._partial_batches = {step: (count, tokens) for step, count, tokens in partial_batches}
 
     def admit(self, step: int) -> Admitted:
@@ -110,12 +109,12 @@ class Admission:
         last = max(self._num_admitted, min(target, len(self._steps) * self._prompts_per_step))
         prompts = tuple(self._prompt(position) for position in range(self._num_admitted, last))
         self._num_admitted, self._step = last, step + 1
-        return Admitted(prompts, self._delivery(step), self._pace.min_rounds)
+        return Admitted(prompts, self._delivery(step), self._pacer.min_rounds)
 
     def record_delivered(self, responses: Sequence[Response]) -> dict[str, float]:
         """Record the responses that a period has delivered. Return statistics of the prompt batches of which this
         replica's share is now complete: what was sampled for a batch is known only with its longest response."""
-        self._pace.record_delivered([response.num_sampled for response in responses])
+        self._pacer.record_delivered([response.num_sampled for response in responses])
         for response in responses:
             count, tokens = self._partial_batches.get(response.step, (0, 0))
             self._partial_batches[response.step] = count + 1, tokens + response.num_sampled

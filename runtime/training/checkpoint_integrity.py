@@ -1,9 +1,9 @@
-"""Checks of a checkpoint before it is loaded: sizes and SHA-256 of its files, and the names in its pickles.
+"""Checks a checkpoint before it is loaded: sizes and SHA-256 of its files, and the names in its pickles.
 
 Every rank hashes the files that it wrote and flushes them to disk; when a checkpoint is read, the files are split over
-the ranks to be verified. A pickle can execute any function that it names, so a checkpoint's may name only torch's
-metadata classes, in `.metadata`, and plain values and tensors, in `common.pt` and in objects among the tensors. Any
-other name is refused, and nothing is executed.
+the ranks to be verified. A pickle can execute any function that it names. So the pickle `.metadata` may name only
+torch's metadata classes, and the others, `common.pt` and objects stored among the tensors, only plain values and
+tensors. Any other name is refused, and nothing is executed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def write_manifest(directory: Path, group: dist.ProcessGroup | None = None) -> N
     """
     dist.barrier(group)
     rank = dist.get_rank()
-    local = {path.name: _sum(path, is_new=True) for path in directory.iterdir() if _writer(path.name) == rank}
+    local = {path.name: _file_sum(path, is_new=True) for path in directory.iterdir() if _writer(path.name) == rank}
     per_rank: list[dict[str, FileSum]] = [{}] * dist.get_world_size()
     dist.all_gather_object(per_rank, local, group=group)
     if rank == 0:
@@ -100,7 +100,7 @@ def _damage_of(directory: Path, name: str, recorded: FileSum) -> str | None:
     if path.exists() and not path.is_file():
         return f"{path} is not a file"
     try:
-        actual = _sum(path)
+        actual = _file_sum(path)
     except OSError as error:
         return f"{path} cannot be read ({error.strerror})"
     if actual.num_bytes != recorded.num_bytes:
@@ -108,7 +108,7 @@ def _damage_of(directory: Path, name: str, recorded: FileSum) -> str | None:
     return None if actual == recorded else f"{path} is not what was written: its SHA-256 differs"
 
 
-def _sum(path: Path, *, is_new: bool = False) -> FileSum:
+def _file_sum(path: Path, *, is_new: bool = False) -> FileSum:
     with path.open("rb") as file:
         if is_new:
             os.fsync(file.fileno())
@@ -147,7 +147,10 @@ class _RestrictedUnpickler(pickle.Unpickler):
 
 
 def require_safe_pickles(directory: Path) -> None:
-    """Raises BadInput if a checkpoint's pickles name anything else, or cannot be read; executes none of them."""
+    """Raises BadInput if a checkpoint's pickles name a refused function or class, or cannot be read.
+
+    No function that they name is executed.
+    """
     try:
         for name in (_METADATA, _COMMON):
             require_file(directory / name, "checkpoint file", _MAX_BYTES)

@@ -50,8 +50,8 @@ from meshwright.runtime.training.losses import (
 )
 from meshwright.runtime.training.trainer import MicroBatch
 
-_READ = ("ref_logprobs", "values", *TEACHER_LOGPROBS.values())
-"""Per-token fields that a batch has under some algorithms only."""
+_OPTIONAL_FIELDS = ("ref_logprobs", "values", *TEACHER_LOGPROBS.values())
+"""Per-token fields that only some algorithms read."""
 
 
 class TrainingBatch:
@@ -80,8 +80,8 @@ class TrainingBatch:
         self._scores = torch.cat([batch.score(row) for row in rows])
         self._num_response_tokens = int((totals - prompts).sum())
         self._truncated = torch.cat([experience.get("truncated", row) for row in rows]).bool()
-        self._paid = self._pay(batch, totals - prompts)
-        self._fields = {name: experience.padded(name, rows, width) for name in _READ if name in reads}
+        self._rewards = self._compute_rewards(batch, totals - prompts)
+        self._fields = {name: experience.padded(name, rows, width) for name in _OPTIONAL_FIELDS if name in reads}
         self._fields["old_logprobs"] = experience.padded("proximal_logprobs", rows, width)
         self._fields["mask"] = response_mask(prompts, totals - prompts, width)
         self._fields |= self._targets_of_turns(batch, width) if workload.turns else self._targets(self._fields)
@@ -90,7 +90,7 @@ class TrainingBatch:
             old, mask = self._fields["old_logprobs"], self._fields["mask"]
             self._fields["weights"] = importance_weights(old, behaviour, mask, cap=settings.importance_cap)
 
-    def _pay(self, batch: StepExperience, num_tokens: Tensor) -> ResponseRewards | None:
+    def _compute_rewards(self, batch: StepExperience, num_tokens: Tensor) -> ResponseRewards | None:
         """The reward of each row; None for algorithms without scores.
 
         `num_tokens` [B] are the tokens after the prompt, sampled tokens and tool tokens together.
@@ -115,15 +115,15 @@ class TrainingBatch:
         return compaction.restore(self._targets(compaction.compact(self._fields)))
 
     def _targets(self, fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Advantages [B, S], and what else the loss of this algorithm needs."""
+        """Advantages [B, S], and the other fields that the loss of this algorithm reads, such as returns."""
         settings = self._settings
         if isinstance(settings, Distill):
             teachers = list(_teacher_fields(fields).values())
             return {"advantages": distillation_advantages(teachers, fields["old_logprobs"], fields["mask"], settings)}
         if isinstance(settings, CriticFreeSettings):
-            assert self._paid is not None
+            assert self._rewards is not None
             advantages = critic_free_advantages(
-                response_rewards=self._paid,
+                response_rewards=self._rewards,
                 logprobs=fields["old_logprobs"],
                 ref_logprobs=fields.get("ref_logprobs"),
                 mask=fields["mask"],
@@ -132,7 +132,7 @@ class TrainingBatch:
             )
             return {"advantages": advantages, **_loss_weights(fields["mask"], settings)}
         assert isinstance(settings, PPO)
-        goals = ppo_targets(
+        targets = ppo_targets(
             scores=self._scores,
             logprobs=fields["old_logprobs"],
             ref_logprobs=fields["ref_logprobs"],
@@ -141,7 +141,7 @@ class TrainingBatch:
             truncated=self._truncated,
             settings=settings,
         )
-        return {"advantages": goals.advantages, "returns": goals.returns}
+        return {"advantages": targets.advantages, "returns": targets.returns}
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the batch before any update."""
@@ -158,11 +158,12 @@ class TrainingBatch:
         logprobs, mask = fields["old_logprobs"], fields["mask"]
         if isinstance(settings, Distill):
             return distillation_metrics(fields["advantages"], _teacher_fields(fields), logprobs, mask, self._truncated)
-        assert self._paid is not None
+        assert self._rewards is not None
         ref_logprobs, group_size = fields.get("ref_logprobs"), self._workload.group_size
-        metrics = experience_metrics(self._scores, logprobs, ref_logprobs, mask, self._truncated, rewards=self._paid)
-        if group_size > 1 and not self._workload.dynamic_sampling:  # which reports it over all sampled groups
-            metrics["groups_with_signal"] = share_with_signal(self._paid, group_size)
+        metrics = experience_metrics(self._scores, logprobs, ref_logprobs, mask, self._truncated, rewards=self._rewards)
+        # Dynamic sampling reports it over all sampled groups.
+        if group_size > 1 and not self._workload.dynamic_sampling:
+            metrics["groups_with_signal"] = share_with_signal(self._rewards, group_size)
         return metrics
 
     def num_tokens(self, rows: Sequence[int]) -> int:
@@ -219,7 +220,7 @@ def training_loss(
 
 def _actor_share(
     output: Tensor,
-    block: MicroBatch,
+    micro_batch: MicroBatch,
     *,
     group: dist.ProcessGroup,
     vocab_size: int,
@@ -230,13 +231,13 @@ def _actor_share(
     """A micro-batch's share of the actor's loss, from logits [T, 1, V / tp] sharded over `group`."""
     logprobs, entropy = token_logprobs(
         output,
-        block.next_tokens.to(output.device).unsqueeze(0),
+        micro_batch.next_tokens.to(output.device).unsqueeze(0),
         group,
         vocab_size=vocab_size,
         temperature=settings.temperature,
         with_entropy=True,
     )
-    fields = _fields(block, output.device)
+    fields = _fields(micro_batch, output.device)
     return policy_loss(
         logprobs,
         fields["old_logprobs"],
@@ -258,15 +259,15 @@ def _reference(fields: Mapping[str, Tensor], settings: LearningSettings) -> Refe
     return Reference(fields["ref_logprobs"], settings.kl_coefficient)
 
 
-def _critic_share(output: Tensor, block: MicroBatch, *, num_tokens: int, ppo: PPO) -> LossShare:
+def _critic_share(output: Tensor, micro_batch: MicroBatch, *, num_tokens: int, ppo: PPO) -> LossShare:
     """A micro-batch's share of the critic's loss, from values [1, T]."""
-    fields = _fields(block, output.device)
+    fields = _fields(micro_batch, output.device)
     return value_loss(output, fields["values"], fields["returns"], fields["mask"], num_tokens=num_tokens, settings=ppo)
 
 
-def _fields(block: MicroBatch, device: torch.device) -> dict[str, Tensor]:
+def _fields(micro_batch: MicroBatch, device: torch.device) -> dict[str, Tensor]:
     """The fields of a micro-batch on the device, [1, T] each."""
-    return {name: values.to(device).unsqueeze(0) for name, values in block.fields.items()}
+    return {name: values.to(device).unsqueeze(0) for name, values in micro_batch.fields.items()}
 
 
 def minibatches(

@@ -53,17 +53,17 @@ def build_copies(
 ) -> dict[str, WeightCopy]:
     """Builds every copy of the plan, by the stage it is named after, in the same order on every rank.
 
-    Weights that a refit fills at the start of a step are not loaded: all of a copy's, or its adapter. A language model
-    gives all probability to its first `num_tokens` tokens, in the generator and in the trainer alike, because models of
-    one job may pad the tokenizer's vocabulary to different sizes.
+    Weights that a refit fills at the start of a step are not loaded: all weights of a copy, or only its adapter.
+    A language model gives all probability to its first `num_tokens` tokens, in the generator and in the trainer alike,
+    because models of one job may pad the tokenizer's vocabulary to different sizes.
     """
     names = {p.stage: plan.copy_of(p.stage) for p in plan.placements}
     refit_targets = {refit.target for refit in plan.refits}
     copies = {}
     for name in sorted(set(names.values())):
         placement, role = plan.placement(name), plan.stage(name).role
-        stored = plan.facts.models.spec(role)
-        spec = stored if stored.scalar_head else sampling_spec(stored, num_tokens)
+        stored_spec = plan.facts.models.spec(role)
+        spec = stored_spec if stored_spec.scalar_head else sampling_spec(stored_spec, num_tokens)
         mesh = build_mesh(placement.layout, plan.pool_of(name).first_rank)
         model, trainer = None, None
         is_trained = plan.stage(name).trains
@@ -80,7 +80,7 @@ def build_copies(
                 assert isinstance(model, Decoder), f"{name} is {mesh.layout}"
                 quantise_linears(model)
             if name not in refit_targets or spec.adapter:
-                load_weights(model, stored, mesh, directory / job.models.source(role).path)
+                load_weights(model, stored_spec, mesh, directory / job.models.source(role).path)
             if name not in refit_targets and spec.adapter:
                 init_adapter(
                     dict(named_global_parameters(model)),
@@ -119,7 +119,7 @@ def build_refits(plan: Plan, copies: Mapping[str, WeightCopy]) -> dict[tuple[str
 
 
 def restore_versions(copies: Mapping[str, WeightCopy], step: int) -> None:
-    """Sets the version of trained copies restored from a checkpoint after `step` steps; refits set that of others."""
+    """Sets the version of trained copies restored from a checkpoint after `step` steps; refits set the others."""
     for copy in copies.values():
         if copy.is_trained:
             copy.version.number = step
