@@ -27,7 +27,9 @@ from meshwright.runtime.messages.experience import safetensors_bytes
 _FORMAT, _METADATA_KEY = "meshwright underway 3", "underway"
 """Format of the files, and the key of their metadata.
 
-Keys inside the metadata keep the names that this format gave them: "drawing" is the generation, "begun" are resumed samples, "left" are prompts not admitted, "until" is `end_step`."""
+Keys inside the metadata keep the names that this format gave them: "drawing" is the generation, "begun" are resumed
+samples, "left" are prompts not admitted, and "until" is `end_step`.
+"""
 _MAX_BYTES = 2**42
 _CACHED = "cached/"
 """Prefix of the names of keys and values."""
