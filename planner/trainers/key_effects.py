@@ -2,7 +2,7 @@
 
 Files, names, logs, checkpoints, validation, the data's columns, and choices within a kernel or an engine have no effect
 on a step's time, memory and losses as this project plans them. The importer reports every other key that it does not
-read, with a reason. The meaning of the keys is taken from the trainers' source files that `planner/trainers/data` names.
+read, with a reason. Their meaning is taken from the trainers' source files that `planner/trainers/data` names.
 """
 
 from __future__ import annotations

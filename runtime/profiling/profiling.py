@@ -141,7 +141,7 @@ def _is_model(name: str, cuda_name: str) -> bool:
 
 
 def _num_ranks(facts: Facts) -> int:
-    """Return the number of ranks that measure at once: those of a node, at most as many as there are CUDA devices here."""
+    """Return the number of ranks that measure at once: those of a node, at most as many as CUDA devices here."""
     per_node = _cluster(facts).ranks_per_node
     return per_node if _cluster(facts).device.kind == "cpu" else min(per_node, host.num_cuda_devices())
 
