@@ -130,7 +130,7 @@ def explain(plan: Plan) -> Explanation:
 
 
 def _critical_path(plan: Plan) -> tuple[CriticalTask, ...]:
-    """The critical path, in order of time: the task that ends last, before it the task that it waited for, and so on."""
+    """The critical path, in order of time: the task that ends last, before it the one that it waited for, and so on."""
     items = {task_name(item): item for item in items_of(plan)}
     by_name = {task.name: task for task in tasks(plan)}
     path: list[CriticalTask] = []

@@ -161,8 +161,8 @@ def import_configuration(
 
     `shapes` are Hugging Face directories or config.json files by role, or under an empty name for all models that
     are not at the configuration's paths; `changed` are `key=value` texts that override the configuration's own. Each
-    search takes at most `search_seconds`, if given. Raises BadInput for a file that is no configuration of the trainer, a key
-    that a job cannot express, a model without a config.json on this machine, and a device that is not known.
+    search takes at most `search_seconds`, if given. Raises BadInput for a file that is no configuration of the trainer,
+    a key that a job cannot express, a model without a config.json on this machine, and a device that is not known.
     """
     require_number("search_seconds", search_seconds, minimum=0.1, maximum=1e6)
     reader = READERS[_trainer(trainer).name]
