@@ -26,8 +26,9 @@ RECENT = 20
 class RunStatus:
     """The status of a run. Medians, means and shares are over its last `num_recent` steps.
 
-    `quiet_seconds` is the time since the last line of metrics.jsonl. `learned` are the mean training metrics by their names
-    in metrics.jsonl, `held_out` the evaluations, and `uses` how all ranks, then those of each pool, spent the time.
+    `quiet_seconds` is the time since the last line of metrics.jsonl. `learned` are the mean training metrics by their
+    names in metrics.jsonl, `held_out` the evaluations, and `uses` how all ranks, then those of each pool, spent the
+    time.
     """
 
     directory: str
