@@ -55,17 +55,17 @@ class LayoutMemory:
 
     def bytes(self, schedule: Schedule) -> Bytes:
         """Return the same totals as `memory`, without terms."""
-        answers = [rank.bytes(schedule) for rank in self._ranks]
-        if len(answers) == 1:
-            return answers[0]
-        fullest = max(answers, key=lambda answer: math.ceil(answer.peak))
-        return fullest._replace(host=max([answer.host for answer in answers]))
+        per_rank = [rank.bytes(schedule) for rank in self._ranks]
+        if len(per_rank) == 1:
+            return per_rank[0]
+        fullest = max(per_rank, key=lambda of_rank: math.ceil(of_rank.peak))
+        return fullest._replace(host=max([of_rank.host for of_rank in per_rank]))
 
     def memory(self, call: Call) -> Memory:
         """Return the memory of the fullest pipeline stage, with the largest host memory of any stage."""
-        answers = [rank.memory(call) for rank in self._ranks]
-        fullest = max(answers, key=lambda answer: answer.peak_bytes)
-        host = max((answer.host for answer in answers), key=lambda cost: cost.total)
+        per_rank = [rank.memory(call) for rank in self._ranks]
+        fullest = max(per_rank, key=lambda of_rank: of_rank.peak_bytes)
+        host = max((of_rank.host for of_rank in per_rank), key=lambda cost: cost.total)
         return fullest if fullest.host is host else replace(fullest, host=host)
 
 
@@ -73,10 +73,10 @@ class _State(NamedTuple):
     """Weights and optimizer state: terms and bytes that stay on the device, and those offloaded to the host."""
 
     resident: Cost
-    away: Cost
+    offloaded: Cost
     resident_bytes: float
     weights_bytes: float
-    away_bytes: tuple[float, ...]
+    offloaded_bytes: tuple[float, ...]
 
 
 class _WorkingMemory(NamedTuple):
@@ -103,9 +103,10 @@ class _RankMemory:
         self._rows = -(-workload.batch_size // call.layout.dp)
         self._block_bytes = BLOCK_TOKENS * shard.cached_elements * size  # of one layer
         experts, layout = shard.experts, call.layout
-        # The longest sequences of all replicas that share experts, with the load over experts a power law.
+        # The load of the busiest expert rank over the mean (loads follow a power law), for the longest sequences of all
+        # replicas that share experts.
         tokens = workload.max_tokens * layout.expert_replicas
-        self._busiest = experts.imbalance(tokens, layout.ep) if experts else 1.0
+        self._expert_imbalance = experts.imbalance(tokens, layout.ep) if experts else 1.0
         self._working_bytes = self._working_elements() * size
         self._layer_bytes = {kind: self._bytes_of_layer(kind) for kind in Recompute}
         self._refit_buffer = self._make_refit_buffer()
@@ -122,22 +123,22 @@ class _RankMemory:
             transient = cache.cost() + transient
         if self._refit_buffer.total > transient.total:
             transient = self._refit_buffer.cost()
-        return Memory(resident=state.resident + resident, transient=state.away + transient, host=state.away)
+        return Memory(resident=state.resident + resident, transient=state.offloaded + transient, host=state.offloaded)
 
     def bytes(self, schedule: Schedule) -> Bytes:
         """Return the same totals as `memory`."""
         state, (cached, running) = self._state(schedule.offload), self._working_memory(schedule)
-        transient = math.fsum((*state.away_bytes, *running))
-        return Bytes(state.resident_bytes + cached, state.weights_bytes, transient, math.fsum(state.away_bytes))
+        transient = math.fsum((*state.offloaded_bytes, *running))
+        return Bytes(state.resident_bytes + cached, state.weights_bytes, transient, math.fsum(state.offloaded_bytes))
 
     def _working_memory(self, schedule: Schedule) -> _WorkingMemory:
         """Return the bytes besides the state, which do not depend on offload."""
         if self._stage.generates:
             return self._make_working_memory(schedule)
-        at_a_time = schedule.micro_batch_size, schedule.micro_batch_tokens, schedule.chunk_tokens
-        cached = self._working_memories.get((*at_a_time, schedule.recompute))
+        pass_key = schedule.micro_batch_size, schedule.micro_batch_tokens, schedule.chunk_tokens
+        cached = self._working_memories.get((*pass_key, schedule.recompute))
         if cached is None:
-            cached = self._working_memories[*at_a_time, schedule.recompute] = self._make_working_memory(schedule)
+            cached = self._working_memories[*pass_key, schedule.recompute] = self._make_working_memory(schedule)
         return cached
 
     def _make_working_memory(self, schedule: Schedule) -> _WorkingMemory:
@@ -158,16 +159,16 @@ class _RankMemory:
         return cached
 
     def _make_state(self, offload: Offload) -> _State:
-        away = offloaded_state(self._call, offload, self._part, self._size)
+        offloaded = offloaded_state(self._call, offload, self._part, self._size)
         state = self._weights() + optimizer_state(self._call, self._part, self._size)
-        names = {term.name for term in away.terms}
+        names = {term.name for term in offloaded.terms}
         resident = Cost(tuple(term for term in state.terms if term.name not in names))
         return _State(
             resident=resident,
-            away=away,
+            offloaded=offloaded,
             resident_bytes=resident.total,
             weights_bytes=resident.amount(WEIGHTS),
-            away_bytes=tuple(term.amount for term in away.terms),
+            offloaded_bytes=tuple(term.amount for term in offloaded.terms),
         )
 
     def _weights(self) -> Cost:
@@ -194,8 +195,8 @@ class _RankMemory:
         return self._training_memory(schedule) if self._stage.trains else self._forward_memory(schedule)
 
     def _cache(self, schedule: Schedule) -> Tally:
-        """Return the KV cache: blocks for the sequences in flight, or for the longest sequence of every row of a stage
-        that streams, plus one spare block."""
+        """Return the KV cache: blocks for the sequences in flight, or, for a stage that streams, blocks for as many
+        sequences of maximum length as it has rows; plus one spare block."""
         tally = Tally()
         if self._stage.generates:
             tally.add("kv cache", self._cache_bytes(self._blocks(schedule), self._slots(schedule)))
@@ -211,9 +212,9 @@ class _RankMemory:
         manager).
         """
         part, window = self._part, self._shard.window
-        in_all = (part.num_layers - part.num_window_layers) * (num_blocks + 1)
-        in_windows = min(num_blocks, num_rows * (num_blocks_for(window.num_tokens) + 1)) + 1 if window else 0
-        return (in_all + part.num_window_layers * in_windows) * self._block_bytes
+        full_blocks = (part.num_layers - part.num_window_layers) * (num_blocks + 1)
+        window_blocks = min(num_blocks, num_rows * (num_blocks_for(window.num_tokens) + 1)) + 1 if window else 0
+        return (full_blocks + part.num_window_layers * window_blocks) * self._block_bytes
 
     def _blocks(self, schedule: Schedule) -> int:
         return self._workload.cache_need(schedule, self._layout.dp).blocks
@@ -256,7 +257,7 @@ class _RankMemory:
         """Return the activations of every micro-batch in flight, and the logits of one.
 
         `micro_batches_in_flight` counts micro-batches as if every row were the longest: a token cap may make more of
-        them, with fewer tokens together. Full recomputation keeps the input of each layer and works on one layer.
+        them, with fewer tokens together. Full recomputation keeps the input of each layer, and all activations of one.
         """
         tokens, layout, longest = self._micro_batch_tokens(schedule), self._layout, self._workload.max_tokens
         rows = -(-self._workload.batch_size // (self._workload.num_minibatches * layout.dp))
@@ -277,26 +278,31 @@ class _RankMemory:
     def _bytes_of_layer(self, recompute: Recompute) -> float:
         """Return the bytes per token that one layer keeps for its backward pass.
 
-        Counted as in Korthikanti et al., arXiv:2205.05198, section 4, for this layer: no dropout and no stored
-        scores (flash attention), a gated activation, grouped keys and values. Whole on every rank unless sequence
+        Counted as in Korthikanti et al., arXiv:2205.05198, section 4, for this layer: no dropout and no stored scores
+        (flash attention), a gated activation, grouped keys and values. Replicated on every rank, unless sequence
         parallel (equations 2 and 4): the inputs and outputs of both norms. Divided by tp: queries, keys, values,
-        attention output, and the gate, the up projection, the activated gate and their product. Experts count as the
-        widths that one token passes, on the rank to which most tokens are routed. Selective recomputation drops what
-        flash attention keeps, which is little. An adapter adds its low-rank activations on every rank; the inputs of
-        its first matmuls are kept already.
+        attention output, and the gate, the up projection, the activated gate and their product. Experts count with the
+        widths of those that one token is routed to, on the rank to which most tokens are routed. Selective
+        recomputation drops what flash attention keeps, which is little. An adapter adds its low-rank activations on
+        every rank; the inputs of its first matmuls are kept already.
         """
         shard = self._shard
         attention_bytes = 0 if recompute is Recompute.SELECTIVE else _LOGSUMEXP_BYTES * shard.num_heads
-        divided = shard.attention_elements + (2 + 2 * shard.gated_mlp) * shard.active_ffn_size(self._busiest)
-        between = len(shard.adapted_linears) * (shard.adapter.rank if shard.adapter else 0)
+        sharded_elements = shard.attention_elements + (2 + 2 * shard.gated_mlp) * shard.active_ffn_size(
+            self._expert_imbalance
+        )
+        adapter_elements = len(shard.adapted_linears) * (shard.adapter.rank if shard.adapter else 0)
         return (
-            self._replicated_elements(4 * shard.hidden_size) + self._dispatched_elements() + divided + between
+            self._replicated_elements(4 * shard.hidden_size)
+            + self._dispatched_elements()
+            + sharded_elements
+            + adapter_elements
         ) * self._size + attention_bytes
 
     def _working_elements(self) -> float:
         """Return the elements per token alive at once in the gated MLP, the widest part of a forward pass."""
         shard = self._shard
-        mlp = (2 + shard.gated_mlp) * shard.active_ffn_size(self._busiest)
+        mlp = (2 + shard.gated_mlp) * shard.active_ffn_size(self._expert_imbalance)
         return self._replicated_elements(shard.hidden_size) + shard.hidden_size + self._dispatched_elements() + mlp
 
     def _dispatched_elements(self) -> float:
@@ -305,7 +311,7 @@ class _RankMemory:
         Sharded experts have them on every tensor-parallel rank, whole experts only on the rank of the expert.
         """
         experts = self._shard.experts
-        copied = 2 * self._busiest * experts.experts_per_token * self._shard.hidden_size if experts else 0
+        copied = 2 * self._expert_imbalance * experts.experts_per_token * self._shard.hidden_size if experts else 0
         return copied / self._layout.fold_size
 
     def _replicated_elements(self, elements: float) -> float:
@@ -313,9 +319,12 @@ class _RankMemory:
         return elements / self._layout.tp if self._layout.sp else elements
 
     def _micro_batch_tokens(self, schedule: Schedule) -> int:
-        """Return the most tokens of one pass: of sequences or parts of them, or of prompts and chunks."""
+        """Return the most tokens of a rank in one pass.
+
+        A pass has whole sequences, their context-parallel shards, or prompts and chunks.
+        """
         workload = self._workload
-        if schedule.micro_batch_tokens:  # of all ranks that share its sequences
+        if schedule.micro_batch_tokens:  # the cap is on the tokens of all context-parallel ranks together
             return context_parallel_tokens(schedule.micro_batch_tokens, self._layout.cp)
         chunk = min(schedule.chunk_tokens, workload.response.max)
         longest = (

@@ -14,7 +14,7 @@ class StagePart(NamedTuple):
     """The layers and parameters of a rank of one pipeline stage.
 
     `num_behind` counts the pipeline stages from its own to the last. `expert_params` are its parameters in experts,
-    which only every `spread`-th replica holds too; `adapter_params` those of an adapter, which are then the only
+    which are replicated only on every `spread`-th replica; `adapter_params` are those of an adapter, and then the only
     trained ones. `num_window_layers` of its layers use sliding-window attention.
     """
 
@@ -33,7 +33,7 @@ class StagePart(NamedTuple):
         return self._replace(num_params=self.adapter_params, expert_params=0.0)
 
     def replicated_params(self, spread: int) -> float:
-        """Return the distinct parameters of all replicas, which a sharded optimizer divides over dp."""
+        """Return the distinct parameters of `spread` replicas together, which a sharded optimizer divides over dp."""
         return self.num_params + (spread - 1) * self.expert_params
 
     @property
@@ -47,7 +47,8 @@ def stage_parts(model: ModelSpec, tp: int, pp: int, spread: int = 1, vpp: int = 
 
     They are the first, the last, and one of each size between them that holds more layers or parameters than the first.
     With several pipeline stages the last one repeats a tied embedding. Experts are spread over `spread` replicas
-    (`Layout.expert_replicas`): a rank holds as many parameters of them whether tp shards each or assigns whole ones.
+    (`Layout.expert_replicas`): a rank holds the same number of expert parameters whether tp shards each expert or
+    assigns whole ones.
     """
     chunks_of_stages = [chunk_layers(model, pp, stage, vpp) for stage in range(pp)]
     first, *others = [_size(model, layers) for layers in chunks_of_stages]
@@ -91,12 +92,12 @@ class LayerCounts(NamedTuple):
 
 
 def micro_batches_in_flight(layout: Layout, num_behind: int, num_batches: int) -> float:
-    """Return the micro-batches whose activations a pipeline stage holds at once, as if in all its layers.
+    """Return the number of micro-batches whose activations in all of its layers a pipeline stage holds at once.
 
     With q = `num_behind`, it is min(q, m) under 1F1B (Narayanan et al., arXiv:2104.04473, section 2.2.1). An
-    interleaved pipeline passes 2(q - 1) + (v - 1)p + 1 of them through one of the v chunks before its first backward,
-    which is p + (p - 1)/v on the first stage (Korthikanti et al., arXiv:2205.05198, section 4.2.3; Megatron-core,
-    `get_pp_rank_microbatches`).
+    interleaved pipeline passes 2(q - 1) + (v - 1)p + 1 micro-batches through one of its v chunks before its first
+    backward pass, which is p + (p - 1)/v on the first stage (Korthikanti et al., arXiv:2205.05198, section 4.2.3;
+    Megatron-core, `get_pp_rank_microbatches`).
     """
     pp, vpp = layout.pp, layout.vpp
     if vpp == 1:

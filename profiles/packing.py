@@ -22,8 +22,8 @@ PREFILL_TOKENS = 16384
 
 def rows_per_replica(num_rows: int, num_replicas: int) -> tuple[int, ...]:
     """Split rows evenly over replicas; if the split has a remainder, the first replicas have one row more."""
-    each, left = divmod(num_rows, num_replicas)
-    return (each + 1,) * left + (each,) * (num_replicas - left)
+    each, remainder = divmod(num_rows, num_replicas)
+    return (each + 1,) * remainder + (each,) * (num_replicas - remainder)
 
 
 def replica_rows(num_rows: int, group_size: int, replica: int, num_replicas: int) -> tuple[int, ...]:
@@ -72,7 +72,7 @@ class ReplicaAssignment(NamedTuple):
 
     `replicas` has the number of replicas on each kind of nodes. With several kinds, `rows` has the number of rows for
     the replicas of each kind together; other batch sizes are split in the same proportion, and so is the work. With one
-    kind, replicas have equally many rows, or with `any_number` only the work is balanced.
+    kind, replicas have equally many rows, unless `any_number` is set, which balances the work alone.
     """
 
     model: ModelSpec
@@ -115,9 +115,9 @@ def assign_to_replicas(
         return _assign(work, [len(work)] * num_replicas if any_number else rows_per_replica(len(work), num_replicas))
     ends = [len(work) * end // sum(rows) for end in accumulate(rows, initial=0)]
     capacities, speeds = list[int](), list[float]()
-    for number, rows_here, (first, last) in zip(replicas, rows, pairwise(ends), strict=True):
+    for number, rows_of_kind, (first, last) in zip(replicas, rows, pairwise(ends), strict=True):
         capacities += rows_per_replica(last - first, number)
-        speeds += [rows_here / number] * number
+        speeds += [rows_of_kind / number] * number
     return _assign(work, capacities, speeds if len(set(speeds)) > 1 else None)
 
 

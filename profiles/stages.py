@@ -24,7 +24,7 @@ REWARDS, REWARD_SECONDS, REWARD_ERROR = "environment_scores", "environment_secon
 seconds from the end of the response until each score was known; and the error message of a failed reward, as bytes."""
 
 TOTAL_SCORES = "total_scores"
-"""Field with the final scalar reward of a response that hosts or teachers score: computed once all scores are read."""
+"""Field with the final scalar reward of a response that hosts or teachers score; computed when all scores are known."""
 
 SCORE_SIZES = "score_sizes"
 """Field with the largest absolute term of the total score, which bounds the rounding error of the sum."""
@@ -114,7 +114,7 @@ class Stage:
 class HostStage:
     """An environment stage, which runs on host workers and has no ranks.
 
-    It `reads` fields that generation writes, for each response as soon as that ends.
+    It `reads` the fields that generation writes, for each response as soon as the response is complete.
     """
 
     name: str
@@ -163,7 +163,7 @@ class StageEdge(NamedTuple):
 
 @dataclass(frozen=True)
 class StageGraph:
-    """The stages of a step in topological order, and the stages on hosts, which start with the generation.
+    """The stages of a step in topological order, and the stages on hosts, which run while generation does.
 
     Raises BadInput if the stages do not form a graph.
     """
@@ -185,7 +185,7 @@ class StageGraph:
 
     @cached_property
     def position(self) -> Mapping[str, int]:
-        """Index of each stage in the order of the stages."""
+        """Index of each stage in `stages`."""
         return {name: index for index, name in enumerate(self.names)}
 
     @cached_property
@@ -201,8 +201,8 @@ class StageGraph:
     @cached_property
     def writer(self) -> Mapping[str, str]:
         """The stage that writes each field."""
-        every: tuple[Stage | HostStage, ...] = (*self.stages, *self.host_stages)
-        return {field: stage.name for stage in every for field in stage.writes}
+        all_stages: tuple[Stage | HostStage, ...] = (*self.stages, *self.host_stages)
+        return {field: stage.name for stage in all_stages for field in stage.writes}
 
     @cached_property
     def edges(self) -> tuple[StageEdge, ...]:
@@ -258,11 +258,11 @@ def _edges(producers: Iterable[Stage | HostStage], consumers: Collection[Stage])
 
 
 def graph_violations(stages: tuple[Stage, ...], host_stages: tuple[HostStage, ...]) -> Iterator[str]:
-    """One sentence per rule that keeps the stages from forming a graph."""
+    """One sentence for each rule that the stages break, so that they form no graph."""
     generating = next((index for index, stage in enumerate(stages, start=1) if stage.generates), 0)
-    every: tuple[Stage | HostStage, ...] = (*stages[:generating], *host_stages, *stages[generating:])
-    yield from _duplicate_names(every)
-    yield from _field_violations(every)
+    all_stages: tuple[Stage | HostStage, ...] = (*stages[:generating], *host_stages, *stages[generating:])
+    yield from _duplicate_names(all_stages)
+    yield from _field_violations(all_stages)
     yield from _generation_violations(stages)
     yield from _training_violations(stages)
 
@@ -275,7 +275,10 @@ def _duplicate_names(stages: Sequence[Stage | HostStage]) -> Iterator[str]:
 
 
 def _field_violations(stages: Sequence[Stage | HostStage]) -> Iterator[str]:
-    """Every stage comes after the stages that it reads from, so that there is no cycle."""
+    """One sentence for each field that is written twice, or read before or without being written.
+
+    A stage must come after the stages that it reads from, so that there is no cycle.
+    """
     writers: dict[str, str] = {}
     for stage in stages:
         for field in stage.writes:

@@ -41,7 +41,7 @@ class Workload(Document):
 
     @model_serializer(mode="wrap")
     def _without_default(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit optional fields with their default: workloads written before they existed stay byte-identical."""
+        """Omit optional fields with their default, so that workloads written before they existed keep their text."""
         fields: dict[str, Any] = written(self)
         if self.group_size == 1:
             del fields["group_size"]
@@ -142,7 +142,7 @@ class Workload(Document):
 
     @cached_property
     def sequence_lengths(self) -> Histogram:
-        """Lengths of prompt and response together, which are taken as independent."""
+        """Lengths of prompt and response together, where the two are assumed independent."""
         return self.prompt_lengths.plus(self.response_lengths)
 
     @cached_property
@@ -174,7 +174,7 @@ class Workload(Document):
 
 
 def _arrivals(schedule: Schedule, dp: int) -> Arrivals:
-    """When batches arrive. A single replica need not keep an even pace (see `planner.simulation.pace`)."""
+    """When batches arrive at a replica. A single one need not keep an even pace (see `planner.simulation.pace`)."""
     if not schedule.keeps_in_flight:
         return Arrivals.NEVER
     if schedule.overcommit:

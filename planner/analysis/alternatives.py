@@ -1,7 +1,7 @@
-"""Other choices than the plan's, and what they would change.
+"""Other choices than those of a plan, and the step time that they would give.
 
-Alternatives are the next best choices of each stage, with the rest of the plan unchanged. Choices that memory excludes
-are faster ones on the same ranks that do not fit. Runners-up are the best plans without one choice of the plan, found
+Alternatives are the next best choices of each stage, with the rest of the plan unchanged. Memory-limited stages have
+faster choices on the same ranks that do not fit. Runners-up are the best plans without one choice of the plan, found
 by a new search.
 """
 
@@ -24,7 +24,10 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 
 _MAX_TRIED = 4
-"""The most fitting candidates evaluated for each stage and pool; slower ones seldom make a better plan."""
+"""Maximum number of candidates that fit in memory and are evaluated for each stage and pool.
+
+Slower ones seldom make a better plan.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,14 +65,14 @@ def alternatives(plan: Plan, model: CostModel, *, max_count: int = 3) -> tuple[S
     )
 
 
-def _best(alternatives: Iterator[Alternative], most: int) -> tuple[Alternative, ...]:
+def _best(alternatives: Iterator[Alternative], max_count: int) -> tuple[Alternative, ...]:
     """The fastest alternatives, one for each layout, so that they differ in more than a position or a micro-batch."""
     best: dict[Layout, Alternative] = {}
     for alternative in alternatives:
         fastest = best.get(alternative.layout)
         if fastest is None or alternative.period_seconds < fastest.period_seconds:
             best[alternative.layout] = alternative
-    return tuple(sorted(best.values(), key=lambda a: (a.period_seconds, a.ranks, a.layout))[:most])
+    return tuple(sorted(best.values(), key=lambda a: (a.period_seconds, a.ranks, a.layout))[:max_count])
 
 
 def _fitting_alternatives(
@@ -84,10 +87,12 @@ def _fitting_alternatives(
         return assemble(plan.facts, model, handovers=edges, picks=changed, order=order, origin=origin, ahead=plan.ahead)
 
     for ranks in frontier_of_stage.pools:
-        room = free_bytes_for(plan, stage, ranks)
+        available_bytes = free_bytes_for(plan, stage, ranks)
         fastest_first = sorted(frontier_of_stage.candidates_on(ranks), key=lambda candidate: candidate.seconds)
-        small = (Pick(ranks, c.choice) for c in fastest_first if c.peak_bytes - c.weights_bytes <= room)
-        plans = ((pick, plan_with(pick)) for pick in small if pick != picks[stage])
+        small_enough = (
+            Pick(ranks, c.choice) for c in fastest_first if c.peak_bytes - c.weights_bytes <= available_bytes
+        )
+        plans = ((pick, plan_with(pick)) for pick in small_enough if pick != picks[stage])
         fitting = ((pick, other) for pick, other in plans if _fits(other))
         for pick, other in islice(fitting, _MAX_TRIED):
             yield Alternative(
@@ -130,8 +135,8 @@ def _picks(plan: Plan) -> dict[str, Pick]:
 def _order(plan: Plan) -> tuple[str, ...]:
     """The plan's order of tasks, preceded by refits that only an alternative would need."""
     names = [task.name for task in tasks(plan)]
-    absent = [name for name in map(refit_name, plan.graph.refit_targets) if name not in names]
-    return (*absent, *names)
+    further_refits = [name for name in map(refit_name, plan.graph.refit_targets) if name not in names]
+    return (*further_refits, *names)
 
 
 _MIN_GAIN = 1e-2
@@ -155,21 +160,22 @@ class MemoryLimited:
 def memory_limited(plan: Plan, model: CostModel) -> tuple[MemoryLimited, ...]:
     """Return the stages that memory limits, the largest gain first. `model` is the cost model of the plan's own
     facts."""
-    stages = (_held_back(plan, model, placement.stage) for placement in plan.placements)
-    return tuple(sorted((one for one in stages if one is not None), key=lambda one: -one.gain_seconds))
+    stages = (_memory_limited_stage(plan, model, placement.stage) for placement in plan.placements)
+    return tuple(sorted((stage for stage in stages if stage is not None), key=lambda stage: -stage.gain_seconds))
 
 
-def _held_back(plan: Plan, model: CostModel, stage: str) -> MemoryLimited | None:
+def _memory_limited_stage(plan: Plan, model: CostModel, stage: str) -> MemoryLimited | None:
     pool, seconds = plan.pool_of(stage), plan.placement(stage).cost.total
     ranks = Ranks(pool.first_rank, pool.num_ranks)
     pins = [pin for pin in parse_pins(plan.pins, plan.graph) if pin.stage == stage and pin.key != "pool"]
     stage_pins = (*pins, Pin(stage, "pool", ranks))
     candidates = frontier(plan.facts, model, plan.stage(stage), stage_pins, is_limited=False).candidates_on(ranks)
-    room = free_bytes_for(plan, stage, ranks)
+    available_bytes = free_bytes_for(plan, stage, ranks)
     excluded = [
         candidate
         for candidate in candidates
-        if candidate.seconds < seconds * (1 - _MIN_GAIN) and candidate.peak_bytes - candidate.weights_bytes > room
+        if candidate.seconds < seconds * (1 - _MIN_GAIN)
+        and candidate.peak_bytes - candidate.weights_bytes > available_bytes
     ]
     if not excluded:
         return None
@@ -179,7 +185,7 @@ def _held_back(plan: Plan, model: CostModel, stage: str) -> MemoryLimited | None
         layout=smallest.layout,
         schedule=smallest.schedule,
         gain_seconds=seconds - smallest.seconds,
-        lacking_bytes=smallest.peak_bytes - smallest.weights_bytes - room,
+        lacking_bytes=smallest.peak_bytes - smallest.weights_bytes - available_bytes,
     )
 
 
@@ -194,7 +200,7 @@ class RunnerUp:
     The gain of the choice is at most `delta_seconds`, and at least `proven_seconds` by the bound on plans without it.
     """
 
-    stage: str | None  # None: the choice to work ahead
+    stage: str | None  # None if the choice is the plan's staleness
     choice: str
     instead: str
     period_seconds: float | None
@@ -205,8 +211,8 @@ class RunnerUp:
 def runners_up(
     plan: Plan, model: CostModel, *, limits: Limits = LIMITS, progress: Callable[[], None] | None = None
 ) -> tuple[RunnerUp, ...]:
-    """Return the runners-up without the layout of each stage that no pin fixes, and without work ahead; the largest
-    gain first.
+    """Return the runners-up without the layout of each stage whose layout no pin fixes, and the synchronous one; the
+    largest gain first.
 
     `model` is the cost model of the plan's own facts. `progress` is called after each search.
     """

@@ -130,7 +130,7 @@ def explain(plan: Plan) -> Explanation:
 
 
 def _critical_path(plan: Plan) -> tuple[CriticalTask, ...]:
-    """The tasks from the one that ends last back through what each waited for, in order of time."""
+    """The critical path, in order of time: the task that ends last, before it the one that it waited for, and so on."""
     items = {task_name(item): item for item in items_of(plan)}
     by_name = {task.name: task for task in tasks(plan)}
     path: list[CriticalTask] = []
@@ -162,8 +162,10 @@ def _blocker(plan: Plan, task: Task, by_name: dict[str, Task]) -> tuple[str | No
     inputs = {name: ends[name] + lag for name, lag in task.after}
     latest = max(inputs, key=inputs.__getitem__, default=None)
     if latest is not None and inputs[latest] >= start - _TOLERANCE * plan.period_seconds:
-        waits = sum(map(host_seconds, (e for e in plan.edges if (e.producer, e.consumer) == (latest, task.name))))
-        return latest, f"needs {'rewards of ' if waits else ''}what {latest} gives"
+        reward_seconds = sum(
+            map(host_seconds, (e for e in plan.edges if (e.producer, e.consumer) == (latest, task.name)))
+        )
+        return latest, f"needs {'rewards of ' if reward_seconds else ''}what {latest} gives"
     streams = next(
         (name for name in task.after_start_of if starts[name] >= start - _TOLERANCE * plan.period_seconds), None
     )
@@ -172,8 +174,8 @@ def _blocker(plan: Plan, task: Task, by_name: dict[str, Task]) -> tuple[str | No
     shared = [name for name, other in by_name.items() if name != task.name and other.ranks & task.ranks]
     occupied = [name for name in shared if abs(ends[name] - start) <= _TOLERANCE * plan.period_seconds]
     if not occupied:
-        late = task.name in {edge.consumer for edge in plan.graph.host_edges}
-        return None, "needs rewards of an earlier period" if late else "is scheduled then"
+        reads_rewards = task.name in {edge.consumer for edge in plan.graph.host_edges}
+        return None, "needs rewards of an earlier period" if reads_rewards else "is scheduled then"
     return occupied[0], f"runs on rank {min(by_name[occupied[0]].ranks & task.ranks)} after {occupied[0]}"
 
 
@@ -184,7 +186,7 @@ def _pool_use(plan: Plan, pool: Pool, path: Sequence[CriticalTask]) -> PoolUse:
         name=pool.name,
         stages=stages,
         idle_share=statistics.fmean(_idle_share(plan, rank) for rank in pool.ranks),
-        critical_seconds=math.fsum(wait.seconds for wait in path if wait.task in stages),
+        critical_seconds=math.fsum(task.seconds for task in path if task.task in stages),
         peak_bytes=peak,
         free_bytes=plan.facts.cluster.usable_bytes(pool.first_rank) - peak,
     )

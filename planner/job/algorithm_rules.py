@@ -88,8 +88,10 @@ def require_settings_of_graph(allowed_keys: Collection[str], given_keys: Sequenc
 
 
 def require_reference(settings_key: str, settings: LearningSettings, roles: Collection[Role]) -> None:
-    """Raises ValueError for a KL coefficient that the job sets without naming a reference model. A default needs
-    none."""
+    """Raises ValueError for a KL coefficient that the job sets without naming a reference model.
+
+    The default coefficient needs no reference.
+    """
     if Role.REF in roles or "kl_coefficient" not in settings.model_fields_set:
         return
     coefficient = getattr(settings, "kl_coefficient", 0.0)
@@ -127,7 +129,7 @@ def require_synchronous_selection(workload: Workload, staleness: int) -> None:
 
 
 def require_only_actor_adapter(roles: Iterable[Role]) -> None:
-    """Raises ValueError unless the actor is the only one of these roles, whose models have adapters."""
+    """Raises ValueError if `roles`, whose models have adapters, contain another than the actor."""
     for role in roles:
         if role is not Role.ACTOR:
             raise ValueError(f"models.{role}.adapter: only the actor is trained by an adapter; remove it")
@@ -179,16 +181,16 @@ def _violations(
 
 def _filter_violations(algorithm: AnyAlgorithm, described: str, workload: Workload) -> Iterator[str]:
     """Rules about best of: it needs a graph that keeps the best samples, and the number of samples of each prompt."""
-    keeps = algorithm.filter if isinstance(algorithm, OwnGraph) else None
+    filter_stage = algorithm.filter if isinstance(algorithm, OwnGraph) else None
     if workload.best_of and algorithm == "distill":
         yield "workload.best_of: algorithm=distill pays no rewards that a sample could be best by; remove it"
-    if workload.best_of and isinstance(algorithm, OwnGraph) and not keeps:
+    if workload.best_of and isinstance(algorithm, OwnGraph) and not filter_stage:
         yield (
             f"workload.best_of: {described} has no stage that keeps the best samples; add one of kind=filter, or "
             "remove workload.best_of"
         )
-    if keeps and not workload.best_of:
+    if filter_stage and not workload.best_of:
         yield (
-            f"missing key 'workload.best_of': {keeps.name} keeps some samples of a prompt; say how many are sampled, "
-            "or remove the stage"
+            f"missing key 'workload.best_of': {filter_stage.name} keeps some samples of a prompt; say how many are "
+            "sampled, or remove the stage"
         )

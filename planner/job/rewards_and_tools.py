@@ -62,7 +62,7 @@ class Reward(Document):
 
 
 class RewardLoad(Document):
-    """The load of a reward on its workers; a remote reward needs no CPU of the host."""
+    """The load of a reward on its workers, as planning sees it; a remote reward needs no CPU of the host."""
 
     name: str
     is_remote: bool
@@ -146,7 +146,7 @@ def from_table(
     rewards: Sequence[Reward], tool: Tool | None, workload: Workload, calls: Sequence[TimedCalls]
 ) -> dict[str, object]:
     """Return a job's `rewards` and `workload` with measured latencies where it states none."""
-    latencies = {one.called: one.latency for one in calls}
+    latencies = {timed.called: timed.latency for timed in calls}
     return {
         "rewards": tuple(_with_latency(reward, latencies.get(reward_call_key(reward))) for reward in rewards),
         "workload": _with_tool_latency(workload, latencies.get(tool_call_key(tool)) if tool else None),

@@ -146,9 +146,9 @@ def _streams_are_of_one_period(plan: Plan) -> Iterator[str]:
 
 
 def _sequences_over_periods_are_scored_by_fixed_weights(plan: Plan) -> Iterator[str]:
-    runs_on = plan.placement(GENERATE).schedule.keeps_in_flight
+    spans_periods = plan.placement(GENERATE).schedule.keeps_in_flight
     for placement in plan.placements:
-        if runs_on and placement.schedule.chunk_tokens and plan.stage(placement.stage).is_trained:
+        if spans_periods and placement.schedule.chunk_tokens and plan.stage(placement.stage).is_trained:
             yield (
                 f"{placement.stage}: chunk_tokens={placement.schedule.chunk_tokens}, and its weights change between "
                 f"the chunks of a sequence that is in flight for several periods; use chunk_tokens=0."
@@ -243,7 +243,7 @@ def _pins_are_kept(plan: Plan) -> Iterator[str]:
             yield f"the pin {text!r} is not kept: {pin.stage} has {pin.key}={value}."
 
 
-def _costs_are_sums_of_addends(plan: Plan) -> Iterator[str]:
+def _cost_terms_are_in_range(plan: Plan) -> Iterator[str]:
     costs = [(p.stage, cost) for p in plan.placements for cost in (p.cost, p.resident, p.transient, p.host)]
     costs += [(f"the edge {e.producer} -> {e.consumer}", e.cost) for e in plan.edges]
     costs += [(f"the refit of {r.target}", r.cost) for r in plan.refits]
@@ -343,6 +343,7 @@ def _the_status_matches_the_gap(plan: Plan) -> Iterator[str]:
 
 
 def _paces_come_from_a_run(plan: Plan) -> Iterator[str]:
+    """A pace is measured over predicted seconds of a stage, so any but 1 needs the trace of a run."""
     for placement in plan.placements:
         if placement.pace != 1 and "trace" not in plan.digests:
             yield (
@@ -365,7 +366,7 @@ _NAMES: tuple[Check, ...] = (
     _edges_are_the_stage_graph,
     _refits_name_stages,
     _digests_match_the_facts,
-    _costs_are_sums_of_addends,
+    _cost_terms_are_in_range,
     _paces_come_from_a_run,
 )
 _CHOICES: tuple[Check, ...] = (

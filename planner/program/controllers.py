@@ -1,7 +1,7 @@
 """OPPO's controllers (Yan et al., arXiv:2509.25762), which adapt the chunk size and the overcommit during a run.
 
-Both are immutable: the observation of a step gives the next controller. All ranks with the same observations therefore
-decide alike. The plan's values are the most that its memory was proven for, so controllers never exceed them.
+Both are immutable: the observation of a step gives the next controller, so ranks with the same observations take the
+same decisions. The plan's memory is only proven to suffice up to the plan's own values, which controllers never exceed.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.trace import NUM_CHUNK_TOKENS, NUM_OVERCOMMIT
 
 OVERCOMMIT_STEPS = 8
-"""Overcommit changes by about this fraction (an eighth) of the plan's, in equal shares for the replicas."""
+"""Overcommit changes by about the plan's overcommit over this number, in equal shares for the replicas."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkTuner:
     """Tries every chunk size for `trial_steps` steps, uses the fastest, and repeats this every `every` steps.
 
-    Steps may be observed late: until all trials are known, the last size tried stays. Raises BadInput if the trials do
-    not fit within `every` steps.
+    Steps may be observed late: until all trials are known, the last size tried is used. Raises BadInput if the trials
+    do not fit within `every` steps.
     """
 
     choices: tuple[int, ...] = CHUNKS
     every: int = 50
     trial_steps: int = 3
-    trial_seconds: tuple[float, ...] = ()  # known trials since the last restart
+    trial_seconds: tuple[float, ...] = ()  # of the trials observed so far in this round of `every` steps
 
     def __post_init__(self) -> None:
         if not 0 < self._num_trials < self.every:
@@ -41,19 +41,19 @@ class ChunkTuner:
 
     def chunk_tokens(self, step: int) -> int:
         """Return the size to use in a step; of equally fast sizes, the smallest."""
-        since = step % self.every
-        if since < self._num_trials:
-            return self.choices[since // self.trial_steps]
+        trial = step % self.every
+        if trial < self._num_trials:
+            return self.choices[trial // self.trial_steps]
         if len(self.trial_seconds) < self._num_trials:
             return self.choices[-1]
         return min(self.choices, key=lambda size: (self._seconds(size), size))
 
     def after(self, step: int, seconds: float) -> ChunkTuner:
         """Return the tuner after a step that took `seconds`; steps must be passed in order."""
-        since = step % self.every
-        if since >= self._num_trials:
+        trial = step % self.every
+        if trial >= self._num_trials:
             return self
-        return replace(self, trial_seconds=(*self.trial_seconds[:since], seconds))
+        return replace(self, trial_seconds=(*self.trial_seconds[:trial], seconds))
 
     @property
     def _num_trials(self) -> int:
@@ -100,12 +100,13 @@ class OvercommitTuner:
 
 @dataclass(frozen=True, kw_only=True)
 class StepObservation:
-    """The measured seconds and rewards of a step that was trained."""
+    """The measured seconds and scores of a step that was trained."""
 
     step: int
     seconds: float
     scores_by_age: tuple[tuple[int, float], ...] = ()
-    """The number and mean score of the batch's sequences that the policy of 0, 1, 2, ... steps before started."""
+    """For each age 0, 1, 2, ... in steps: the number and mean score of the batch's sequences that a policy of that age
+    started to sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +137,7 @@ class Controllers:
             chunk_tokens=max(_chunk_sizes(plan), default=0), overcommit=plan.placement(GENERATE).schedule.overcommit
         )
         self._known: dict[int, StepObservation] = {}
-        self._bound = plan.staleness
+        self._staleness_bound = plan.staleness
         self._scores_by_version: dict[int, tuple[int, float]] = {}
         """The number of delivered sequences and the sum of their scores, by the version of the starting policy."""
         self._next = 0
@@ -175,12 +176,13 @@ class Controllers:
     def _with_observation(self, tuner: OvercommitTuner, observation: StepObservation) -> OvercommitTuner:
         """Return the tuner after an observation.
 
-        All sequences started by a version have been delivered once the staleness bound excludes further ones.
+        Once the staleness bound excludes further sequences of a version, all that it started have been delivered.
         """
         for age, (number, mean) in enumerate(observation.scores_by_age):
-            count, total = self._scores_by_version.get(observation.step - age, (0, 0.0))
-            self._scores_by_version[observation.step - age] = count + number, total + number * mean
-        number, total = self._scores_by_version.pop(observation.step - self._bound, (0, 0.0))
+            version = observation.step - age
+            count, total = self._scores_by_version.get(version, (0, 0.0))
+            self._scores_by_version[version] = count + number, total + number * mean
+        number, total = self._scores_by_version.pop(observation.step - self._staleness_bound, (0, 0.0))
         return tuner.after(total / number) if number else tuner
 
 
@@ -189,14 +191,17 @@ def _chunk_sizes(plan: Plan) -> set[int]:
 
 
 def _chunk_tuner(plan: Plan) -> ChunkTuner | None:
-    """Return a tuner of the standard sizes up to the plan's largest; None if there is only one."""
+    """Return a tuner that tries the standard sizes up to the plan's largest.
+
+    None if there is only one, or the job has no controllers.
+    """
     largest = max(_chunk_sizes(plan), default=0)
     choices = tuple(sorted({*(size for size in CHUNKS if size < largest), largest}))
     return ChunkTuner(choices=choices) if plan.facts.controllers and len(choices) > 1 else None
 
 
 def _overcommit_tuner(plan: Plan) -> OvercommitTuner | None:
-    """Return a tuner that starts with the plan's overcommit; None if there is none."""
+    """Return a tuner that starts with the plan's overcommit; None if that is 0 or the job has no controllers."""
     placement = plan.placement(GENERATE)
     largest, dp = placement.schedule.overcommit, placement.layout.dp
     if not (plan.facts.controllers and largest):

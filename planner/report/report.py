@@ -1,4 +1,4 @@
-"""The report of a plan as one HTML file. It draws its contents and computes no costs."""
+"""The report of a plan as one HTML file. It draws what `Contents` has, and computes no costs."""
 
 from __future__ import annotations
 

@@ -28,8 +28,10 @@ _MIN_TERM_SHARE = 0.001
 
 
 def terms(plan: Plan) -> Html:
-    """Return the section: a bar for each task with its terms from the largest to the smallest; extrapolated terms are
-    hatched."""
+    """Return the section on costs: a bar for each task, its terms from the largest to the smallest.
+
+    Extrapolated terms are hatched.
+    """
     shown = sorted((item for item in items(plan) if item.cost.total), key=lambda item: item.start_seconds)
     chart = lane_chart(
         [box for lane, item in enumerate(shown) for box in _task_bar(plan, lane, item)],
@@ -61,7 +63,7 @@ def _largest_first(item: Item) -> Sequence[Term]:
 
 def _task_bar(plan: Plan, lane: int, item: Item) -> list[Box]:
     boxes, start = [], 0.0
-    for place, term in enumerate(_largest_first(item)):
+    for position, term in enumerate(_largest_first(item)):
         extrapolated = term.source is Source.EXTRAPOLATED
         boxes.append(
             Box(
@@ -71,9 +73,9 @@ def _task_bar(plan: Plan, lane: int, item: Item) -> list[Box]:
                 end=start + term.amount,
                 colour=formatting.colour(task_name_of(item), plan.graph),
                 title=f"{task_name_of(item)}: {term.name} {formatting.seconds(term.amount)}, {term.source}",
-                lines=(f"{term.name} {formatting.seconds(term.amount)}",) if place < 2 or extrapolated else (),
+                lines=(f"{term.name} {formatting.seconds(term.amount)}",) if position < 2 or extrapolated else (),
                 look="hatched" if extrapolated else "solid",
-                opacity=_OPACITIES[min(place, len(_OPACITIES) - 1)],
+                opacity=_OPACITIES[min(position, len(_OPACITIES) - 1)],
             )
         )
         start += term.amount
@@ -94,7 +96,7 @@ _RANKS_LANE_HEIGHT = 30.0
 """Height of a bar in pixels, with room for its text."""
 
 _MAX_NAME_LENGTH = 20
-"""The most letters that fit in the margin beside a bar."""
+"""The most characters that fit in the margin beside a bar."""
 
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 """Units of the axis; the largest that a device fills is used."""
@@ -102,7 +104,7 @@ _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 @dataclass(frozen=True)
 class RankMemory:
-    """The equal contents of some ranks: resident bytes of each stage, and the stage with the most transient bytes."""
+    """The memory of ranks with equal contents: resident bytes by stage, and the stage with the most transient bytes."""
 
     ranks: tuple[int, ...]
     resident: tuple[tuple[str, float], ...]
@@ -127,30 +129,30 @@ def memory_of_ranks(plan: Plan) -> tuple[RankMemory, ...]:
     for rank in range(plan.facts.cluster.num_ranks):
         stages = tuple(p.stage for p in plan.placements if rank in plan.pool(p.pool).ranks)
         ranks_by_contents[plan.facts.cluster.part_of(rank), stages].append(rank)
-    return tuple(_filling(plan, stages, ranks) for (_, stages), ranks in ranks_by_contents.items())
+    return tuple(_rank_memory(plan, stages, ranks) for (_, stages), ranks in ranks_by_contents.items())
 
 
 def memory(plan: Plan) -> Html:
-    """Return the section: a bar for each group of ranks with equal contents, against the usable memory of a device."""
-    cluster, memory_fillings = plan.facts.cluster, memory_of_ranks(plan)
+    """Return the section on memory: a bar for each group of ranks with equal contents, against the usable memory."""
+    cluster, rank_groups = plan.facts.cluster, memory_of_ranks(plan)
     limits = sorted({part.device.usable_bytes for part in cluster.parts})
     usable = limits[-1]
-    fullest = max((f.peak_bytes for f in memory_fillings), default=0.0)
+    fullest = max((group.peak_bytes for group in rank_groups), default=0.0)
     scale, unit = next(((s, u) for s, u in _UNITS if usable >= s), _UNITS[-1])
     chart = lane_chart(
-        [box for lane, filling in enumerate(memory_fillings) for box in _memory_bar(plan, lane, filling, scale)],
+        [box for lane, group in enumerate(rank_groups) for box in _memory_bar(plan, lane, group, scale)],
         axis=linear(0.0, max(usable, fullest) * 1.02 / scale),
         unit=unit,
-        num_lanes=len(memory_fillings),
+        num_lanes=len(rank_groups),
         lane_height=_RANKS_LANE_HEIGHT,
-        labels=[Label(lane, lane, _ranks_label(filling)) for lane, filling in enumerate(memory_fillings)],
+        labels=[Label(lane, lane, _ranks_label(group)) for lane, group in enumerate(rank_groups)],
         marks=[Mark(limit / scale, f"usable: {formatting.size(limit)}", limit=True) for limit in limits],
         describe="peak memory of the ranks against the limit",
     )
-    owners = dict.fromkeys(stage for filling in memory_fillings for stage, _ in filling.resident)
+    owners = dict.fromkeys(stage for group in rank_groups for stage, _ in group.resident)
     entries = [(formatting.colour(stage, plan.graph), "solid", f"{stage}, stays") for stage in owners]
     entries.append(("c-other", "hatched", "the most that a stage needs while it runs"))
-    rows = [_row(filling, cluster.usable_bytes(filling.ranks[0])) for filling in memory_fillings]
+    rows = [_row(group, cluster.usable_bytes(group.ranks[0])) for group in rank_groups]
     headings = ("ranks", "stays", "largest copy", "while a stage runs", "which", "at worst", "free")
     summary = note(
         f"{_device_memory(plan)}: what stays on a rank whatever runs, and the most that a stage needs on top. "
@@ -167,7 +169,7 @@ def _device_memory(plan: Plan) -> str:
     )
 
 
-def _filling(plan: Plan, stages: tuple[str, ...], ranks: list[int]) -> RankMemory:
+def _rank_memory(plan: Plan, stages: tuple[str, ...], ranks: list[int]) -> RankMemory:
     placements = [plan.placement(stage) for stage in stages]
     resident = [(p.stage, resident_bytes(plan, p)) for p in placements]
     return RankMemory(
@@ -177,17 +179,17 @@ def _filling(plan: Plan, stages: tuple[str, ...], ranks: list[int]) -> RankMemor
     )
 
 
-def _ranks_label(filling: RankMemory) -> str:
+def _ranks_label(group: RankMemory) -> str:
     """The ranks of a group, or only their number where they are scattered."""
-    name = f"ranks {formatting.ranks(filling.ranks)}"
-    return name if len(name) <= _MAX_NAME_LENGTH else f"{len(filling.ranks)} ranks"
+    name = f"ranks {formatting.ranks(group.ranks)}"
+    return name if len(name) <= _MAX_NAME_LENGTH else f"{len(group.ranks)} ranks"
 
 
-def _memory_bar(plan: Plan, lane: int, filling: RankMemory, scale: float) -> list[Box]:
+def _memory_bar(plan: Plan, lane: int, group: RankMemory, scale: float) -> list[Box]:
     boxes, start = [], 0.0
-    parts = [(stage, num_bytes, "solid", "stays") for stage, num_bytes in filling.resident]
-    if filling.worst:
-        parts.append((filling.worst.stage, filling.transient_bytes, "hatched", "while it runs"))
+    parts = [(stage, num_bytes, "solid", "stays") for stage, num_bytes in group.resident]
+    if group.worst:
+        parts.append((group.worst.stage, group.transient_bytes, "hatched", "while it runs"))
     for stage, num_bytes, look, when in parts:
         boxes.append(
             Box(
@@ -205,16 +207,16 @@ def _memory_bar(plan: Plan, lane: int, filling: RankMemory, scale: float) -> lis
     return boxes
 
 
-def _row(filling: RankMemory, usable: int) -> tuple[str, ...]:
-    stage, num_bytes = max(filling.resident, key=lambda part: part[1], default=("", 0.0))
+def _row(group: RankMemory, usable: int) -> tuple[str, ...]:
+    stage, num_bytes = max(group.resident, key=lambda part: part[1], default=("", 0.0))
     return (
-        formatting.ranks(filling.ranks),
-        formatting.size(filling.resident_bytes),
+        formatting.ranks(group.ranks),
+        formatting.size(group.resident_bytes),
         f"{stage} {formatting.size(num_bytes)}" if stage else "",
-        formatting.size(filling.transient_bytes),
-        filling.worst.stage if filling.worst else "",
-        formatting.size(filling.peak_bytes),
-        formatting.size(usable - filling.peak_bytes),
+        formatting.size(group.transient_bytes),
+        group.worst.stage if group.worst else "",
+        formatting.size(group.peak_bytes),
+        formatting.size(usable - group.peak_bytes),
     )
 
 
@@ -226,7 +228,7 @@ _MAX_CAUSES, _MIN_CAUSE_SHARE = 4, 0.0005
 
 
 def idle(simulation: Simulation, graph: StageGraph) -> Html:
-    """Return the section: a bar for each pool, busy time in full colour, waiting hatched in the colour of its cause."""
+    """Return the section on idle time: a bar for each pool, busy time solid, waiting hatched in its cause's colour."""
     pools = simulation.pools
     chart = lane_chart(
         [box for lane, use in enumerate(pools) for box in _pool_bar(lane, use, graph)],

@@ -71,7 +71,7 @@ def assemble(
             _placement(facts, model, stage, pick=picks[stage.name], pool=pools[picks[stage.name].ranks], ahead=ahead)
             for stage in facts.graph.stages
         ),
-        edges=tuple(_edge(handover) for handover in handovers),
+        edges=tuple(_edge(transfer) for transfer in handovers),
         refits=(),
         period_seconds=1.0,
         peak_bytes_per_rank=(0,) * facts.cluster.num_ranks,
@@ -86,7 +86,7 @@ def assemble(
 
 
 def _with_early_refits(plan: Plan, order: Sequence[str]) -> list[str]:
-    """Move trainings whose weights a disjoint pool needs before the other trainings, if precedences allow it.
+    """Return the order with trainings whose weights a disjoint pool needs before the others, if precedences allow it.
 
     Their refits can then overlap with the other trainings, which the period does not show.
     """
@@ -142,13 +142,13 @@ def placement_costs(model: CostModel, call: Call) -> dict[str, Any]:
     }
 
 
-def _edge(handover: StageTransfer) -> Edge:
+def _edge(transfer: StageTransfer) -> Edge:
     return Edge(
-        producer=handover.producer,
-        consumer=handover.consumer,
-        fields=handover.fields,
-        bytes=handover.num_bytes,
-        cost=handover.cost,
+        producer=transfer.producer,
+        consumer=transfer.consumer,
+        fields=transfer.fields,
+        bytes=transfer.num_bytes,
+        cost=transfer.cost,
     )
 
 
@@ -182,12 +182,12 @@ def weight_move(plan: Plan, source: str, target: str) -> Move:
 
 
 def _ordered(plan: Plan, order: Sequence[str]) -> Plan:
-    """Return the plan with positions in the order as provisional times."""
+    """Return the plan with provisional times: the position of each task in the order."""
     position = {name: float(index) for index, name in enumerate(order)}
 
     def placed(item: _I) -> _I:
-        at = position[task_name_of(item)]
-        return item.model_copy(update={"start_seconds": at, "end_seconds": at})
+        index = position[task_name_of(item)]
+        return item.model_copy(update={"start_seconds": index, "end_seconds": index})
 
     return plan.model_copy(
         update={"placements": tuple(map(placed, plan.placements)), "refits": tuple(map(placed, plan.refits))}

@@ -1,7 +1,7 @@
-"""Explains why no plan fits: the binding limits per stage with their excess, and the smallest changes that would help.
+"""Why no plan fits: the binding limits per stage with their excess, and the smallest changes that would help.
 
-The limits come from our own relaxation (how much memory would be needed), not from an infeasibility core of the solver.
-Every suggested change was searched again and leaves a job that has a plan.
+The limits come from a relaxation (how much memory would be needed), not from an infeasibility core of the solver. A job
+with any of the suggested changes has a plan: each was checked by solving for the least memory.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _extend_in_time(changes: list[Change], *searches: Iterator[Change]) -> bool:
 
 
 def no_legal_training(facts: Facts, broken: Sequence[str]) -> NoPlan:
-    """Return the refusal of a workload on which every training choice violates one of these rules.
+    """Return the result for a workload on which every training choice violates one of these rules.
 
     That is known before anything is costed.
     """
@@ -141,21 +141,21 @@ def no_legal_training(facts: Facts, broken: Sequence[str]) -> NoPlan:
 
 
 def unexplained_no_plan() -> NoPlan:
-    """Return the refusal if no plan fits and time ran out before the reason was known."""
+    """Return the result if no plan fits and time ran out before the reason was known."""
     sentence = "no plan fits, and the time was over before it was known why; give more with --time-limit."
     return NoPlan(status="infeasible", limits=(Limit(stage=None, sentence=sentence),), changes=(), rejected={})
 
 
-def _scope(facts: Facts, pins: Sequence[Pin]) -> SearchCase:
-    """Return the plainest search case that offers what the pins fix."""
+def _search_case(facts: Facts, pins: Sequence[Pin]) -> SearchCase:
+    """Return the simplest search case in which the choices that the pins fix exist."""
     fixed_keys = {pin.key for pin in pins if not pin.forbids}
-    runs_on = bool(fixed_keys & {"batches_in_flight", "overcommit"})
-    return replace(synchronous_case(facts.graph), offload="offload" in fixed_keys, runs_on=runs_on)
+    keeps_in_flight = bool(fixed_keys & {"batches_in_flight", "overcommit"})
+    return replace(synchronous_case(facts.graph), offload="offload" in fixed_keys, runs_on=keeps_in_flight)
 
 
 def _need(facts: Facts, model: CostModel, pins: Sequence[Pin], limits: Limits) -> _Need:
-    stage_frontiers = frontiers(facts, model, pins, is_limited=False, search_case=_scope(facts, pins))
-    from meshwright.planner.solver.solve import least_memory
+    stage_frontiers = frontiers(facts, model, pins, is_limited=False, search_case=_search_case(facts, pins))
+    from meshwright.planner.solver.solve import least_memory  # already loaded by `load_solver`
 
     reduced = [_smallest_in_memory(stage_frontier) for stage_frontier in stage_frontiers]
     formulation = formulate(facts, model, reduced, stage_transfers(facts, model))
@@ -164,7 +164,7 @@ def _need(facts: Facts, model: CostModel, pins: Sequence[Pin], limits: Limits) -
 
 
 def _smallest_in_memory(stage_frontier: Frontier) -> Frontier:
-    """Return the frontier reduced to the choices that no other beats in memory; time does not matter here.
+    """Return the frontier reduced to the choices that are Pareto-optimal in memory; time does not matter here.
 
     For a stage that may share a copy of its weights, only choices with the same layout are compared.
     """
@@ -198,7 +198,7 @@ def _limits(facts: Facts, need: _Need) -> Iterator[Limit]:
 
 
 def _limits_of_stage(facts: Facts, stage_frontier: Frontier) -> Iterator[Limit]:
-    """Yield what would bind one stage even if it had the cluster to itself."""
+    """Yield the limit that a stage violates even if it has the cluster to itself, if there is one."""
     name = stage_frontier.stage.name
     if not stage_frontier.smallest:
         reasons = "; ".join(sentence.rstrip(".") for sentence, _ in stage_frontier.rejected.most_common(3))
@@ -212,9 +212,9 @@ def _limits_of_stage(facts: Facts, stage_frontier: Frontier) -> Iterator[Limit]:
     excess = {
         part: candidate.peak_bytes - _usable_bytes(facts, part) for part, candidate in stage_frontier.smallest.items()
     }
-    nearest = min(excess, key=lambda part: excess[part])
-    if excess[nearest] > 0:
-        smallest, usable = stage_frontier.smallest[nearest], _usable_bytes(facts, nearest)
+    closest = min(excess, key=lambda part: excess[part])
+    if excess[closest] > 0:
+        smallest, usable = stage_frontier.smallest[closest], _usable_bytes(facts, closest)
         peak = math.ceil(smallest.peak_bytes)
         sentence = (
             f"{name} needs {_size(peak)} on a rank in its smallest form ({smallest.layout}), "
@@ -224,7 +224,7 @@ def _limits_of_stage(facts: Facts, stage_frontier: Frontier) -> Iterator[Limit]:
 
 
 def _feasibility(
-    remodel: CostModelBuilder, pins: Sequence[Pin], limits: Limits, stages_too_large: Sequence[str]
+    rebuild_cost_model: CostModelBuilder, pins: Sequence[Pin], limits: Limits, stages_too_large: Sequence[str]
 ) -> Callable[[Facts], bool]:
     """Return a function that tells if a job with other facts has a plan.
 
@@ -232,10 +232,12 @@ def _feasibility(
     """
 
     def has_plan(facts: Facts) -> bool:
-        model, scope = remodel(facts), _scope(facts, pins)
+        model, search_case = rebuild_cost_model(facts), _search_case(facts, pins)
         for name in stages_too_large:
             stage = facts.graph.by_name[name]
-            if any(_limits_of_stage(facts, frontier(facts, model, stage, pins, is_limited=False, search_case=scope))):
+            if any(
+                _limits_of_stage(facts, frontier(facts, model, stage, pins, is_limited=False, search_case=search_case))
+            ):
                 return False
         return _need(facts, model, pins, limits).fits(facts)
 

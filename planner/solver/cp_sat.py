@@ -1,4 +1,4 @@
-"""Build the models for fixed ranks, and run CP-SAT deterministically on a model, with the makespan in coarse steps."""
+"""The models for fixed ranks, deterministic runs of CP-SAT on a model, and makespans counted in coarse steps."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Solved:
 
     @property
     def is_proven(self) -> bool:
-        """True if the answer is proven optimal, or no answer is proven to exist."""
+        """True if the answer is proven optimal, or it is proven that no answer exists."""
         return self.status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
 
 
 def fixed_ranks_makespan_model(problem: Problem) -> tuple[cp_model.CpModel, Variables]:
-    """Build the model with all rules that minimises the makespan."""
+    """Build the model with all constraints, which minimises the makespan."""
     model = cp_model.CpModel()
     x = add_variables(model, problem)
     add_choice_constraints(model, problem, x)
@@ -59,7 +59,7 @@ def fixed_ranks_makespan_model(problem: Problem) -> tuple[cp_model.CpModel, Vari
 
 
 def fixed_ranks_memory_model(problem: Problem) -> tuple[cp_model.CpModel, Variables, cp_model.IntVar]:
-    """Build the model of what is picked, without times, that minimises the memory units of a device."""
+    """Build the model of the picked options without times, which minimises the memory units of a device."""
     model = cp_model.CpModel()
     x = add_variables(model, problem)
     device = model.new_int_var(0, MAX_SUM, "device")
@@ -72,7 +72,7 @@ def fixed_ranks_memory_model(problem: Problem) -> tuple[cp_model.CpModel, Variab
 def run_cp_sat(
     model: cp_model.CpModel, limits: Limits, progress: Progress | None = None, effort: Effort | None = None
 ) -> Solved:
-    """Solve a model deterministically: fixed seed, workers that take turns, a limit in deterministic time.
+    """Solve a model deterministically: fixed seed, interleaved workers, a limit in deterministic time.
 
     The work is added to `effort`.
     """
@@ -85,8 +85,8 @@ def run_cp_sat(
     if limits.seconds_left < math.inf:
         solver.parameters.max_time_in_seconds = max(limits.seconds_left, _MIN_SECONDS)
     solver.parameters.max_presolve_iterations = 1
-    # Linear programs and probing cost more than they prune once hopeless options are gone: 6.1 s with them, 1.4 s
-    # without (16 ranks).
+    # Linear programs and probing cost more than they prune once options that cannot meet the target are gone: 6.1 s
+    # with them, 1.4 s without (16 ranks).
     solver.parameters.linearization_level = 0
     solver.parameters.cp_model_probing_level = 0
     status = _solve_in_thread(solver, model, limits, _Listener(progress) if progress else None)
@@ -115,12 +115,12 @@ def _solve_in_thread(
 
 
 def _check_range(model: cp_model.CpModel) -> None:
-    """Check that the Boolean coefficients of every rule add up to no more than CP-SAT handles exactly.
+    """Check that the Boolean coefficients of every constraint add up to no more than CP-SAT handles exactly.
 
     Raises ValueError otherwise.
     """
     for constraint in model.proto.constraints:
-        if not constraint.has_linear():  # reading `.linear` of another kind would turn it into an empty linear rule
+        if not constraint.has_linear():  # reading `.linear` would turn another kind into an empty linear constraint
             continue
         linear = constraint.linear
         if sum(map(abs, linear.coeffs)) <= MAX_SUM:
@@ -155,7 +155,7 @@ class Steps(NamedTuple):
         return cls(bound, target, max(1, -(-(target - bound) // number)))
 
     def minimise(self, model: cp_model.CpModel, makespan: cp_model.IntVar) -> None:
-        """Add the objective: the fewest steps above the bound that reach the makespan, which is at most the target."""
+        """Add the objective: the number of steps from the bound up to the makespan, which is at most the target."""
         steps = model.new_int_var(0, -(-(self.target - self.bound) // self.step), "steps")
         model.add(makespan <= self.bound + self.step * steps)
         model.add(makespan <= self.target)

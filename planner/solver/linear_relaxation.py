@@ -1,7 +1,7 @@
 """Linear relaxations of a problem, solved with GLOP, and the lower bounds that they give for each option.
 
-One relaxation drops the integrality and the conditional rules of a model for fixed ranks. The other lets calls mix
-their options, and spreads work and memory over all ranks.
+`Relaxation` drops the integrality and the conditional constraints of a model for fixed ranks. `SpreadRelaxation` lets
+calls mix their options, and spreads work and memory over all ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ _UNBOUNDED = 2**60
 
 BOUND_MARGIN = 1e-5
 """Relative margin on a bound, so that rounding in the linear program never excludes an option."""
-
 
 _CONCLUSIVE = (pywraplp.Solver.OPTIMAL, pywraplp.Solver.INFEASIBLE)
 """GLOP's conclusive statuses."""
@@ -97,9 +96,9 @@ class Relaxation:
     def solve_with_one_of(
         self, group: Collection[int], others: Collection[int], most: float = math.inf
     ) -> RelaxationOptimum | None:
-        """Return the optimum if, of variables of which one is 1, only those in `group` may be.
+        """Return the optimum if the variables in `others` but not in `group` are 0; None if it exceeds `most`.
 
-        None if it exceeds `most`.
+        `others` are the variables of a constraint that exactly one of them is 1, those in `group` included.
         """
         excluded = set(others) - set(group) - self._forbidden
         self._set_upper_bound(excluded, 0)
@@ -128,8 +127,8 @@ class Relaxation:
 def solve_with_glop(solver: pywraplp.Solver, ways: Sequence[str]) -> int:
     """Solve with the first parameters with which GLOP does not give up, and return its status."""
     status = int(pywraplp.Solver.NOT_SOLVED)
-    for way in ways:
-        solver.SetSolverSpecificParametersAsString(way)
+    for parameters in ways:
+        solver.SetSolverSpecificParametersAsString(parameters)
         status = int(solver.Solve())
         if status in _CONCLUSIVE:
             break
@@ -143,14 +142,14 @@ def _range(domain: Sequence[int]) -> tuple[float, float]:
 
 
 OptionMask: TypeAlias = Mapping[str, NDArray[np.bool_]]
-"""The options of each call that are left, as a mask, [options]."""
+"""For each call, True for the options that have not been excluded, [options]."""
 
 
 @dataclass(frozen=True)
 class OptionBounds:
     """Lower bounds in ticks: `least` holds for every answer, `each` for the answers with an option, [options] by call.
 
-    An option that is not left has an infinite bound.
+    An option that has been excluded has an infinite bound.
     """
 
     least: int
@@ -162,18 +161,21 @@ class OptionBounds:
 
 
 class SpreadRelaxation:
-    """The linear program of a problem, solved for some of its options at a time."""
+    """The linear program of a problem in which calls mix their options and work and memory spread over all ranks.
+
+    It is solved again and again, each time for part of the options.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._solver = pywraplp.Solver.CreateSolver("GLOP")
         self._infinity = self._solver.infinity()
         self._pick = {c.name: [self._solver.NumVar(0, 1, "") for _ in c.options] for c in problem.calls}
-        self._left = {c.name: np.ones(len(c.options), dtype=bool) for c in problem.calls}
+        self._remaining = {c.name: np.ones(len(c.options), dtype=bool) for c in problem.calls}
         self._makespan = self._solver.NumVar(0, self._infinity, "")
         self._start = {name: self._solver.NumVar(0, self._infinity, "") for name in problem.order}
         self._end = {name: self._solver.NumVar(0, self._infinity, "") for name in problem.order}
-        self._run = problem.runs
+        self._call_of_run = problem.runs
         self._ticks = {c.name: [float(o.ticks) for o in c.options] for c in problem.calls}
         self._work = {c.name: [self._share(o) * o.ticks for o in c.options] for c in problem.calls}
         for picks in self._pick.values():
@@ -187,16 +189,16 @@ class SpreadRelaxation:
     def bounds(self, kept: OptionMask) -> OptionBounds | None:
         """Return the bounds on answers with the options that are kept, or None if there is no answer."""
         for name, picks in self._pick.items():
-            for index in np.flatnonzero(self._left[name] != kept[name]).tolist():
+            for index in np.flatnonzero(self._remaining[name] != kept[name]).tolist():
                 picks[index].SetUb(float(kept[name][index]))
-            self._left[name] = np.asarray(kept[name])
-        if not all(left.any() for left in self._left.values()) or (optimum := self._solved()) is None:
+            self._remaining[name] = np.asarray(kept[name])
+        if not all(mask.any() for mask in self._remaining.values()) or (optimum := self._solved()) is None:
             return None
         each = {}
         for name, picks in self._pick.items():
             costs = np.array([pick.reduced_cost() for pick in picks]) if optimum else np.zeros(len(picks))
             option_bounds = np.ceil((optimum + np.maximum(0.0, costs)) * (1 - BOUND_MARGIN) - BOUND_MARGIN)
-            each[name] = np.where(self._left[name], option_bounds, np.inf)
+            each[name] = np.where(self._remaining[name], option_bounds, np.inf)
         return OptionBounds(max(0, int(np.ceil(optimum * (1 - BOUND_MARGIN) - BOUND_MARGIN))), each)
 
     def _solved(self) -> float | None:
@@ -207,7 +209,7 @@ class SpreadRelaxation:
         return float(self._solver.Objective().Value()) if status == pywraplp.Solver.OPTIMAL else 0.0
 
     def _set_order(self) -> None:
-        """A run lasts as long as its call's options, and a task starts after what it waits for."""
+        """Add that a task lasts as long as the mix of its options, and starts after the tasks that it waits for."""
         for name in self._problem.order:
             self._add(
                 0,
@@ -231,15 +233,17 @@ class SpreadRelaxation:
             self._add(lag, self._infinity, *ends, *(self._terms(after, early, 1) if streamed else ()))
             if streamed:
                 self._add(0, self._infinity, (self._start[after], 1.0), (self._start[before], -1.0))
-        for before, after, turns, lag, is_late in self._problem.carried:
-            waits = (self._makespan, float(turns)), (self._start[after], 1.0), (self._end[before], -1.0)
+        for before, after, periods, lag, is_late in self._problem.carried:
+            waits = (self._makespan, float(periods)), (self._start[after], 1.0), (self._end[before], -1.0)
             self._add(lag, self._infinity, *waits, *(self._terms(before, late, -1) if is_late else ()))
 
     def _set_transfer(self, transfer: Transfer) -> None:
         ends = (self._end[transfer.name], 1.0), (self._start[transfer.name], -1.0)
-        for call, least in zip((transfer.source, transfer.target), _least_ticks(self._problem, transfer), strict=True):
+        for call, min_ticks in zip(
+            (transfer.source, transfer.target), _min_transfer_ticks(self._problem, transfer), strict=True
+        ):
             places = (option.place for option in self._problem.options(call))
-            terms = zip(self._pick[call], (-float(least[place]) for place in places), strict=True)
+            terms = zip(self._pick[call], (-float(min_ticks[place]) for place in places), strict=True)
             self._add(0, self._infinity, *ends, *terms)
 
     def _set_work(self) -> None:
@@ -250,18 +254,23 @@ class SpreadRelaxation:
             self._add(0, self._infinity, (closes, 1.0), *opens, *inside)
 
     def _set_memory(self) -> None:
-        """A call that is not the first of its group may share everything that can be shared."""
+        """Add that no call needs more memory than a device has, on average over all ranks.
+
+        A call that is not the first of its group may share everything that can be shared.
+        """
         copies = {}
         for call in self._problem.calls:
             shares = bool(self._problem.owners(call.name))
             copies[call.name] = [self._share(o) * (o.resident_units - o.shared_units * shares) for o in call.options]
         for call in self._problem.calls:
             with_transient = [
-                blocks + self._share(o) * o.transient_units
-                for blocks, o in zip(copies[call.name], call.options, strict=True)
+                resident + self._share(o) * o.transient_units
+                for resident, o in zip(copies[call.name], call.options, strict=True)
             ]
-            held = {**copies, call.name: with_transient}
-            terms = (pair for name, blocks in held.items() for pair in zip(self._pick[name], blocks, strict=True))
+            units = {**copies, call.name: with_transient}
+            terms = (
+                pair for name, of_options in units.items() for pair in zip(self._pick[name], of_options, strict=True)
+            )
             self._add(-self._infinity, self._problem.device_units, *terms)
 
     def _share(self, option: Option) -> float:
@@ -269,14 +278,14 @@ class SpreadRelaxation:
         return option.place.num_ranks / self._problem.num_ranks
 
     def _terms(self, task: str, amounts: Mapping[str, list[float]], sign: int) -> list[tuple[pywraplp.Variable, float]]:
-        """Return the terms with an amount of each option of a run's call; a transfer has none."""
-        if task not in self._run:
+        """Return the terms of a task that runs a call, with the amount of each option; a transfer has none."""
+        if task not in self._call_of_run:
             return []
-        call = self._run[task]
+        call = self._call_of_run[task]
         return [(pick, sign * amount) for pick, amount in zip(self._pick[call], amounts[call], strict=True)]
 
     def _add(self, low: float, high: float, *terms: tuple[pywraplp.Variable, float]) -> None:
-        """Add a rule over a sum of terms; a variable that occurs twice counts twice."""
+        """Add a constraint on a sum of terms; a variable that occurs twice counts twice."""
         sums: dict[int, float] = {}
         by_index = {}
         for variable, amount in terms:
@@ -288,8 +297,8 @@ class SpreadRelaxation:
             constraint.SetCoefficient(by_index[index], amount)
 
 
-def _least_ticks(problem: Problem, transfer: Transfer) -> tuple[dict[Place, int], dict[Place, int]]:
-    """Return the least ticks of a transfer from each place of its source, and to each place of its target.
+def _min_transfer_ticks(problem: Problem, transfer: Transfer) -> tuple[dict[Place, int], dict[Place, int]]:
+    """Return the fewest ticks of a transfer from each place of its source, and to each place of its target.
 
     Pools that are disjoint and pools of which one contains the other are both considered.
     """

@@ -1,15 +1,15 @@
-"""The search if calls may be on any rank range, with a proof of its lower bound.
+"""The search for problems whose calls may be placed on any range of ranks, with a proven lower bound.
 
     answer     = the best among a few options per call, if no answer is known
-    bound      = of the problem in which short calls have only representative options (`coarse_problem.py`)
+    bound      = the bound of the problem in which short calls have only representative options (`coarse_problem.py`)
     answer     = the best among the options on as many ranks as the best representatives; often the search ends here
     repeat
         aim    = the bound plus a stride; strides grow
-        for each branch of the problem (`branches.py`): memory and times in coarse parts, with few layouts, then with
-        more, then with all layouts, and last without rounding
+        for each branch of the problem (`branches.py`), with memory and times rounded to coarse units and few layouts,
+        then with more layouts, then with all, and at last without rounding
             repeat while the answer improves
                 target     = the aim, or a makespan that is better than the answer by more than the requested gap
-                problem    = the options that can meet the target, rounded down to whole parts
+                problem    = the options that can meet the target, rounded down to whole units
                 bound      = what CP-SAT proves for it, in coarse steps of the makespan
                 answer     = the best within the target among options similar to those that CP-SAT picked
                 answer     = if that did not suffice and layouts were few, the best among all layouts on as many ranks,
@@ -47,11 +47,11 @@ from meshwright.planner.solver.result import Answer, Effort, Limits, Progress, R
 _STEPS = 64
 """Number of steps into which the range of makespans is divided for CP-SAT."""
 
-_FIRST_TIME = 4.0
-"""Deterministic time limit for a first answer."""
+_FIRST_ANSWER_TIME = 4.0
+"""Limit of CP-SAT's deterministic time for a first answer."""
 
-_FIRST_RANGE = 4
-"""A first answer is searched within this multiple of the bound, and only then without a limit."""
+_FIRST_ANSWER_RANGE = 4
+"""A first answer is searched for within this multiple of the bound, and only then without a limit."""
 
 _MEMORY_PARTS = 64
 """Number of parts of a device in which memory is counted at first."""
@@ -87,7 +87,7 @@ def search(problem: Problem, limits: Limits, progress: Progress, effort: Effort 
 
     The work is added to `effort`.
     """
-    state = _Best(problem, limits, progress, effort or Effort())
+    state = _SearchState(problem, limits, progress, effort or Effort())
     remaining = without_dominated(problem)
     if any(not call.options for call in remaining.calls):
         return Result(status="infeasible", answer=None, objective=None, bound=0)
@@ -103,7 +103,7 @@ def search(problem: Problem, limits: Limits, progress: Progress, effort: Effort 
 
 def first_answer(problem: Problem, limits: Limits, effort: Effort) -> Result | None:
     """Return the best answer among a few options per call, or None if there is none."""
-    state = _Best(problem, limits, _ignore_progress, effort)
+    state = _SearchState(problem, limits, _ignore_progress, effort)
     remaining = without_dominated(problem)
     if any(not call.options for call in remaining.calls):
         return None
@@ -113,12 +113,12 @@ def first_answer(problem: Problem, limits: Limits, effort: Effort) -> Result | N
 
 
 @dataclass
-class _Best:
+class _SearchState:
     """The state of the search: the best answer so far, the bounds, and the deterministic time left.
 
-    `bound` belongs to the branch being searched, `other_branches_bound` is the least bound of the other branches.
-    `set_aside` is an answer that is ignored in the meantime. If `is_rough`, any answer within the gap serves as well
-    as a shorter one."""
+    `bound` belongs to the branch being searched, `other_branches_bound` is the lowest bound of the other branches.
+    `set_aside` is an answer found with representatives; until the end, the search ignores it. If `is_rough`, any answer
+    within the gap serves as well as a shorter one."""
 
     problem: Problem
     limits: Limits
@@ -160,7 +160,7 @@ class _Best:
         return in_time and self.bound <= self.target
 
     @property
-    def _grain(self) -> int:
+    def _rounding_ticks(self) -> int:
         """Ticks to which times may be rounded with little effect on the bound."""
         return max(1, int(self.limits.tolerance * self.bound) // _TICKS_PER_GAP)
 
@@ -170,8 +170,8 @@ class _Best:
         bound = self.bound if self.other_branches_bound is None else min(self.bound, self.other_branches_bound)
         return min(bound, self.makespan) if self.answer else bound
 
-    def without_hopeless(self, problem: Problem) -> Problem:
-        """Return the problem without options that cannot meet the target.
+    def options_within_target(self, problem: Problem) -> Problem:
+        """Return the problem without options that cannot meet the target, and raise the bound accordingly.
 
         If a call has none left, the bound rises above the target.
         """
@@ -182,28 +182,31 @@ class _Best:
         return remaining
 
     def find_first(self, restricted: Problem) -> None:
-        """Search a first answer among a few options, whatever time is left."""
+        """Search for a first answer among a few options, with at most `_FIRST_ANSWER_TIME` for each attempt.
+
+        A last attempt with the remaining time improves it.
+        """
         longest = self.target
-        for target in (min(_FIRST_RANGE * self.bound, longest), longest):
+        for target in (min(_FIRST_ANSWER_RANGE * self.bound, longest), longest):
             if self.answer is None and self.is_open:
-                self._search_among(restricted, max(target, self.bound), _FIRST_TIME)
+                self._search_among(restricted, max(target, self.bound), _FIRST_ANSWER_TIME)
         if self.answer is not None and self.is_open:
             self._search_among(restricted, self.target, self.time_left)
 
     def search_representatives(self, problem: Problem) -> None:
         """Solve the problem with representatives for short calls, then search among the similar real options.
 
-        A representative stands for all options of a short call on one number of ranks.
+        A representative replaces all options of a short call on one number of ranks.
         """
         short = short_calls(problem, _SHORT_CALL_GAPS * self.limits.tolerance * self.bound)
-        if not self.is_open or not _have_many_options(problem, short):
+        if not self.is_open or not _are_quarter_of_options(problem, short):
             return
-        problem = self.without_hopeless(problem)
+        problem = self.options_within_target(problem)
         if not self.is_open:
             return
         limits = replace(self.limits, gap=self.limits.tolerance / _FINER_GAP, max_makespan=self.target)
         with_representatives = with_representatives_only(problem, short)
-        relaxed = _Best(with_representatives, limits, _ignore_progress, self.effort, self.bound, is_rough=True)
+        relaxed = _SearchState(with_representatives, limits, _ignore_progress, self.effort, self.bound, is_rough=True)
         relaxed.search_branches(relaxed.problem)
         self.time_left -= limits.max_deterministic_time - relaxed.time_left
         result = relaxed.result()
@@ -220,7 +223,7 @@ class _Best:
 
     def search_branches(self, problem: Problem) -> None:
         """Search all branches in rounds with a growing aim; a round without an answer raises the bound to the aim."""
-        problem = self.without_hopeless(problem)
+        problem = self.options_within_target(problem)
         if not self.is_open:
             return
         least, longest = self.bound, self.target
@@ -249,27 +252,30 @@ class _Best:
                 problem = self._tighten(branch, problem, merged_ticks)
         problem = self._tighten(branch, problem)
         while self.is_open:
-            problem = self.without_hopeless(problem)
+            problem = self.options_within_target(problem)
             if self.is_open:
                 self._finish(problem)
 
     def _has_many_options(self, problem: Problem) -> bool:
-        """True if so many options are left in coarse parts that merging layouts first is worth a search of its own."""
+        """True if more than `_MANY_OPTIONS` options are left after rounding: merging layouts first then saves time."""
         if not self.is_open:
             return False
-        coarse = coarsened(self.without_hopeless(problem), parts=_MEMORY_PARTS, ticks=self._grain).problem
+        coarse = coarsened(self.options_within_target(problem), parts=_MEMORY_PARTS, ticks=self._rounding_ticks).problem
         return _num_options(coarse) > _MANY_OPTIONS
 
     def _tighten(self, branch: Branch, problem: Problem, merged_ticks: int = 0) -> Problem:
-        """Tighten bound and answer with coarse parts until neither improves, and return the options that are left."""
+        """Tighten the bound and improve the answer on the rounded problem while the answer improves.
+
+        Returns the problem with the options that are left.
+        """
         is_better = True
         while self.is_open and is_better:
-            problem, answer = self.without_hopeless(problem), self.answer
+            problem, answer = self.options_within_target(problem), self.answer
             if not self.is_open:
                 break
-            coarse = coarsened(problem, parts=_MEMORY_PARTS, ticks=self._grain, merge_ticks=merged_ticks)
+            coarse = coarsened(problem, parts=_MEMORY_PARTS, ticks=self._rounding_ticks, merge_ticks=merged_ticks)
             before = self.time_left
-            picked = self._bound_by(coarse.problem)
+            picked = self._tighten_bound(coarse.problem)
             spent = before - self.time_left
             if picked and self.is_open:
                 self._search_among(similar_to_coarse(problem, picked, coarse), self.target, self.time_left)
@@ -280,15 +286,15 @@ class _Best:
             is_better = self.answer is not answer
         return problem
 
-    def _bound_by(self, outer: Problem) -> tuple[Option, ...]:
+    def _tighten_bound(self, relaxed: Problem) -> tuple[Option, ...]:
         """Tighten the bound with a relaxed problem, and return the options of its best answer, if there is one."""
         steps = Steps.between(self.bound, self.target, _STEPS)
-        solved, x, _ = self._run(outer, steps, self.time_left)
+        solved, x, _ = self._run(relaxed, steps, self.time_left)
         self._raise_bound_by(solved, steps)
-        return _picked(outer, solved, x) if solved.is_found else ()
+        return _picked(relaxed, solved, x) if solved.is_found else ()
 
     def _finish(self, problem: Problem) -> None:
-        """Search a better answer among all options that can be part of one, and tighten the bound."""
+        """Search for a better answer among all options that can be part of one, and tighten the bound."""
         steps = Steps.between(self.bound, self.target, _STEPS)
         solved, x, times = self._run(problem, steps, self.time_left)
         if solved.is_found:
@@ -306,8 +312,8 @@ class _Best:
             similar_to_picked(problem, dict(zip(names, picked, strict=True)), names), self._longest_worthwhile, limit
         )
 
-    def _search_among(self, few: Problem, target: int, limit: float) -> None:
-        remaining = options_within(few, target)
+    def _search_among(self, restricted: Problem, target: int, limit: float) -> None:
+        remaining = options_within(restricted, target)
         if all(call.options for call in remaining.calls):
             solved, x, times = self._run(remaining, Steps.between(self.bound, target, _STEPS), limit)
             if solved.is_found:
@@ -332,10 +338,10 @@ class _Best:
         picked = picked_options(self.problem, answer)
         position = {name: index for index, name in enumerate(self.problem.order)}
         order = sorted(position, key=lambda name: (answer.starts[name], position[name]))
-        turn = shortest_period(self.problem, picked, order)
-        if self.answer is None or turn.makespan < self.makespan:
-            self.answer, self.makespan = replace(answer, starts=turn.starts), turn.makespan
-            self.progress(turn.makespan, self._proven)
+        period = shortest_period(self.problem, picked, order)
+        if self.answer is None or period.makespan < self.makespan:
+            self.answer, self.makespan = replace(answer, starts=period.starts), period.makespan
+            self.progress(period.makespan, self._proven)
 
     def result(self) -> Result:
         if self.answer is None:
@@ -356,7 +362,7 @@ class _Best:
         return Result(status="out_of_limit", answer=None, objective=None, bound=self.bound)
 
 
-def _have_many_options(problem: Problem, names: Collection[str]) -> bool:
+def _are_quarter_of_options(problem: Problem, names: Collection[str]) -> bool:
     """True if these calls have at least a quarter of all options."""
     return 4 * sum(len(problem.options(name)) for name in names) >= _num_options(problem)
 

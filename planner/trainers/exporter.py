@@ -1,8 +1,9 @@
 """Export of a plan to another trainer, and the search for the best plan that the trainer can express.
 
-A deployment mode of the trainer consists of pins, which the search keeps, and of choices that have to be equal, which
-the search does not know. A relaxed search without the equal choices gives a bound for every plan of the mode. The
-choices are then made equal one after the other, each by the best of the values that its stages have. The gap of the
+A deployment mode of the trainer has pins, which the search keeps, and equal choices: choices that the trainer sets by
+one key for several stages. The search does not know the latter, so a relaxed search without them gives a bound
+for every plan of the mode. The choices are then made equal one after the other, each at the best of the values that its
+stages have in the plan so far. The gap of the
 resulting plan is to the lowest bound of all modes.
 """
 
@@ -31,7 +32,7 @@ from meshwright.profiles.layout import Layout
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerPlan:
-    """The best plan that was found, and the deployment mode that it is of."""
+    """The best plan that was found, and the deployment mode that it belongs to."""
 
     plan: Plan
     mode: DeploymentMode
@@ -52,8 +53,8 @@ def best_expressible_plan(
 
     The plan's bound holds for all such plans. Stages may work ahead as far as the job's staleness allows. `start` is a
     plan of a similar job: where a mode allows its placements, each search looks only for plans that are better by more
-    than the gap, and the digests name the start. `progress` is called with the number of modes that are done, and of
-    how many.
+    than the gap, and the digests name the start. `progress` is called with the number of modes that are done, and the
+    number of all modes.
     """
     search = _ModeSearch(facts=facts, model=model, pins=tuple(pins), limits=limits or Limits(), digests=digests)
     modes = [mode for mode in trainer.modes_for(facts) if mode.steps_ahead <= facts.staleness]
@@ -143,8 +144,8 @@ class _ModeSearch:
         self, mode: DeploymentMode, chosen: tuple[str, ...], stages: Sequence[str], key: str, values: Iterable[Value]
     ) -> Plan | None:
         """The fastest plan that gives some stages one of these values."""
-        answers = (self._search(mode, (*chosen, *_pins_of_choice(key, value, stages))) for value in values)
-        plans = [plan for plan in answers if isinstance(plan, Plan)]
+        results = (self._search(mode, (*chosen, *_pins_of_choice(key, value, stages))) for value in values)
+        plans = [plan for plan in results if isinstance(plan, Plan)]
         return min(plans, key=lambda plan: plan.period_seconds, default=None)
 
 
@@ -156,7 +157,7 @@ def _pins_of_choice(key: str, value: Value, stages: Sequence[str]) -> tuple[str,
 
 
 def _equal_groups(mode: DeploymentMode) -> dict[tuple[str, str], list[str]]:
-    """Stages with an equal choice, by (leader, key of the choice); the leader is the first."""
+    """Stages whose choices must be equal, by (leader, key of the choice); the leader is the first of them."""
     groups: dict[tuple[str, str], list[str]] = {}
     for choice in mode.equal_choices:
         groups.setdefault((choice.leader, choice.key), [choice.leader]).append(choice.stage)
@@ -243,7 +244,7 @@ def export(
     """
     trainer.require_exportable(plan.facts)
     plan = _with_engine_of(trainer, plan, rebuild_cost_model)
-    exact_mode = next((way for way in trainer.modes_for(plan.facts) if not any(way.inexpressible(plan))), None)
+    exact_mode = next((mode for mode in trainer.modes_for(plan.facts) if not any(mode.inexpressible(plan))), None)
     best = (
         TrainerPlan(plan=plan, mode=exact_mode)
         if exact_mode
@@ -267,18 +268,18 @@ def export(
     )
 
 
-def _with_engine_of(trainer: OtherTrainer, plan: Plan, remodel: CostModelBuilder) -> Plan:
+def _with_engine_of(trainer: OtherTrainer, plan: Plan, rebuild_cost_model: CostModelBuilder) -> Plan:
     """The plan, costed with the generation engine of the trainer."""
     facts = trainer.with_engine(plan.facts)
-    return plan if facts.engine == plan.facts.engine else re_evaluate(plan, facts, remodel(facts))
+    return plan if facts.engine == plan.facts.engine else re_evaluate(plan, facts, rebuild_cost_model(facts))
 
 
 def _search(
     trainer: OtherTrainer,
     plan: Plan,
-    remodel: CostModelBuilder,
+    rebuild_cost_model: CostModelBuilder,
     limits: Limits | None,
     progress: Callable[[int, int], None] | None,
 ) -> TrainerPlan | None:
-    model = remodel(plan.facts)
+    model = rebuild_cost_model(plan.facts)
     return best_expressible_plan(trainer, plan.facts, model, limits=limits, digests=plan.origins, progress=progress)

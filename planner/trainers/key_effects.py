@@ -1,8 +1,8 @@
-"""Trainer keys that the importer does not read: those without effect on a plan, and those that are reported.
+"""Keys of other trainers that the importer does not read: those without effect on a plan, and those that may have one.
 
 Files, names, logs, checkpoints, validation, the data's columns, and choices within a kernel or an engine have no effect
-on a step's time, memory and losses as this project plans them. Every other key that is not read is reported with a
-reason. The meaning of the keys was read in the source files of the trainers that `planner/trainers/data` names.
+on a step's time, memory and losses as this project plans them. The importer reports every other key that it does not
+read, with a reason. Their meaning is taken from the trainers' source files that `planner/trainers/data` names.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
         "update-weight-disk-*", "update-weight-local-checkpoint-dir", "update-weight-delta-checksum",
     ),
 }  # fmt: skip
-"""Patterns of keys that a plan does not depend on, by trainer."""
+"""By trainer, patterns (as in `fnmatch`) of keys that a plan does not depend on."""
 
 _DYNAMIC_SAMPLING = (
     "no key gives the share of groups with non-zero reward variance: give workload.dynamic_sampling in the job"
@@ -275,7 +275,7 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
     ),
     ("the trainer and its engines take turns on one pool, or have pools of their own", ("*hybrid_engine",)),
 )  # fmt: skip
-"""Reasons why keys that may change a step are not read, with patterns of the keys; the first match counts."""
+"""Reasons why keys that may change a step are not read, each with patterns of the keys; the first match counts."""
 
 NO_FIELD = "it may change a step, and a job or a plan has no field for it"
 """The reason given for a key that no pattern matches."""
@@ -287,7 +287,7 @@ def has_no_effect(trainer: str, key: str) -> bool:
 
 
 def reasons_not_read(trainer: str, keys: Iterable[str]) -> dict[str, str]:
-    """The keys that may change a step, each with the reason why it is not read."""
+    """Those of the keys that may change a step, each with the reason why it is not read."""
     return {key: _reason(key) for key in keys if not has_no_effect(trainer, key)}
 
 

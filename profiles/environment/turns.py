@@ -36,7 +36,7 @@ _MAX_TOKENS = "tokens after the prompt, sampled and tool tokens, at which a roll
 
 
 class ToolTurns(Document):
-    """The turns of a rollout; with them, the response of a workload is that of each turn."""
+    """The turns of a rollout; in a workload with turns, `response` has the sampled tokens of each turn."""
 
     number: LengthSpec = Field(description=_NUMBER)
     result: LengthSpec = Field(description=_RESULT)
@@ -83,7 +83,7 @@ class ToolTurns(Document):
         return compound_distribution(_resolved(self.number), _resolved(response), waits, longest)
 
 
-@lru_cache(maxsize=64)  # a cost model asks for the same ones in every iteration
+@lru_cache(maxsize=64)  # a cost model needs the same ones again and again
 def _resolved(lengths: LengthSpec) -> Histogram:
     return lengths.resolve()
 
@@ -91,7 +91,7 @@ def _resolved(lengths: LengthSpec) -> Histogram:
 def compound_distribution(number: Histogram, each: Histogram, between: Histogram | None, longest: int) -> Histogram:
     """Return the distribution of the sum of `number` values of `each` and `number` - 1 of `between`, at most `longest`.
 
-    It has some hundred values, and the mean is preserved in each of as many quantile bins.
+    It has at most about a hundred and thirty values: the means of as many quantile bins.
     """
     max_sum = number.maximum * each.maximum + (number.maximum - 1) * (between.maximum if between else 0)
     step = -(-max_sum // _MAX_POINTS)
@@ -119,7 +119,7 @@ def _on_grid(lengths: Histogram, step: int, size: int) -> NDArray[np.float64]:
 
 
 def _in_bins(lengths: NDArray[np.int64], probabilities: NDArray[np.float64]) -> Histogram:
-    """The mean of each quantile bin; the longest length has a bin of its own."""
+    """The distribution of lengths reduced to the mean of each quantile bin; the longest length has a bin of its own."""
     middles = probabilities.cumsum() - probabilities / 2
     bins = np.searchsorted(_EDGES, middles, side="right").astype(np.int64)
     bins[lengths == lengths.max()] = len(_EDGES) + 1

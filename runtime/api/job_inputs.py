@@ -50,7 +50,7 @@ def first_job(
 
     `model` is a Hugging Face directory or a config.json, for all roles; `batch_size` counts prompts; `prompt` and
     `response` are the maximum lengths in tokens. Raises BadInput for a model, a device or a network that is not known,
-    and for ranks that are neither whole nodes of 8 nor part of one.
+    and for a number of ranks that is neither a multiple of 8 (whole nodes) nor less than 8 (part of one).
 
     >>> text = api.first_job("examples/models/llama-2-7b", device="h100-sxm", batch_size=8, prompt=64, response=64)
     >>> text.splitlines()[8]
@@ -76,7 +76,7 @@ def agent_workload(trace: Pathname, tokenizer: Pathname) -> dict[str, Any]:
     """The lengths, turns and latencies of recorded agent rollouts, as the workload of a job.
 
     `trace` has JSON lines of chat messages, as described in `planner/analysis/observed_lengths.py`; `tokenizer` is a
-    tokenizer.json, or the directory of one. Raises BadInput for a line that is no rollout, and for a tokenizer that
+    tokenizer.json, or the directory of one. Raises BadInput for a line that is not a rollout, and for a tokenizer that
     cannot be read.
 
     >>> import json, pathlib, tempfile, tokenizers
@@ -102,8 +102,8 @@ def observed_lengths(trace: Pathname, keys: Mapping[str, str] = MappingProxyType
 
     `trace` is the directory of a run, or a file of JSON lines with the token counts of one rollout each. `keys` name
     the keys of its `prompt`, `response`, `result` (tool tokens) and `latency` where they differ from those in
-    `planner/analysis/observed_lengths.py`. Raises BadInput for a run without a whole step, and naming the line for one
-    without lengths.
+    `planner/analysis/observed_lengths.py`. Raises BadInput for a run without a complete step, and for a line without
+    lengths.
 
     >>> import pathlib, tempfile
     >>> trace = pathlib.Path(tempfile.mkdtemp()) / "rollouts.jsonl"

@@ -47,9 +47,10 @@ def plan_for(
     that the trainer can express. `start` is a plan of a similar job: where the trainer can express its placements under
     these facts, the search looks only for plans that are better by more than the gap, and the plan's digests name the
     start. `observed` are the lengths of a trace, in place of those that the facts expect. `progress` is called with the
-    number of the trainer's deployment modes that are done, and of how many.
-    Raises BadInput for a trainer that is not known, a pin that is not legal, and a feature that no trainer's
-    configuration is written with (such as judges, multi-turn rollouts or adapters).
+    number of the trainer's deployment modes that are done, and the number of all.
+
+    Raises BadInput for a trainer that is not known, a pin that is not legal, and a feature that the export does not
+    support (such as judges, multi-turn rollouts or adapters).
     """
     other_trainer = _trainer(trainer)
     other_trainer.require_expressible(facts)
@@ -83,17 +84,17 @@ def structures_for(
 ) -> tuple[Ranked, ...]:
     """The `count` best plans that a trainer can express and that differ in some stage's layout, `best` among them.
 
-    `best` is the answer of `plan_for` with the same pins. Each further plan takes a search of all the trainer's
+    `best` is the result of `plan_for` with the same pins. Each further plan takes a search of all the trainer's
     deployment modes for every stage. Raises BadInput for a trainer that is not known and a plan that breaks a rule.
     """
     other_trainer, model_of = _trainer(trainer), cost_model_builder(table)
     model, search_limits = model_of(best.facts), limits_of(limits)
 
     def search(search_pins: tuple[Pin, ...]) -> Plan | None:
-        found = best_expressible_plan(
+        trainer_plan = best_expressible_plan(
             other_trainer, best.facts, model, pins=search_pins, limits=search_limits, digests=best.origins
         )
-        return found.plan if found else None
+        return trainer_plan.plan if trainer_plan else None
 
     all_pins = parse_pins((*pins, *map(forbidden, forbid)), best.graph)
     return structures_by(search, best, model_of, pins=all_pins, count=count, progress=progress)
@@ -158,10 +159,10 @@ def import_configuration(
 ) -> tuple[str, Imported]:
     """Read a trainer's configuration as the YAML of a job for `directory`, with its cost and faster plans.
 
-    `shapes` are Hugging Face directories or config.json files by role, or under an empty name for all models that are
-    not where the configuration says; `changed` are `key=value` texts that override the configuration's own. Each search
-    takes at most `search_seconds`, if given. Raises BadInput for a file that is no configuration of the trainer, a key
-    that a job cannot express, a model that is not here and a device that is not known.
+    `shapes` are Hugging Face directories or config.json files by role, or under an empty name for all models that
+    are not at the configuration's paths; `changed` are `key=value` texts that override the configuration's own. Each
+    search takes at most `search_seconds`, if given. Raises BadInput for a file that is no configuration of the trainer,
+    a key that a job cannot express, a model without a config.json on this machine, and a device that is not known.
     """
     require_number("search_seconds", search_seconds, minimum=0.1, maximum=1e6)
     reader = READERS[_trainer(trainer).name]

@@ -1,4 +1,4 @@
-"""Copies of tensors to host memory, made by all the cores of a rank while nothing else runs."""
+"""Copies of tensors to host memory with all the cores of a rank, for a time when nothing else runs on it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PIECE_BYTES = 16 * 2**20
 """Bytes that a thread copies at a time."""
 _MAX_THREADS = 8
 _ALIGNMENT = 64
-"""Each copy begins at a multiple of this many bytes."""
+"""Bytes; each copy begins at a multiple of it."""
 
 
 class _Piece(NamedTuple):
@@ -45,18 +45,18 @@ def copy_to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def _empty_on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return uninitialised tensors on the host of the same shapes and types."""
-    begins, end = [], 0
+    offsets, end = [], 0
     for tensor in tensors:
-        begins.append(end)
+        offsets.append(end)
         end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
     memory = mmap.mmap(-1, max(end, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # the kernel may have no huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return [
-        torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=begin).view(tensor.shape)
+        torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=offset).view(tensor.shape)
         if tensor.numel()
         else torch.empty_like(tensor, device="cpu")
-        for tensor, begin in zip(tensors, begins, strict=True)
+        for tensor, offset in zip(tensors, offsets, strict=True)
     ]
 
 

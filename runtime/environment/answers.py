@@ -1,4 +1,4 @@
-"""Reward functions that compare a response with the answer of its prompt: 1 if it is right, else 0."""
+"""Reward functions that compare a response with the reference answer of its prompt: 1 if it is right, else 0."""
 
 from __future__ import annotations
 
@@ -44,19 +44,20 @@ _REPLACEMENTS = {
     "~": " ",
 }
 _THIN_SPACE = re.compile(r"(?<=\d)(?:\\,|\{,\})(?=\d{3})")
-"""A separator of thousands."""
+"""A separator of thousands in LaTeX."""
+
 _SPACE = re.compile(r"(?<!\\)\\[ ,;:]")
 _SEARCHED_CHARACTERS = 20_000
 """Number of characters at the end of a response that are searched for its answer."""
 
 
 def exact_match(samples: Sequence[RewardSample]) -> list[float]:
-    """Score 1 if the response equals the answer, ignoring surrounding white space, else 0."""
+    """Score 1 if the response equals the reference answer, ignoring surrounding white space, else 0."""
     return [float(sample.response.strip() == (sample.answer or "").strip()) for sample in samples]
 
 
 def maths_answer(samples: Sequence[RewardSample]) -> list[float]:
-    r"""Score 1 if the final result of the response equals the answer, else 0.
+    r"""Score 1 if the final result of the response equals the reference answer, else 0.
 
     The final result is the content of the last \boxed{}, else the text after ####, else the last number with the
     formula around it. Results are equal if `maths_notation` gives them the same value, or, if it cannot read them, if
@@ -101,7 +102,7 @@ def _marked_answer(text: str) -> str | None:
 
 
 def _until_closing_brace(text: str) -> str:
-    """Return the text up to the brace that closes the one before it; empty if there is none."""
+    """Return the text up to the closing brace of a group whose opening brace precedes it; empty if there is none."""
     depth, escaped = 1, False
     for index, character in enumerate(text):
         if not escaped:

@@ -51,7 +51,7 @@ from meshwright.runtime.training.weight_copies import WeightCopy
 
 
 class StageRunner:
-    """The stages of a plan on this rank."""
+    """The functions of a plan's stages on this rank, with the models and the state that they need."""
 
     def __init__(
         self,
@@ -68,8 +68,9 @@ class StageRunner:
         environment: Environment | None = None,
         tools: ToolWorkers | None = None,
     ) -> None:
-        """`steps` are those of the run and `out` is its directory. Held-out batches may run besides; they never stream.
+        """`steps` are those of the run and `out` is its directory.
 
+        Held-out batches may run in addition; they never stream.
         `environment` is set on ranks that own the responses they generate, `tools` on the rank of a replica that calls
         them.
         """
@@ -84,7 +85,7 @@ class StageRunner:
             if generation.model
             else None
         )
-        self._turn, self._done = steps.start, range(0)
+        self._period, self._restored_steps = steps.start, range(0)
         self._bad_steps = {
             stage: BadSteps(
                 out, limit=job.settings.max_bad_steps, is_writer=dist.get_rank() == self._copies[stage].mesh.ranks[0]
@@ -101,8 +102,12 @@ class StageRunner:
         return self._generating.snapshot() if self._generating else None
 
     def restore(self, state: GenerationState | None, num_steps: int) -> None:
-        """Restore the in-flight state. What stages ran ahead for steps before `num_steps` is in the batches already."""
-        self._done = range(num_steps)
+        """Restore the in-flight state.
+
+        For steps before `num_steps`, the batches already hold the outputs of stages that ran ahead; these do not run
+        again.
+        """
+        self._restored_steps = range(num_steps)
         if state is not None:
             assert self._generating is not None
             self._generating.restore(state)
@@ -114,39 +119,39 @@ class StageRunner:
 
     def begin(self, period: int) -> None:
         """Begin a period; controllers set how it generates."""
-        self._turn = period
+        self._period = period
         if self._generating:
             self._generating.begin_period(self._control.setting(period))
 
     def run(self, stage: str, batch: StepExperience) -> InstructionResult:
         """Run a stage that this rank belongs to."""
-        if self._turn < self._steps.start and batch.step in self._done:
+        if self._period < self._steps.start and batch.step in self._restored_steps:
             restored = batch.experience.rows(self._plan.stage(stage).writes[0])
             return InstructionResult(facts={"num_restored_rows": float(len(restored))})
-        kind, model = self._plan.stage(stage), self._copies[stage].model
-        base_only = without_adapter(model) if kind.base_of and model is not None else nullcontext()
+        definition, model = self._plan.stage(stage), self._copies[stage].model
+        base_only = without_adapter(model) if definition.base_of and model is not None else nullcontext()
         with self._host_memory.reloaded(stage) as offload_facts, base_only:
-            findings = self._run(kind, batch)
-        return findings.with_facts(offload_facts)
+            result = self._run(definition, batch)
+        return result.with_facts(offload_facts)
 
-    def _run(self, kind: Stage, batch: StepExperience) -> InstructionResult:
-        if kind.generates:
+    def _run(self, stage: Stage, batch: StepExperience) -> InstructionResult:
+        if stage.generates:
             assert self._generating is not None
             return InstructionResult(facts=self._generating.run(batch))
-        if kind.is_trained:
-            self._copies[kind.name].version.require(kind.name, batch.step)
-        if kind.trains:
+        if stage.is_trained:
+            self._copies[stage.name].version.require(stage.name, batch.step)
+        if stage.trains:
             batch.share_scores_of_duplicates()
-        if kind.trains and self._job.rewards:
+        if stage.trains and self._job.rewards:
             require_scores(batch.experience)
             batch.sum_rewards(self._job.reward_weights, self._job.reward_model_weight)
-        if kind.trains and isinstance(self._job.settings, Distill):
+        if stage.trains and isinstance(self._job.settings, Distill):
             score_by_teachers(batch, self._job.settings)
-        if kind.trains:
-            return InstructionResult(metrics=self._train(kind, batch))
-        if kind.name in self._chunked and not batch.held_out:
-            return InstructionResult(facts=self._score_chunks(kind, batch))
-        return InstructionResult(facts=self._forward(kind, batch))
+        if stage.trains:
+            return InstructionResult(metrics=self._train(stage, batch))
+        if stage.name in self._chunked and not batch.held_out:
+            return InstructionResult(facts=self._score_chunks(stage, batch))
+        return InstructionResult(facts=self._forward(stage, batch))
 
     def _build_scorer(self, stage: str) -> ChunkScorer:
         copy, placement = self._copies[stage], self._plan.placement(stage)
@@ -165,17 +170,17 @@ class StageRunner:
     def _forward(self, stage: Stage, batch: StepExperience) -> dict[str, float]:
         """Compute log-probabilities, values or scores of this replica's rows, held by the last pipeline stage."""
         copy, lengths = self._copies[stage.name], batch.lengths()
-        mine = self._rows_of_replica(stage, batch.rows, lengths)
-        groups = micro_batches(mine, lengths, self._plan.placement(stage.name).schedule)
-        blocks = [MicroBatch.pack(batch.experience.get("tokens", row) for row in group) for group in groups]
+        replica_rows = self._rows_of_replica(stage, batch.rows, lengths)
+        groups = micro_batches(replica_rows, lengths, self._plan.placement(stage.name).schedule)
+        packed = [MicroBatch.pack(batch.experience.get("tokens", row) for row in group) for group in groups]
         if copy.spec.scalar_head:
-            outputs = forward_scalars(copy.decoder, copy.mesh, blocks)
+            outputs = forward_scalars(copy.decoder, copy.mesh, packed)
         else:
-            outputs = forward_logprobs(copy.decoder, copy.mesh, blocks, temperature=self._job.settings.temperature)
-        for group, block, output in zip(groups, blocks, outputs, strict=copy.mesh.is_last_stage):
-            for row, values in zip(group, block.split_rows(output.cpu()), strict=True):
+            outputs = forward_logprobs(copy.decoder, copy.mesh, packed, temperature=self._job.settings.temperature)
+        for group, micro_batch, output in zip(groups, packed, outputs, strict=copy.mesh.is_last_stage):
+            for row, values in zip(group, micro_batch.split_rows(output.cpu()), strict=True):
                 self._put_outputs(batch, stage, row, values)
-        return {"num_tokens": float(sum(lengths[row] for row in mine))}
+        return {"num_tokens": float(sum(lengths[row] for row in replica_rows))}
 
     def _score_chunks(self, stage: Stage, batch: StepExperience) -> dict[str, float]:
         """Compute the outputs of `_forward` from responses that are streamed while they are generated."""
@@ -193,9 +198,9 @@ class StageRunner:
         copy, workload, settings = self._copies[stage.name], self._plan.facts.workload, self._job.settings
         assert copy.trainer is not None
         version_metrics = _version_metrics(batch, self._plan)
-        weighs_draws = _is_off_policy(self._plan) and not copy.spec.scalar_head
-        learning = TrainingBatch(
-            settings, batch, reads=stage.reads, workload=workload, importance_sampling=weighs_draws
+        importance_sampling = _is_off_policy(self._plan) and not copy.spec.scalar_head
+        training_batch = TrainingBatch(
+            settings, batch, reads=stage.reads, workload=workload, importance_sampling=importance_sampling
         )
         updates, lengths, reasons = [], batch.lengths(), non_finite_fields(batch)
         learning_rate = settings.learning_rate(stage.role, batch.step)
@@ -212,12 +217,12 @@ class StageRunner:
         )
         with copy.trainer.successive_updates():
             for number, rows in enumerate(row_groups if not reasons else ()):
-                mine = self._rows_of_replica(stage, rows, lengths)
-                groups = micro_batches(mine, lengths, self._plan.placement(stage.name).schedule)
-                num_tokens = learning.num_tokens(rows)
-                loss = training_loss(copy.spec, copy.mesh, settings, num_tokens, learning.divisor(rows))
-                blocks = [learning.micro_batch(group) for group in groups]
-                sums = copy.trainer.train_step(blocks, loss, condition=condition)
+                replica_rows = self._rows_of_replica(stage, rows, lengths)
+                groups = micro_batches(replica_rows, lengths, self._plan.placement(stage.name).schedule)
+                num_tokens = training_batch.num_tokens(rows)
+                loss = training_loss(copy.spec, copy.mesh, settings, num_tokens, training_batch.divisor(rows))
+                packed = [training_batch.micro_batch(group) for group in groups]
+                sums = copy.trainer.train_step(packed, loss, condition=condition)
                 if reason := non_finite_metric(sums, number):
                     reasons.append(reason)
                     num_bad += 1
@@ -235,7 +240,7 @@ class StageRunner:
                 settings=settings,
                 num_epochs=workload.num_epochs,
                 num_minibatches=workload.num_minibatches,
-                importance_sampling=weighs_draws,
+                importance_sampling=importance_sampling,
             )
         )
         names = updates[0] if updates else ()
@@ -247,10 +252,12 @@ class StageRunner:
         if copy.spec.scalar_head:
             return metrics
         skipped = num_updates - num_done - num_bad
-        more = (
-            learning.metrics() | version_metrics | reward_metrics(batch, [reward.name for reward in self._job.rewards])
+        batch_metrics = (
+            training_batch.metrics()
+            | version_metrics
+            | reward_metrics(batch, [reward.name for reward in self._job.rewards])
         )
-        return finite_metrics(metrics | {"skipped_updates": float(skipped)} | more)
+        return finite_metrics(metrics | {"skipped_updates": float(skipped)} | batch_metrics)
 
     def _put_outputs(self, batch: StepExperience, stage: Stage, row: int, values: Tensor) -> None:
         """Put the outputs [S] of a row into the batch.
@@ -276,12 +283,14 @@ def _is_off_policy(plan: Plan) -> bool:
 
 
 def _version_metrics(batch: StepExperience, plan: Plan) -> dict[str, float]:
-    """Return metrics of the weight versions that sampled a batch; its step is the version that is trained.
+    """Return metrics of the weight versions that sampled a batch.
+
+    The step of the batch is the weight version that is trained on it.
 
     Raises RunFailed if the staleness of a token exceeds the plan's bound.
     """
     token_staleness = staleness(batch, batch.step, plan.staleness).double()
-    defers = plan.placement(GENERATE).schedule.overcommit > 0
+    has_overcommit = plan.placement(GENERATE).schedule.overcommit > 0
     gap = generator_gap(batch, batch.rows, batch.step)
     return {
         "staleness": float(token_staleness.mean()),
@@ -289,7 +298,7 @@ def _version_metrics(batch: StepExperience, plan: Plan) -> dict[str, float]:
         **gap.metrics("generator_gap"),
         **gap.mismatch(),
         **cache_gap(batch, batch.rows, batch.step).metrics("cache_gap"),
-        **(scores_by_age(batch, batch.step, plan.staleness) if defers else {}),
+        **(scores_by_age(batch, batch.step, plan.staleness) if has_overcommit else {}),
     }
 
 
@@ -312,14 +321,14 @@ class MegatronDevice:
         steps: range,
     ) -> None:
         """`refits` are keyed by source and target stage; `bytes_before` were in use before the models were built."""
-        self._actions, self._refits, self._bytes_before = actions, refits, bytes_before
-        self._steps, self._turn, self._measures = steps, steps.start, False
+        self._stages, self._refits, self._bytes_before = actions, refits, bytes_before
+        self._steps, self._period, self._measures = steps, steps.start, False
 
     def begin(self, period: int) -> None:
         """Begin a period."""
-        self._turn = period
+        self._period = period
         self._measures = host.on_cuda() or period == self._steps.start
-        self._actions.begin(period)
+        self._stages.begin(period)
 
     def run_stage(self, stage: str, batch: StepExperience) -> InstructionResult:
         """Run a stage; before it, wait for earlier sends of its weights, and after it, start those of the new ones."""
@@ -327,11 +336,11 @@ class MegatronDevice:
         for refit in outgoing:
             refit.wait()
         with self._peak() as facts:
-            findings = self._actions.run(stage, batch)
-        if self._turn + 1 in self._steps:
+            result = self._stages.run(stage, batch)
+        if self._period + 1 in self._steps:
             for refit in outgoing:
                 refit.start_send()
-        return findings.with_facts(facts)
+        return result.with_facts(facts)
 
     def refit(self, source: str, target: str) -> InstructionResult:
         """Take this rank's part in copying the weights of `source` into `target`."""

@@ -1,4 +1,4 @@
-"""Re-planning of a running job: for a better plan, and for fewer nodes.
+"""Re-planning of a running job: to switch to a better plan, and to continue on fewer nodes.
 
 A run switches plans if a step becomes faster by more than the search's gap, both as predicted and as simulated, and if
 the remaining steps earn back the cost of switching: moving state, a checkpoint, and restarting processes. A run that
@@ -37,7 +37,7 @@ from meshwright.runtime.records.restarts import NEXT_PLAN, Restart, steps_record
 
 
 class NextPlan:
-    """Searches for the next plan in the background; rank 0 asks it after every period."""
+    """Searches for a better plan in the background, and decides if the run switches to it; only on rank 0."""
 
     def __init__(self, request: RunRequest, first: int) -> None:
         """`first` is the number of updates that the run starts or resumes from."""
@@ -62,7 +62,7 @@ class NextPlan:
         if self._start_seconds is None:
             self._start_seconds = now - self._request.launch_time
         if not self._reason:
-            self._candidate = self._candidate or self._searched(done)
+            self._candidate = self._candidate or self._search_result(done)
         if self._candidate is None:
             return RankRequest()
         if checkpoint_seconds is None:
@@ -96,8 +96,8 @@ class NextPlan:
             self._search.close()
             self._search = None
 
-    def _searched(self, done: int) -> Replanned | None:
-        """Return a faster plan once a search has found one; start a search where one is due."""
+    def _search_result(self, done: int) -> Replanned | None:
+        """Return a faster plan once a search has found one; start a search if one is due."""
         if self._search is None:
             steps = done - self._first
             if steps > 1 and steps % self._request.replan_every == 0:
@@ -135,7 +135,7 @@ def _simulated(candidate: Replanned) -> str:
 
 
 def replan_for_joined_nodes(request: RunRequest) -> RunRequest:
-    """Return the request with a plan for the ranks that joined, which are those of its plan or fewer whole nodes.
+    """Return the request with a plan for the ranks that joined, which are all nodes of its plan or some of them.
 
     Collective over the world. Raises BadInput if no plan fits them.
     """
@@ -151,10 +151,10 @@ def replan_for_joined_nodes(request: RunRequest) -> RunRequest:
             f"{num_nodes} of {cluster.nodes} nodes are left and the job is planned again for them; a step is "
             f"predicted to take {now:.3g} s instead of {before:.3g} s"
         )
-        note = Restart(
+        restart = Restart(
             number=request.restarts, host=socket.gethostname(), reason="", reached=0, saved=0, planned_again=message
         )
-        write_restart(request.out, note)
+        write_restart(request.out, restart)
     return replace(request, plan=plans[0])
 
 

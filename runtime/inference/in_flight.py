@@ -1,7 +1,7 @@
 """The state in flight on a rank between two periods: experience of later steps, and sequences being generated.
 
-It belongs to one plan and one way of sampling. With the same ones, a resumed run continues as if it had not been
-stopped, with the same keys and values in the same slots. Under another plan only the tokens are resumed: see
+It belongs to one plan and one set of sampling parameters. With the same ones, a resumed run continues as if it had not
+been stopped, with the same keys and values in the same slots. Under another plan only the tokens are resumed: see
 `runtime.rollout.plan_change`. For the rules by which a period ends see `planner.simulation.flight`.
 """
 
@@ -25,7 +25,11 @@ from meshwright.runtime.inference.slots import Finish, PartialResponse, Prompt, 
 from meshwright.runtime.messages.experience import safetensors_bytes
 
 _FORMAT, _METADATA_KEY = "meshwright underway 3", "underway"
-"""Format of the files, and the key of their metadata."""
+"""Format of the files, and the key of their metadata.
+
+Keys inside the metadata keep the names that this format gave them: "drawing" is the generation, "begun" are resumed
+samples, "left" are prompts not admitted, and "until" is `end_step`.
+"""
 _MAX_BYTES = 2**42
 _CACHED = "cached/"
 """Prefix of the names of keys and values."""
@@ -85,7 +89,7 @@ class InFlightState:
 
     digests: SamplingDigests
     num_steps: int
-    """Steps of the run that wrote it; it has done nothing for a later step."""
+    """Total number of steps of the run that wrote it; it has computed nothing for a later step."""
     experience: Mapping[int, Mapping[str, Mapping[int, Tensor]]]
     generation: GenerationState | None
     reassigned: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
@@ -93,12 +97,11 @@ class InFlightState:
 
 
 def pack_in_flight_state(state: InFlightState) -> bytes:
-    """Serialize what is in flight on one rank as safetensors, with everything that is not a list of numbers as JSON in
-    the metadata."""
+    """Serialize what is in flight on one rank as safetensors; what is not a list of numbers is JSON in the metadata."""
     tensors: dict[str, Tensor] = {}
     for step, fields in state.experience.items():
-        for kind, rows in fields.items():
-            name = f"experience/{step}/{kind}"
+        for field_name, rows in fields.items():
+            name = f"experience/{step}/{field_name}"
             tensors[name] = torch.cat(tuple(rows.values()))
             tensors[f"{name}/rows"] = torch.tensor([[*rows], [*map(len, rows.values())]])
     metadata: dict[str, Any] = {
@@ -108,21 +111,22 @@ def pack_in_flight_state(state: InFlightState) -> bytes:
         "dealt_again": state.reassigned,
         "drawing": None,
     }
-    if drawing := state.generation:
+    if generation := state.generation:
         metadata["drawing"] = {
-            "num_admitted": drawing.num_admitted,
-            "mean_response_tokens": drawing.mean_response_tokens,
-            "batches_in_part": drawing.partial_batches,
-            "in_flight": drawing.in_flight and _pack_in_flight(drawing.in_flight, tensors),
+            "num_admitted": generation.num_admitted,
+            "mean_response_tokens": generation.mean_response_tokens,
+            "batches_in_part": generation.partial_batches,
+            "in_flight": generation.in_flight and _pack_in_flight(generation.in_flight, tensors),
             "begun": [
-                (sample_id, resumed.finish and resumed.finish.value) for sample_id, resumed in drawing.resumed.items()
+                (sample_id, resumed.finish and resumed.finish.value)
+                for sample_id, resumed in generation.resumed.items()
             ],
-            "delivered": drawing.delivered,
-            "left": drawing.unadmitted,
-            "until": drawing.end_step,
-            "num_dealt": drawing.num_wave_prompts,
+            "delivered": generation.delivered,
+            "left": generation.unadmitted,
+            "until": generation.end_step,
+            "num_dealt": generation.num_wave_prompts,
         }
-        _pack_sampled("begun", list(drawing.resumed.values()), tensors)
+        _pack_sampled("begun", list(generation.resumed.values()), tensors)
     return safetensors_bytes(tensors, {_METADATA_KEY: json.dumps(metadata)})
 
 
@@ -132,20 +136,24 @@ def write_in_flight_state(directory: Path, rank: int, content: bytes) -> None:
 
 
 def read_in_flight_state(directory: Path, rank: int, digests: SamplingDigests) -> InFlightState | None:
-    """Read what the rank wrote; None if the plan or the sampling was another. Raises BadInput for a file of another
-    kind."""
+    """Read the state that the rank wrote; None if the plan or the sampling parameters were others.
+
+    Raises BadInput for a file of another kind.
+    """
     path = _path(directory, rank)
     return _read(path, digests) if path.exists() else None
 
 
 def read_all_in_flight_states(directory: Path) -> tuple[InFlightState, ...]:
-    """Read what every rank wrote, under whatever plan, without keys and values. Raises BadInput for a file of another
-    kind."""
+    """Read the states that all ranks wrote, under whatever plan, without keys and values.
+
+    Raises BadInput for a file of another kind.
+    """
     states = (_read(path, None) for path in sorted(directory.glob("underway-*.safetensors")))
     return tuple(state for state in states if state is not None)
 
 
-def _read(path: Path, draws_by: SamplingDigests | None) -> InFlightState | None:
+def _read(path: Path, digests: SamplingDigests | None) -> InFlightState | None:
     """Read one file. With no digests to compare, read it whatever they are, without keys and values."""
     require_file(path, "sequences in flight", _MAX_BYTES)
     try:
@@ -156,11 +164,11 @@ def _read(path: Path, draws_by: SamplingDigests | None) -> InFlightState | None:
                     f"{path} is {metadata['format']!r} and not {_FORMAT!r}; remove it, and the responses are sampled "
                     "again."
                 )
-            if draws_by not in (None, SamplingDigests(*metadata["draws_by"])):
+            if digests not in (None, SamplingDigests(*metadata["draws_by"])):
                 return None
-            names = [name for name in file.keys() if draws_by or not name.startswith(_CACHED)]  # noqa: SIM118
+            names = [name for name in file.keys() if digests or not name.startswith(_CACHED)]  # noqa: SIM118
             tensors = {name: file.get_tensor(name) for name in names}
-        return _underway(metadata, tensors)
+        return _unpack_state(metadata, tensors)
     except (OSError, SafetensorError, LookupError, ValueError, TypeError, RuntimeError, MemoryError) as error:
         raise BadInput(
             f"{path} holds no sequences in flight that can be read ({type(error).__name__}: {error}); remove it, and "
@@ -168,17 +176,18 @@ def _read(path: Path, draws_by: SamplingDigests | None) -> InFlightState | None:
         ) from None
 
 
-def _underway(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> InFlightState:
+def _unpack_state(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> InFlightState:
+    """Return the state that `pack_in_flight_state` put into this metadata and these tensors."""
     experience: dict[int, dict[str, dict[int, Tensor]]] = {}
     for name, values in tensors.items():
-        part, step, kind, *more = name.split("/")
-        if part == "experience" and not more:
+        section, step, field_name, *suffix = name.split("/")
+        if section == "experience" and not suffix:
             rows, lengths = tensors[f"{name}/rows"].tolist()
-            parts = (part.clone() for part in values.split(lengths))
-            experience.setdefault(int(step), {})[kind] = dict(zip(rows, parts, strict=True))
-    state, drawing = metadata["drawing"], None
+            row_values = (part.clone() for part in values.split(lengths))
+            experience.setdefault(int(step), {})[field_name] = dict(zip(rows, row_values, strict=True))
+    state, generation = metadata["drawing"], None
     if state is not None:
-        drawing = GenerationState(
+        generation = GenerationState(
             num_admitted=state["num_admitted"],
             mean_response_tokens=state["mean_response_tokens"],
             partial_batches=tuple((step, number, tokens) for step, number, tokens in state["batches_in_part"]),
@@ -189,13 +198,13 @@ def _underway(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> InF
             },
             unadmitted=tuple(state["left"]),
             end_step=state["until"],
-            num_wave_prompts=state.get("num_dealt", 0),  # there were no waves before it was written
+            num_wave_prompts=state.get("num_dealt", 0),  # absent from files written before waves existed
         )
     return InFlightState(
         digests=SamplingDigests(*metadata["draws_by"]),
         num_steps=metadata["num_steps"],
         experience=experience,
-        generation=drawing,
+        generation=generation,
         reassigned={int(step): tuple(sample_ids) for step, sample_ids in metadata["dealt_again"].items()},
     )
 
@@ -208,7 +217,7 @@ def _unpack_resumed(
 
 
 def _pack_in_flight(state: SequencesInFlight, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Put the lists of numbers of the sequences in flight into `tensors`; return the rest."""
+    """Put the lists of numbers of the sequences in flight into `tensors`; return the rest, for the metadata."""
     live = [sequence for group in state.live for sequence in group]
     for number, (keys, values) in enumerate(state.cached):
         tensors[f"{_CACHED}{number}/keys"], tensors[f"{_CACHED}{number}/values"] = keys, values
@@ -246,7 +255,7 @@ def _unpack_in_flight(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
 
 
 def _pack_prompts(name: str, prompts: Sequence[Prompt], tensors: dict[str, Tensor]) -> None:
-    """Put in numbers [5, P] of the prompts and their tokens end to end; -1 stands for no limit of the response."""
+    """Put the integers of the prompts, [5, P], and their concatenated tokens into `tensors`; -1 means no limit."""
     numbers = [
         (p.row, p.sample_id, p.step, -1 if p.max_response is None else p.max_response, len(p.tokens)) for p in prompts
     ]
@@ -270,8 +279,10 @@ def _unpack_prompts(name: str, tensors: Mapping[str, Tensor]) -> list[Prompt]:
 
 
 def _pack_sampled(name: str, sequences: Sequence[PartialResponse | ResumedSample], tensors: dict[str, Tensor]) -> None:
-    """Put in the first periods (0 for what was resumed under another plan) and lengths [2, R], and tokens,
-    log-probabilities and versions end to end."""
+    """Put first periods and lengths, [2, R], and concatenated tokens, log-probabilities and versions into `tensors`.
+
+    The first period is 0 for a sample that was resumed under another plan.
+    """
     numbers = [
         (sequence.first_period if isinstance(sequence, PartialResponse) else 0, len(sequence.tokens))
         for sequence in sequences
@@ -294,7 +305,7 @@ def _unpack_partials(name: str, tensors: Mapping[str, Tensor]) -> list[PartialRe
 
 
 def _unpack_sampled(name: str, tensors: Mapping[str, Tensor]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the first period of each sequence, and what was sampled."""
+    """Yield the first period of each sequence, and its tokens, log-probabilities and versions."""
     firsts, lengths = tensors[f"{name}/drawn/facts"].tolist()
     names = "tokens", "logprobs", "versions"
     parts = (tensors[f"{name}/drawn/{each}"].split(lengths) for each in names)

@@ -1,7 +1,7 @@
-"""The scheduler of slots and cache blocks: it admits waiting sequences, shares the prompt blocks of the samples of one
+"""Scheduling of slots and KV blocks: it admits waiting sequences, shares the prompt blocks of the samples of one
 prompt, and pre-empts live sequences when blocks run out.
 
-Every rank of a replica makes the same decisions without a message.
+Every rank of a replica makes the same decisions without communicating.
 """
 
 from __future__ import annotations
@@ -30,12 +30,15 @@ PromptGroup = tuple[int, int]
 
 
 class SharedPrompts:
-    """The shared prompts of one generator; with a group size of one nothing is shared."""
+    """The prompts of one generator that are cached, so that further samples can share their blocks.
+
+    With a group size of one nothing is shared.
+    """
 
     def __init__(self, group_size: int) -> None:
         self._group_size = group_size
         self._slots: dict[PromptGroup, list[int]] = {}
-        """Slots of live samples, by group, whose prompt is cached with the weights of this period."""
+        """By group, the slots of live samples whose prompt was cached with the weights of this period."""
         self._prompt_logits: dict[PromptGroup, Tensor | None] = {}
         """Logits [V / tp] of the last prompt token, by group; None before the last pipeline stage."""
 
@@ -55,7 +58,7 @@ class SharedPrompts:
         return slots[0] if slots else None
 
     def add(self, prompt: Prompt, slot: int) -> None:
-        """Record that a sample of the prompt starts in the slot, prefilled or sharing."""
+        """Record that a sample of the prompt starts in the slot, whether its prompt is prefilled or shared."""
         if self.are_shared:
             self._slots.setdefault(self._group(prompt), []).append(slot)
 
@@ -87,10 +90,10 @@ class SharedPrompts:
         return torch.stack(rows) if rows else None
 
     def keep_for(self, waiting: Sequence[Prompt]) -> None:
-        """Forget every group that no waiting prompt belongs to; prompts of a group wait consecutively."""
-        front = self._group(waiting[0]) if waiting else None
+        """Forget every group that no waiting prompt belongs to; prompts of a group are consecutive in the queue."""
+        next_group = self._group(waiting[0]) if waiting else None
         for by_group in (self._slots, self._prompt_logits):
-            for group in [group for group in by_group if group != front]:
+            for group in [group for group in by_group if group != next_group]:
                 del by_group[group]
 
     def _group(self, prompt: Prompt) -> PromptGroup:
@@ -98,11 +101,10 @@ class SharedPrompts:
 
 
 _RESERVED_ROUNDS = 4
-"""A sequence is admitted only if the live ones could continue for this many rounds without another block being
-freed."""
+"""A sequence is admitted only if the live ones could continue for this many decode rounds if no block were freed."""
 
 PrefillPart: TypeAlias = tuple[int, int, int]
-"""A part of a prefill batch: the index of a prefilled sequence, and the first token and the end of its part."""
+"""Tokens of one sequence in a prefill batch: the index of the sequence, and the first token and end of the range."""
 
 
 class ScheduledBatch(NamedTuple):
@@ -110,8 +112,8 @@ class ScheduledBatch(NamedTuple):
     after a tool's answer.
 
     `prefilled` are the indices of those that are prefilled; `shared_from` maps the index of every other one to the
-    slot whose cached prompt it shares. `num_new` of all are new. `cached` maps an index to the number of its tokens
-    that are cached already.
+    slot whose cached prompt it shares. `num_new` of the sequences are new. `cached` maps an index to the number
+    of its tokens that are cached already.
     """
 
     sequences: list[LiveSequence]
@@ -145,7 +147,7 @@ class Scheduler:
         self.paused: list[PartialResponse] = []
         """Pre-empted sequences, the oldest first; they are resumed before anything new is admitted."""
         self.num_preempted, self.peak_blocks = 0, 0
-        """The number of pre-emptions, and the most blocks that were in use at a time."""
+        """The number of pre-emptions, and the largest number of blocks that were in use at once."""
 
     def release(self, slots: Sequence[int]) -> None:
         """Free the blocks of slots whose sequences have left."""
@@ -189,7 +191,7 @@ class Scheduler:
         self._tables.truncate(slots, num_tokens)
 
     def resume_suspended(self, group: LiveGroup, suspended: LiveSequence) -> bool:
-        """Make a parked sequence live again; it has more tokens than are cached. Return False if it was pre-empted
+        """Make a suspended sequence live again; it has more tokens than are cached. Return False if it was pre-empted
         because too few blocks are free."""
         if self._tables.allocate(suspended.slot, suspended.num_cached + 1):
             group.resume(suspended)
@@ -204,18 +206,18 @@ class Scheduler:
         return bool(self.paused or self._flight.waiting) and not group.is_full
 
     def schedule(self, group: LiveGroup, answered: Sequence[tuple[LiveSequence, int]] = ()) -> ScheduledBatch:
-        """Schedule waiting sequences while there are slots and blocks, paused ones first. Those `answered` by a tool,
-        each with the number of its cached tokens, come before them in the result."""
+        """Schedule waiting sequences while there are slots and blocks, paused ones first. Sequences `answered` by
+        a tool, each with the number of its cached tokens, come first in the result."""
         scheduled = ScheduledBatch([sequence for sequence, _ in answered], list(range(len(answered))), {}, 0, {})
         scheduled.cached.update((index, cached) for index, (_, cached) in enumerate(answered))
-        waiting, turn = self._flight.waiting, self._flight.turn
+        waiting, period = self._flight.waiting, self._flight.turn
         if not self.can_schedule(group):
             self.peak_blocks = max(self.peak_blocks, self._tables.num_used)
             return scheduled
         num_new, num_live = 0, sum(len(group.live) for group in self._flight.groups)
         while not group.is_full and (self.paused or waiting):
             is_new = not self.paused
-            partial = PartialResponse(prompt=waiting[0], first_period=turn) if is_new else self.paused[0]
+            partial = PartialResponse(prompt=waiting[0], first_period=period) if is_new else self.paused[0]
             source = self._prompts.source(partial.prompt) if is_new else None
             if not self._allocate(group.next_slot, partial, source, num_live):
                 break

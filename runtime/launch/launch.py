@@ -41,10 +41,14 @@ _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 _WITH_LAUNCHER = "meshwright.runtime.launch.with_launcher"
 """The first module imported by the process that ranks are forked from."""
 
-_NOISY = ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api", "torch.multiprocessing.spawn")
-"""Loggers that repeat what the errors raised here say."""
+_REPETITIVE_LOGGERS = (
+    "torch.distributed.elastic",
+    "torch.distributed.elastic.agent.server.api",
+    "torch.multiprocessing.spawn",
+)
+"""Loggers that repeat the errors raised here; they are silenced."""
 
-_STAY_SECONDS = 2.0
+_EXIT_DELAY_SECONDS = 2.0
 """Seconds that a rank which lost a peer stays alive, so that the peer's failure is seen first."""
 
 
@@ -99,13 +103,13 @@ def launch(
     are_forked = preload is not None and setup.may_be_forked
     if preload:
         multiprocessing.set_forkserver_preload([_WITH_LAUNCHER, preload])
-    parent = scratch_directory()  # before multiprocessing makes a directory of its own
+    parent = scratch_directory()  # must come before multiprocessing makes its own directory
     if are_forked:
         shield_helpers()
     rendezvous = rendezvous or Rendezvous()
     rendezvous.check()
-    for noisy in _NOISY:
-        logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    for logger in _REPETITIVE_LOGGERS:
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(dir=parent) as directory:
         failures = Path(directory) / "failures"
         failures.mkdir()
@@ -161,7 +165,7 @@ class _Launcher:
     """The process that launched a rank, as the rank sees it."""
 
     pid: int
-    towards: str
+    reachable_host: str
     """A host that all nodes can reach."""
     failures: Path
     """Directory for the records of failed ranks."""
@@ -169,7 +173,7 @@ class _Launcher:
     """File that appears when the run is asked to stop; None if a signal ends it at once."""
 
 
-def _rank_main(launcher: _Launcher, preparation: ProcessSetup, entry: Callable[..., T], args: tuple[Any, ...]) -> T:
+def _rank_main(launcher: _Launcher, setup: ProcessSetup, entry: Callable[..., T], args: tuple[Any, ...]) -> T:
     """Run one launched process; it ends with its launcher, and leaves a record if it fails.
 
     A collective whose peer has died raises a RuntimeError. A peer that was killed leaves no record, so this rank waits
@@ -183,19 +187,19 @@ def _rank_main(launcher: _Launcher, preparation: ProcessSetup, entry: Callable[.
     end_with_process(launcher.pid)
     failure_records.set_record_path(launcher.failures / f"{os.environ['RANK']}.json")
     try:
-        return run_in_group(preparation, entry, args, reachable_host=launcher.towards)
+        return run_in_group(setup, entry, args, reachable_host=launcher.reachable_host)
     except BaseException as error:
         failure_records.write_record(error)
         if isinstance(error, RuntimeError):
-            time.sleep(_STAY_SECONDS)
+            time.sleep(_EXIT_DELAY_SECONDS)
         raise
 
 
 def _explain(error: ChildFailedError, failures: Path, logs: Path | None, nodes: int) -> MeshwrightError:
-    """Return the error of the first rank that failed by itself; others fail because they lost it.
+    """Return the error of the rank that failed first; others fail because they lost it.
 
-    That is the rank whose exit torch saw first if it has no record (it was killed), else the one with the earliest
-    record.
+    It is the rank whose exit torch saw first if that has no record (it was killed), else the one with the earliest
+    record. A BadInput, and an error that all ranks raise, has precedence.
     """
     rank, failure = error.get_first_failure()
     records = {int(path.stem): json.loads(path.read_text()) for path in failures.glob("*.json")}

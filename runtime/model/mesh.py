@@ -21,9 +21,11 @@ _GROUPS: dict[tuple[dist.ProcessGroup, tuple[int, ...]], dist.ProcessGroup] = {}
 """Groups created so far, by their world and ranks; the keys are the same on every rank, member or not."""
 
 _EXPERT_AXES = {"etp", "fold", "spread", "edp"}
+"""Axes of the layout of experts; see `ExpertCoordinates`."""
+
 _WEIGHT_REPLICA_AXES = ("cp", "dp")
 _EXPERT_REPLICA_AXES = ("cp", "edp")
-"""Axes along which ranks hold the same weights, and the same expert weights."""
+"""Axes along which ranks hold the same weights, and those along which they hold the same expert weights."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,8 @@ def build_mesh(layout: Layout, first_rank: int) -> Mesh:
     def along(*axes: str) -> dist.ProcessGroup | None:
         return _make(_slices(layout, first_rank, axes))
 
-    ends = [sorted({ranks[0], ranks[-1]}) for ranks in _slices(layout, first_rank, ("pp",))]
-    groups, column = _collection(along, _make(ends)), along("spread")
+    pipeline_ends = [sorted({ranks[0], ranks[-1]}) for ranks in _slices(layout, first_rank, ("pp",))]
+    groups, column = _collection(along, _make(pipeline_ends)), along("spread")
     index = dist.get_rank() - first_rank
     if not 0 <= index < layout.num_ranks:
         return Mesh(layout, first_rank, tp_rank=-1, cp_rank=-1, dp_rank=-1, pp_rank=-1, _groups=None)
@@ -110,11 +112,12 @@ def build_mesh(layout: Layout, first_rank: int) -> Mesh:
 
 
 def _collection(
-    along: Callable[..., dist.ProcessGroup | None], ends: dist.ProcessGroup | None
+    along: Callable[..., dist.ProcessGroup | None], pipeline_ends: dist.ProcessGroup | None
 ) -> ProcessGroupCollection:
     """The groups under Megatron's names.
 
-    `ends` is the group of the first and last stages of a pipeline, which share tied embeddings; None on other stages.
+    `pipeline_ends` is the group of the first and last stages of a pipeline, which share tied embeddings; None on other
+    stages.
     """
     tp, cp, dp, pp, single = along("tp"), along("cp"), along("dp"), along("pp"), along()
     stage, replica, all_ranks = along("tp", "cp", "dp"), along("tp", "pp"), along("tp", "cp", "dp", "pp")
@@ -128,7 +131,7 @@ def _collection(
     groups.ep, groups.tp_ep = along("fold", "spread"), along("etp", "fold", "spread")
     groups.tp_ep_pp = along("etp", "fold", "spread", "pp")
     groups.expt_dp = groups.intra_expt_dp = along(*_EXPERT_REPLICA_AXES)
-    groups.embd = ends
+    groups.embd = pipeline_ends
     groups.tp_dp_cp = stage
     groups.mp = replica
     groups.intra_dist_opt = all_ranks
@@ -138,8 +141,10 @@ def _collection(
 
 @cache
 def _slices(layout: Layout, first_rank: int, axes: tuple[str, ...]) -> Sequence[Sequence[int]]:
-    """Sets of the layout's ranks that differ along `axes` only, each ascending; axes are those of the layout or of its
-    experts."""
+    """Sets of the layout's ranks that differ along `axes` only, each ascending.
+
+    The axes are those of the layout or those of its experts.
+    """
     coordinates = layout.expert_coordinates if _EXPERT_AXES.intersection(axes) else layout.coordinates
     sets: dict[tuple[int, ...], list[int]] = {}
     for index in range(layout.num_ranks):

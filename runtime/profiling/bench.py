@@ -1,4 +1,4 @@
-"""The bench times one point of the profiling grid on all ranks at once, with the shard as a model of its own.
+"""Timing of one point of the profiling grid on all ranks at once, each with its shard as a model of its own.
 
 A failure on any rank fails the point on all of them, so that the ranks stay in step.
 """
@@ -49,7 +49,7 @@ class _RankMeasurement:
 
 
 class Bench:
-    """The bench of one rank; it builds the model once for successive points of the same shape and depth."""
+    """Measures points on one rank; it builds the model once for successive points of the same shape and depth."""
 
     def __init__(
         self,
@@ -74,13 +74,15 @@ class Bench:
         A short pass runs more often than `repeats` times, for `min_seconds` on each rank.
         """
         began = time.perf_counter()
-        body, reason = self._attempt(lambda: self.prepare(point))
+        timed_pass, reason = self._attempt(lambda: self.prepare(point))
         reason = _first_reason(reason)
         if reason is None:
-            assert body is not None
+            assert timed_pass is not None
             budget = budget_seconds - (time.perf_counter() - began)
             dist.barrier()
-            run, reason = self._attempt(lambda: self._time(body, self._num_steps(point), repeats, budget, min_seconds))
+            run, reason = self._attempt(
+                lambda: self._time(timed_pass, self._num_steps(point), repeats, budget, min_seconds)
+            )
             reason = _first_reason(reason)
         if reason is not None:
             self._instruments.release()
@@ -99,34 +101,34 @@ class Bench:
 
     def prepare(self, point: Point) -> Callable[[], object]:
         """Return the point's timed pass, warmed up once. Raises FloatingPointError if its output is not finite."""
-        body = self._body(point)
-        if not is_finite(body()):
+        timed_pass = self._timed_pass(point)
+        if not is_finite(timed_pass()):
             raise FloatingPointError(NOT_FINITE)
-        return body
+        return timed_pass
 
     def _num_steps(self, point: Point) -> int:
-        """Return the decode steps in one timed call, several on a GPU; 1 for other passes."""
+        """Return the number of decode steps in one timed call, several on a GPU; 1 for other passes."""
         return _STEPS_PER_POLL if point.body is TimedPass.DECODE and host.on_cuda() else 1
 
     def _time(
-        self, body: Callable[[], object], num_steps: int, repeats: int, budget_seconds: float, least_seconds: float
+        self, timed_pass: Callable[[], object], num_steps: int, repeats: int, budget_seconds: float, min_seconds: float
     ) -> _RankMeasurement:
         instruments = self._instruments
         before = instruments.reset_peak()
         sample = measure(
-            body,
-            timer=lambda body: instruments.timer(body) / num_steps,
+            timed_pass,
+            timer=lambda steps: instruments.timer(steps) / num_steps,
             clock=time.perf_counter,
             warmup=0,
             repeats=repeats,
             budget_seconds=budget_seconds,
-            min_seconds=least_seconds,
+            min_seconds=min_seconds,
         )
         return _RankMeasurement(
             sample=sample, peak_bytes=max(0, instruments.peak_bytes() - before), conditions=instruments.conditions()
         )
 
-    def _body(self, point: Point) -> Callable[[], object]:
+    def _timed_pass(self, point: Point) -> Callable[[], object]:
         spec = point.shape.model(num_layers=point.num_layers, max_positions=self._max_positions)
         model = self._build(spec, (point.shape, point.num_layers))
         if point.body is TimedPass.OPTIMIZER:
@@ -137,9 +139,9 @@ class Bench:
         if point.body is TimedPass.DECODE:
             return self._decode_steps(model, spec, point.rows, point.context, self._num_steps(point))
         if point.body is TimedPass.TRAIN:
-            trainer, block = self._trainer_of(model), _training_block(spec, point.rows, point.tokens)
+            trainer, micro_batch = self._trainer_of(model), _training_micro_batch(spec, point.rows, point.tokens)
             loss = training_loss(spec, self._mesh, PPO(), point.rows * point.tokens)
-            return lambda: trainer.accumulate([block], loss)
+            return lambda: trainer.accumulate([micro_batch], loss)
         forward = forward_scalars if spec.scalar_head else forward_logprobs
         experience = _experience(spec, point.rows, point.tokens)
         return lambda: _forward_pass(forward, model, self._mesh, experience)
@@ -164,8 +166,8 @@ class Bench:
     ) -> Callable[[], object]:
         """Return a function that runs `num_steps` decode steps, with `context` cached tokens per row on average.
 
-        As in the middle of a run, cached lengths are spread evenly from few tokens to about twice the average. Rows
-        grow from step to step, and the longest are replaced by new short ones.
+        As in the middle of a run, cached lengths are spread evenly from few tokens to about twice the average. Each
+        step adds a token to every row, and rows that reach the longest length start again at the shortest.
         """
         half_range = context * (rows - 1) // rows
         shortest, longest = context - half_range, context + half_range
@@ -192,17 +194,17 @@ class Bench:
         )
 
 
-def _first_reason(mine: str | None) -> str | None:
+def _first_reason(local: str | None) -> str | None:
     """Return the failure reason of the first rank that has one, the same on every rank. Collective."""
     reasons: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(reasons, mine)
+    dist.all_gather_object(reasons, local)
     return next((reason for reason in reasons if reason is not None), None)
 
 
-def _merged(point: Point, mine: _RankMeasurement | None) -> Measurement:
+def _merged(point: Point, local: _RankMeasurement | None) -> Measurement:
     """Return one measurement from those of all ranks; conditions are those of the hottest device. Collective."""
     gathered: list[_RankMeasurement | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, mine)
+    dist.all_gather_object(gathered, local)
     runs = [run for run in gathered if run is not None]
     samples = [run.sample for run in runs]
     sample = TimingResult(
@@ -217,7 +219,7 @@ def _merged(point: Point, mine: _RankMeasurement | None) -> Measurement:
 def _lengths(rows: int, tokens: int) -> list[int]:
     """Return the tokens of each row, `tokens` on average.
 
-    Neighbours differ, as in a run: on a CPU, equal ones would share a call of attention.
+    Neighbouring rows differ in length, as in a run: on a CPU, rows of equal length would share one attention call.
     """
     pairs = [tokens - 1, tokens + 1] * (rows // 2) if tokens > 1 else [tokens] * rows
     return pairs + [tokens] * (rows - len(pairs))
@@ -239,14 +241,14 @@ def _forward_pass(
 ) -> list[Tensor]:
     """Run a forward pass over the sequences of the experience and put its outputs back, as a stage does."""
     rows = experience.rows("tokens")
-    block = MicroBatch.pack(experience.get("tokens", row) for row in rows)
-    outputs = forward(model, mesh, [block])
-    for row, values in zip(rows, block.split_rows(outputs[0].cpu()), strict=True):
+    micro_batch = MicroBatch.pack(experience.get("tokens", row) for row in rows)
+    outputs = forward(model, mesh, [micro_batch])
+    for row, values in zip(rows, micro_batch.split_rows(outputs[0].cpu()), strict=True):
         experience.put("ref_logprobs", row, values.clone())
     return outputs
 
 
-def _training_block(spec: ModelSpec, rows: int, tokens: int) -> MicroBatch:
+def _training_micro_batch(spec: ModelSpec, rows: int, tokens: int) -> MicroBatch:
     """Return a micro-batch with every field that the policy or value loss reads."""
     lengths = _lengths(rows, tokens)
     zeros = [torch.zeros(length) for length in lengths]

@@ -1,6 +1,7 @@
-"""Timing of one collective among the first ranks of the world, each of which computes before it, as in a stage.
+"""Timing of one collective among the first ranks of the world.
 
-Ranks that did nothing but communicate would arrive together and have warm caches.
+Each rank computes something before the collective, as in a stage: ranks that did nothing but communicate would arrive
+together and have warm caches.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ _WARMUP = 1
 """Calls before timing: the first of a group sets up its connections."""
 
 _CALLS_PER_TIMING = 8
-"""Calls timed together: a layer alone makes several."""
+"""Calls timed together, since already one layer makes several in a row."""
 
 _MATRIX_SIZE = 256
-"""Size of the square matrices multiplied before each collective: about what a layer of a small model computes."""
+"""Rows of the square matrices multiplied before each collective; the product is about the work of a small layer."""
 
 
 def measure_exchange(exchange: Exchange, timer: Timer, *, repeats: int) -> list[Collective]:
@@ -37,7 +38,7 @@ def measure_exchange(exchange: Exchange, timer: Timer, *, repeats: int) -> list[
     num_messages = 2 if exchange.operation == "send_receive" else 1
     sample = None
     if dist.get_rank() < exchange.num_ranks:
-        # Every rank must call equally often, so no budget may cut the repeats short.
+        # Every rank must call equally often, so a time budget must not reduce the repeats.
         sample = measure(
             _call(exchange, group),
             timer=lambda body: timer(body) / num_messages,
@@ -54,7 +55,7 @@ def measure_exchange(exchange: Exchange, timer: Timer, *, repeats: int) -> list[
 
 @cache
 def _first_ranks(number: int) -> dist.ProcessGroup | None:
-    """Return the group of the first ranks; every rank of the world creates the same groups in the same order."""
+    """Return the group of the first `number` ranks; all ranks of the world create the groups in the same order."""
     return dist.new_group(list(range(number)), timeout=collective_timeout())
 
 

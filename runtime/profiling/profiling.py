@@ -52,12 +52,16 @@ from meshwright.runtime.profiling.collective_benchmarks import measure_exchange
 _SWEEPS = 3
 """Sweeps through the whole grid, so that the repeats of a point lie some time apart."""
 
-_REPEATS = 3  # of a point in a sweep
-_MIN_SECONDS = 0.03
-"""Shortest time for which a pass is timed in a sweep. Its first calls after a barrier find cold caches and other ranks
-not yet there, whereas a run repeats a decode step hundreds of times."""
+_REPEATS = 3
+"""Repeats of a point in a sweep."""
 
-_COLLECTIVE_REPEATS = 5  # of a collective in a sweep: most take less than a millisecond
+_MIN_SECONDS = 0.03
+"""Shortest time for which a pass is timed in a sweep. The first calls after a barrier find cold caches, and other
+ranks are not yet busy, whereas a run repeats a decode step hundreds of times."""
+
+_COLLECTIVE_REPEATS = 5
+"""Repeats of a collective in a sweep: more than of a point, as most take less than a millisecond."""
+
 _LIBRARIES = ("torch", "megatron-core", "numpy")
 
 
@@ -70,7 +74,7 @@ def profile_job(
     fresh: bool = False,
     time_calls: Callable[[Sequence[TimedCalls]], Sequence[TimedCalls]] | None = None,
 ) -> Table:
-    """Measure what the table at `output` lacks of the job's shapes, within about `minutes`, and write it.
+    """Measure those of the job's shapes that the table at `output` lacks, within about `minutes`, and write the table.
 
     `time_calls` receives the known timings of reward and tool calls and returns them with those that were missing.
     `kind` is cpu or cuda, by default that of the job's cluster. Raises BadInput if this machine's device is not the
@@ -131,13 +135,13 @@ def require_device(facts: Facts, kind: str | None, cuda_name: str | None) -> Non
 
 
 def _is_model(name: str, cuda_name: str) -> bool:
-    """Return True if the driver's name of a device has the model number of ours: h200 is NVIDIA H200."""
+    """Return True if the driver's name of a device has the model number in `name`, such as h200 in NVIDIA H200."""
     number = next(part for part in name.split("-") if any(character.isdigit() for character in part))
     return number in cuda_name.lower().replace("-", " ").split()
 
 
 def _num_ranks(facts: Facts) -> int:
-    """Return the ranks that measure at once: those of a whole node, or as many as this machine has CUDA devices."""
+    """Return the number of ranks that measure at once: those of a node, at most as many as CUDA devices here."""
     per_node = _cluster(facts).ranks_per_node
     return per_node if _cluster(facts).device.kind == "cpu" else min(per_node, host.num_cuda_devices())
 

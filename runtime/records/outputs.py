@@ -1,7 +1,7 @@
 """Checks of the files that a command will write, before any work begins.
 
-An output file is new, empty, or replaces one of its own kind; it is not an input of the command, a device or a
-directory.
+An output path must be new, an empty file, or a file of the same kind, which is replaced. It must not be an input of the
+command, a device or a directory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HEAD_BYTES = 4096
 
 
 class OutputKind(Enum):
-    """A kind of output file: its name in messages, and a pattern of how its text begins."""
+    """A kind of output file: its name in messages, and a pattern that the beginning of its text matches."""
 
     PLAN = "plan", r'\{\s*"digests"\s*:'
     TABLE = "table", r'\{\s*"collectives"\s*:'
@@ -111,11 +111,14 @@ def _require_kind(output: Output) -> None:
 
 
 def _require_writable(label: str, path: Path) -> None:
-    """Create a temporary file in the nearest existing directory: permission bits alone are not enough."""
+    """Raise BadInput unless a temporary file can be created in the closest existing directory.
+
+    Permission bits alone do not tell.
+    """
     try:
         parent = next(parent for parent in path.resolve().parents if parent.exists())
         tempfile.TemporaryFile(dir=parent).close()
-    except (OSError, RuntimeError):  # the latter for circular links
+    except (OSError, RuntimeError):  # RuntimeError for circular links
         raise BadInput(f"{label} cannot be written; name a file in a directory that you may write to.") from None
 
 

@@ -19,15 +19,16 @@ from meshwright.runtime.records.run_directory import is_locked
 from meshwright.runtime.records.run_lines import Tail
 
 RECENT = 20
-"""Most recent steps over which medians and shares are taken."""
+"""Number of most recent steps over which medians and shares are taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
     """The status of a run. Medians, means and shares are over its last `num_recent` steps.
 
-    `quiet_seconds` is the time since its last write. `learned` are the mean training metrics by their names in
-    metrics.jsonl, `held_out` the evaluations, and `uses` how all ranks, then those of each pool, spent the time.
+    `quiet_seconds` is the time since the last line of metrics.jsonl. `learned` are the mean training metrics by their
+    names in metrics.jsonl, `held_out` the evaluations, and `uses` how all ranks, then those of each pool, spent the
+    time.
     """
 
     directory: str
@@ -86,7 +87,7 @@ class StatusReader:
             return status
         ends = step_ends(plan.graph, self._spans)
         window = sorted(ends.values())[-RECENT - 1 :]
-        begin = window[0] if len(ends) > len(recent) else min(span.start_seconds for span in self._spans)
+        start_seconds = window[0] if len(ends) > len(recent) else min(span.start_seconds for span in self._spans)
         seconds = {line["step"]: line["seconds"] for line in recent}
         comparisons = compare(plan, self._spans, seconds)
         return replace(
@@ -96,15 +97,15 @@ class StatusReader:
             step_seconds=comparisons[-1].measured_seconds,
             tokens_per_second=statistics.median(line["tokens_per_second"] for line in recent),
             comparisons=comparisons,
-            uses=measured_use(plan, self._spans, begin, window[-1]) if window[-1] > begin else (),
+            uses=measured_use(plan, self._spans, start_seconds, window[-1]) if window[-1] > start_seconds else (),
         )
 
     def _read(self) -> None:
-        begins, lines = self._metrics.read()
-        self._lines = [*([] if begins else self._lines), *map(_line, lines)][-RECENT:]
-        begins, lines = self._evaluations.read()
+        is_replaced, lines = self._metrics.read()
+        self._lines = [*([] if is_replaced else self._lines), *map(_line, lines)][-RECENT:]
+        is_replaced, lines = self._evaluations.read()
         evaluations = [_line(line, "mean_score", "standard_error") for line in lines]
-        self._held_out = [*([] if begins else self._held_out), *evaluations]
+        self._held_out = [*([] if is_replaced else self._held_out), *evaluations]
         if self._trace.skip():
             self._spans = list(read_last_spans(self._directory / "trace.jsonl", RECENT + 2 * MAX_STEPS_AHEAD))
         _, lines = self._trace.read()
@@ -114,7 +115,7 @@ class StatusReader:
 
 
 def _line(text: str, *required: str) -> dict[str, Any]:
-    """Parse a line with a step and these numbers. Raises ValueError, TypeError or KeyError for any other."""
+    """Parse a line with a step and the required numbers. Raises ValueError, TypeError or KeyError for any other."""
     line: dict[str, Any] = json.loads(text)
     if not isinstance(line["step"], int) or not all(is_finite_number(line[name]) for name in ("step", *required)):
         raise TypeError

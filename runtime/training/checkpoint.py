@@ -75,7 +75,7 @@ def load_trainers(directory: Path, trainers: Mapping[str, Trainer]) -> None:
 
 
 def describe_error(error: BaseException) -> str:
-    """The type and first line of an error; for a CheckpointException those of its first rank's error."""
+    """The type and first line of an error; for a CheckpointException those of the first failed rank."""
     if isinstance(error, CheckpointException) and error.failures:
         error = next(iter(error.failures.values()))[0]
     lines = str(error).strip().splitlines()
@@ -170,7 +170,7 @@ def take_snapshot(
     # Errors are raised as well, so logging them again is noise.
     logging.getLogger(filesystem_async.__name__).setLevel(logging.CRITICAL)
     state = {name: sharded_trainer_state(name, trainer, is_loading=False) for name, trainer in trainers.items()}
-    strategy = _PlanOnly()
+    strategy = _PlanOnlyStrategy()
     try:
         _copy_to_host(state, set(_storages(trainers)))
         dist_checkpointing.save(state, str(_partial(directory)), strategy, async_sharded_save=True)
@@ -203,8 +203,8 @@ class Saver:
     """Publishes one rank's snapshots, one after another, in a single thread.
 
     The allocator makes a heap for every thread and keeps its free memory, so a new thread for each checkpoint would use
-    more memory each time. After a checkpoint freed host memory is returned to the system: the copies, and a few KiB of
-    fragments from every step.
+    more memory each time. After each checkpoint, freed host memory is returned to the system: that of the copies, and
+    the few KiB of fragments that every step leaves.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -242,19 +242,19 @@ class Saver:
     def _publish(self) -> None:
         """Publishes one snapshot after another; the thread ends with the process."""
         while True:
-            snapshot, behind = self._requests.get()
+            snapshot, on_published = self._requests.get()
             try:
-                publish(snapshot, self._group, behind)
+                publish(snapshot, self._group, on_published)
             except MeshwrightError as error:
                 self._error = error
-            del snapshot, behind  # so that their memory is free while the thread waits for the next
+            del snapshot, on_published  # so that their memory is free while the thread waits for the next
             used_memory.trim_host_memory()
             self.seconds = time.monotonic() - self._began
             self._published.set()
 
 
-class _PlanOnly(TorchDistSaveShardedStrategy):
-    """Megatron's saving strategy, stopped once ranks have agreed on what each writes: one file per rank."""
+class _PlanOnlyStrategy(TorchDistSaveShardedStrategy):
+    """Megatron's saving strategy, which stops after the ranks have agreed on what each writes (one file per rank)."""
 
     writer: FileSystemWriterAsync
     metadata: Metadata | None
@@ -298,7 +298,10 @@ def _storages(trainers: Mapping[str, Trainer]) -> Iterator[int]:
 
 
 def _write(snapshot: Snapshot, group: dist.ProcessGroup | None) -> None:
-    """Writes every rank's file and what `beside` adds, and on rank 0 the metadata of all of them."""
+    """Writes this rank's file and the further files of `write_extra`, and on rank 0 the metadata of all ranks' files.
+
+    Collective over the group; raises the first error of any rank.
+    """
     results, pending = queue.SimpleQueue(), queue.Queue()  # type: ignore[var-annotated]
     for number, bucket in enumerate(snapshot.writer.write_buckets):
         pending.put(number)

@@ -49,19 +49,19 @@ class MicroBatch:
 
     @classmethod
     def pack(cls, rows: Iterable[Tensor], fields: Mapping[str, Iterable[Tensor]] | None = None) -> Self:
-        """Packs rows from the tokens of each, [T_row], and as many values of each row in every field."""
+        """Packs rows: the tokens of each row, [T_row], and for every field the values of each row, [T_row]."""
         rows = tuple(rows)
         packed = {name: torch.cat(tuple(values)) for name, values in (fields or {}).items()}
         tokens = torch.cat(rows)
         return cls(tokens, F.pad(tokens[1:], (0, 1)), tuple(map(len, rows)), packed)
 
     def shard(self, mesh: Mesh) -> MicroBatch:
-        """This rank's shard under context parallelism, zero where padded; the micro-batch itself without it."""
-        parts = sequence_shard(self.lengths, mesh)
-        if parts is None:
+        """This rank's shard under context parallelism, zero where padded; without it, the micro-batch itself."""
+        shard = sequence_shard(self.lengths, mesh)
+        if shard is None:
             return self
-        fields = {name: parts.select(values) for name, values in self.fields.items()}
-        return MicroBatch(parts.select(self.tokens), parts.select(self.next_tokens), (parts.num_tokens,), fields)
+        fields = {name: shard.select(values) for name, values in self.fields.items()}
+        return MicroBatch(shard.select(self.tokens), shard.select(self.next_tokens), (shard.num_tokens,), fields)
 
     def split_rows(self, values: Tensor) -> tuple[Tensor, ...]:
         """Splits values [T], one for each token, into those of each row."""
@@ -101,8 +101,8 @@ def forward_scalars(model: Decoder, mesh: Mesh, micro_batches: Sequence[MicroBat
 
 def _unshard(values: Tensor, micro_batch: MicroBatch, mesh: Mesh) -> Tensor:
     """Values [T] of all tokens, gathered from the shards of the context-parallel ranks."""
-    parts = sequence_shard(micro_batch.lengths, mesh)
-    return parts.gather_values(values) if parts else values
+    shard = sequence_shard(micro_batch.lengths, mesh)
+    return shard.gather_values(values) if shard else values
 
 
 def _forward(model: Decoder, mesh: Mesh, micro_batches: Sequence[MicroBatch], output: OutputFunction) -> list[Tensor]:
@@ -161,7 +161,7 @@ def run_schedule(
 
 
 def _freeing(output: OutputFunction) -> OutputFunction:
-    """Wraps `output` to free the model's output afterwards.
+    """Wraps `output` so that the model's output is freed after the call.
 
     Megatron would hold it until the next micro-batch has its own, so the logits of both would be in memory together.
     https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/pipeline_parallel/schedules.py#L596
@@ -239,7 +239,7 @@ class Trainer:
 
     @contextmanager
     def successive_updates(self) -> Iterator[None]:
-        """Context of consecutive updates: each returns while weights are still being gathered.
+        """Context of consecutive updates, in which an update returns while its weights are still being gathered.
 
         The next update waits for them layer by layer; nothing else may read the weights inside the context.
         """
@@ -263,7 +263,9 @@ class Trainer:
         return sums | {"grad_norm": self.update() if is_accepted else self._discard()}
 
     def accumulate(self, micro_batches: Sequence[MicroBatch], loss: LossFunction) -> list[dict[str, Tensor]]:
-        """Adds up gradients over micro-batches and replicas; returns the metrics [] of each of this rank's losses.
+        """Adds up gradients over micro-batches and replicas; returns the metrics of each of this rank's micro-batches.
+
+        A metric is a scalar tensor, [].
 
         With several replicas it may be called only once before each update.
         """
@@ -283,7 +285,8 @@ class Trainer:
         """
         grad_norm = self._clip()
         if self._exchange:
-            self._exchange.finish_weights()  # of the previous update, if this rank had no rows and so did not wait
+            # Those of the previous update: a rank without rows ran no forward pass that would have waited for them.
+            self._exchange.finish_weights()
         for optimizer in self.optimizers if math.isfinite(grad_norm) else ():
             optimizer.step_with_ready_grads()
         if self._exchange and math.isfinite(grad_norm):
