@@ -264,8 +264,8 @@ def replan(
 
     Lengths and speeds are those of these steps; a layout that the run used earlier has the speed measured then. `run`
     is the directory of the run, and `table` the one that the plan was made with, if any. `facts` are those of another
-    job to continue with. The answer is found in the neighbourhood of the plan, without a bound; with `limits` a full search
-    starts from it. The answer also has the seconds that the change of plan takes, and the number of steps
+    job to continue with. The answer is found in the neighbourhood of the plan, without a bound; with `limits` a full
+    search starts from it. The answer also has the seconds that the change of plan takes, and the number of steps
     after which they are regained.
     Raises BadInput for a plan that breaks a rule, a run of another plan, a trace that was not measured, and where no
     plan fits what is left.
