@@ -45,7 +45,8 @@ _NO_PROMPTS = 1e-9
 """Number of prompts below which a rounding error of a sum is taken for zero."""
 
 _TERM_NAMES = {
-    body: (f"{body.value} layers", f"{body.value} embedding and head") for body in (TimedPass.DECODE, TimedPass.PREFILL)
+    timed_pass: (f"{timed_pass.value} layers", f"{timed_pass.value} embedding and head")
+    for timed_pass in (TimedPass.DECODE, TimedPass.PREFILL)
 }
 
 
@@ -80,8 +81,8 @@ class Generation:
     def seconds(self, work: Work) -> Cost:
         """Return the seconds of prefills and decode rounds on the slowest pipeline stage, and of the host."""
         tally, framework = Tally(), self.framework
-        for body, load in work.loads:
-            self._add(tally, body, load)
+        for timed_pass, load in work.loads:
+            self._add(tally, timed_pass, load)
         tally.add(
             "scheduling", work.host_iterations * framework.round_seconds + work.num_sampled * framework.row_seconds
         )
@@ -93,17 +94,20 @@ class Generation:
         """Return a lower bound on the seconds of a generation that samples `num_tokens` tokens in `num_rounds` rounds.
 
         `layers` and `ends` are lower bounds on the seconds of one layer, and of embedding and head, over all rounds.
-        Collectives have a latency, so fewer and larger ones never take longer. Those of experts are left out.
+        Collectives have a latency, so fewer and larger ones never take longer. Collectives of experts are left out.
         """
-        counts, groups, laws, pp = self._layer_counts, self.groups, self._laws, self.call.layout.pp
+        counts, groups, collectives, pp = self._layer_counts, self.groups, self._collectives, self.call.layout.pp
         seconds = max(counts.most * layers, counts.last * layers + ends)
         number, rows = num_rounds * pp, num_tokens / num_groups / num_rounds
         if groups.tensor.size > 1:
-            reduced, gathered = laws.reduce(rows * self._hidden_bytes)[0], laws.gather(rows * self._logits_bytes)[0]
+            reduced, gathered = (
+                collectives.reduce(rows * self._hidden_bytes)[0],
+                collectives.gather(rows * self._logits_bytes)[0],
+            )
             seconds += number * ((2 * counts.last + 1) * reduced + gathered)
         if pp > 1:
             seconds += number * (
-                laws.send(rows * self._hidden_bytes)[0] + (pp - 1) * laws.send(rows * _SAMPLED_BYTES)[0]
+                collectives.send(rows * self._hidden_bytes)[0] + (pp - 1) * collectives.send(rows * _SAMPLED_BYTES)[0]
             )
         host = self.framework
         return seconds + num_rounds * num_groups * host.round_seconds + num_tokens * host.row_seconds
@@ -131,53 +135,53 @@ class Generation:
             tally.add(PREEMPTION, term.amount, term.source)
         return tally.cost()
 
-    def _add(self, tally: Tally, body: TimedPass, load: Load) -> None:
+    def _add(self, tally: Tally, timed_pass: TimedPass, load: Load) -> None:
         """Add passes of single groups; collectives are costed at the mean pass, since they are linear in its size."""
-        layers, at_ends, source = self.shard.total(body, load.passes)
+        layers, at_ends, source = self.shard.total(timed_pass, load.passes)
         num_layers, has_ends = self._layer_counts.slowest(layers, at_ends)
-        in_layers, in_ends = _TERM_NAMES[body]
+        in_layers, in_ends = _TERM_NAMES[timed_pass]
         tally.add(in_layers, num_layers * layers, source)
         tally.add(in_ends, at_ends if has_ends else 0.0, source)
-        self._add_exchanges(tally, body, load, num_layers)
+        self._add_exchanges(tally, timed_pass, load, num_layers)
 
-    def _add_exchanges(self, tally: Tally, body: TimedPass, load: Load, num_layers: int) -> None:
+    def _add_exchanges(self, tally: Tally, timed_pass: TimedPass, load: Load, num_layers: int) -> None:
         """Add the collectives and pipeline messages.
 
-        They are two all-reduces a layer (and those of an adapter in a prefill) and one of the embedding, the gather of
+        These are two all-reduces a layer (and those of an adapter in a prefill) and one of the embedding, the gather of
         the logits, the hidden states sent on and the sampled tokens sent back, and the all-to-alls around experts, in
-        which all ranks wait for the busiest.
+        which all ranks wait for the busiest one.
         """
-        groups, laws, pp, number = self.groups, self._laws, self.call.layout.pp, load.number
+        groups, collectives, pp, number = self.groups, self._collectives, self.call.layout.pp, load.number
         hidden_bytes = load.mean_tokens * self._hidden_bytes
         if groups.tensor.size > 1:
-            reduced, source = laws.reduce(hidden_bytes)
+            reduced, source = collectives.reduce(hidden_bytes)
             reductions = number * (2 * num_layers + 1) * reduced
-            if (adapter := self.call.model.adapter) and body is TimedPass.PREFILL:
-                between, _ = laws.reduce(load.mean_tokens * adapter.rank * self.element_bytes)
+            if (adapter := self.call.model.adapter) and timed_pass is TimedPass.PREFILL:
+                between, _ = collectives.reduce(load.mean_tokens * adapter.rank * self.element_bytes)
                 reductions += number * num_layers * adapter.num_row_parallel * between
             tally.add("tensor-parallel collectives", reductions, source)
-            gathered, source = laws.gather(load.mean_rows * self._logits_bytes)
+            gathered, source = collectives.gather(load.mean_rows * self._logits_bytes)
             tally.add("logits gather", number * gathered, source)
         model = self.call.model
         if model.experts and groups.experts.size > 1:
             copies, layout = model.experts.experts_per_token, self.call.layout
             busiest = model.experts.imbalance(load.mean_tokens * layout.expert_replicas, layout.ep)
-            passed, source = laws.route(busiest * copies * hidden_bytes / layout.fold_size)
+            passed, source = collectives.route(busiest * copies * hidden_bytes / layout.fold_size)
             per_layer = 2 * model.expert_layers_share * passed
             tally.add("expert-parallel collectives", number * num_layers * per_layer, source)
         if pp > 1:
-            sent, source = laws.send(hidden_bytes)
-            back, _ = laws.send(load.mean_rows * _SAMPLED_BYTES)
+            sent, source = collectives.send(hidden_bytes)
+            back, _ = collectives.send(load.mean_rows * _SAMPLED_BYTES)
             tally.add("pipeline messages", number * (sent + (pp - 1) * back), source)
 
     @cached_property
-    def _laws(self) -> _Laws:
-        groups, law = self.groups, self.network.seconds_by_bytes
-        return _Laws(
-            reduce=law(ALL_REDUCE, groups.tensor),
-            gather=law(ALL_GATHER, groups.tensor),
-            route=law(ALL_TO_ALL, groups.experts),
-            send=law(SEND_RECEIVE, groups.neighbours),
+    def _collectives(self) -> _CollectiveSeconds:
+        groups, seconds_of = self.groups, self.network.seconds_by_bytes
+        return _CollectiveSeconds(
+            reduce=seconds_of(ALL_REDUCE, groups.tensor),
+            gather=seconds_of(ALL_GATHER, groups.tensor),
+            route=seconds_of(ALL_TO_ALL, groups.experts),
+            send=seconds_of(SEND_RECEIVE, groups.neighbours),
         )
 
     @cached_property
@@ -195,8 +199,8 @@ class Generation:
         return self.call.model.padded_vocab_size * self.element_bytes
 
 
-class _Laws(NamedTuple):
-    """Seconds by bytes of the collectives of one layout."""
+class _CollectiveSeconds(NamedTuple):
+    """The seconds of each collective of one layout as a function of its bytes."""
 
     reduce: SecondsByBytes
     gather: SecondsByBytes
@@ -216,7 +220,7 @@ def generation_work(
     """Return the rounds as passes of the groups of a pipeline of `pp` stages.
 
     Prefills of more than `max_tokens` tokens are split. Of `rows_per_prompt` rows of one prompt the first to be
-    admitted is prefilled; the others copy its keys and values, whose seconds are left out. `tool_prefills` are prefills
+    admitted is prefilled; the others copy its keys and values, which is not costed. `tool_prefills` are prefills
     of tool results.
     """
     num_groups, loads = min(pp, num_slots), []
@@ -251,10 +255,10 @@ def _prefill_passes(rounds: Rounds, num_groups: int, pp: int) -> list[Pass]:
     return passes
 
 
-def _split_pass(whole: Pass, most_tokens: int) -> Pass:
-    """Return the pass split into equal passes of at most `most_tokens` tokens."""
+def _split_pass(whole: Pass, max_tokens: int) -> Pass:
+    """Return the pass split into equal passes of at most `max_tokens` tokens."""
     number, rows, tokens, context = whole
-    parts = max(1, math.ceil(rows * tokens / most_tokens))
+    parts = max(1, math.ceil(rows * tokens / max_tokens))
     return number * parts, rows / parts, tokens, context
 
 

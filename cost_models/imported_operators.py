@@ -1,9 +1,9 @@
 """A table built from individually measured operators: forward, prefill and decode passes of shards, summed kernel by
 kernel.
 
-GEMMs and attention are the equation of `kernels` times the ratio of measured to predicted seconds, interpolated in the
-logarithms of the sizes; beyond the measured sizes the outermost ratio is used. Element-wise work and launches are by
-equation. The operators include no training, so a blended model uses equations for it.
+GEMMs and attention take the seconds of the equations in `kernels` times the ratio of measured to predicted seconds,
+interpolated in the logarithms of the sizes; beyond the measured sizes the outermost ratio is used. Element-wise work
+and launches are by equation. The operators include no training, so a blended model uses equations for it.
 """
 
 from __future__ import annotations
@@ -61,16 +61,18 @@ class MeasuredKernels(Kernels):
 
     def decoding(self, heads: Heads, cache_bytes: float) -> Callable[[float, float], float]:
         """Return the function of `Kernels.decoding`, scaled by the ratios of the most similar measured heads."""
-        law, ratios = super().decoding(heads, cache_bytes), _nearest(self._decode, heads)
-        return lambda rows, context: law(rows, context) * ratios.at((rows, context))
+        predict, ratios = super().decoding(heads, cache_bytes), _nearest(self._decode, heads)
+        return lambda rows, context: predict(rows, context) * ratios.at((rows, context))
 
     def _prefill_ratios(self, heads: HeadCounts, measured: Mapping[Attention, float]) -> _Ratios:
-        whole, size = Heads(*heads), self._cache_bytes
-        return _Ratios(measured, lambda key: Kernels.attention(self, key[0], key[1], 0, whole, cache_bytes=size))
+        shard_heads, cache_bytes = Heads(*heads), self._cache_bytes
+        return _Ratios(
+            measured, lambda key: Kernels.attention(self, key[0], key[1], 0, shard_heads, cache_bytes=cache_bytes)
+        )
 
     def _decode_ratios(self, heads: HeadCounts, measured: Mapping[Attention, float]) -> _Ratios:
-        law = super().decoding(Heads(*heads), self._cache_bytes)
-        return _Ratios(measured, lambda key: law(key[0], key[1]))
+        predict = super().decoding(Heads(*heads), self._cache_bytes)
+        return _Ratios(measured, lambda key: predict(key[0], key[1]))
 
 
 class _Ratios:
@@ -79,23 +81,23 @@ class _Ratios:
     def __init__(
         self,
         measured: Mapping[Gemm, float] | Mapping[Attention, float],
-        law: Callable[[Sequence[float]], float],
+        predict: Callable[[Sequence[float]], float],
     ) -> None:
         self._measured: Mapping[tuple[float, ...], float] = {tuple(key): seconds for key, seconds in measured.items()}
         self._axes = [sorted(set(sizes)) for sizes in zip(*self._measured, strict=True)]
-        self._law = law
+        self._predict = predict
 
     def at(self, sizes: Sequence[float]) -> float:
         """Return the ratio at these sizes: the mean of the grid's corners around them, weighted by proximity."""
         total = weights = 0.0
         for corner, weight in _corners(self._axes, sizes):
             if corner in self._measured:
-                total += weight * self._measured[corner] / self._law(corner)
+                total += weight * self._measured[corner] / self._predict(corner)
                 weights += weight
         if weights:
             return total / weights
         nearest = min(self._measured, key=partial(_distance, sizes))
-        return self._measured[nearest] / self._law(nearest)
+        return self._measured[nearest] / self._predict(nearest)
 
 
 def _corners(axes: Sequence[Sequence[float]], sizes: Sequence[float]) -> Iterator[tuple[tuple[float, ...], float]]:

@@ -22,7 +22,7 @@ from meshwright.profiles.model_parts.hf_config import SlidingWindow
 from meshwright.profiles.model_shape import ModelSpec
 
 _TILE_EDGE = 64
-"""Tile edge that `gemm.tile_cost` refers to."""
+"""Tile edge for which `gemm.tile_cost` is stated."""
 
 
 class Heads(NamedTuple):
@@ -155,28 +155,28 @@ class Kernels:
         return _smooth_max(computing, memory, self._efficiency.grouped.ridge)
 
     def attention(self, rows: float, tokens: float, context: float, heads: Heads, *, cache_bytes: float) -> float:
-        """Return the seconds of causal attention of `tokens` new tokens a row over themselves and `context` cached
-        ones, limited to the window if there is one.
+        """Return the seconds of causal attention over `rows` rows, each with `tokens` new and `context` cached tokens,
+        limited to the window if there is one.
 
-        Each block of queries meets the keys before it, plus part of a tile beyond the diagonal (Dao, FlashAttention-2,
-        arXiv:2307.08691, section 3.3) and beyond the far edge of a window. Blocks run in waves over the processors,
-        with 2 FLOPs for each of the two products.
+        Each block of queries attends to the keys before it, plus part of a tile beyond the diagonal (Dao,
+        FlashAttention-2, arXiv:2307.08691, section 3.3) and beyond the far edge of a window. Blocks run in waves over
+        the processors, with 2 FLOPs for each of the two products.
         """
         if tokens == 1 and context:
             return self.decoding(heads, cache_bytes)(rows, context)
-        (queries, keys, size, window), law = heads, self._efficiency.attention
-        edge = law.block
+        (queries, keys, size, window), params = heads, self._efficiency.attention
+        edge = params.block
         per_head = math.ceil(tokens / (2 * edge))
-        waves = rows * queries * per_head / self._processors + law.tail
-        num_keys = context + (tokens + law.tile) / 2
+        waves = rows * queries * per_head / self._processors + params.tail
+        num_keys = context + (tokens + params.tile) / 2
         if window:
-            num_keys = min(num_keys, window.attended_tokens(tokens, context) + law.tile)
+            num_keys = min(num_keys, window.attended_tokens(tokens, context) + params.tile)
             context = min(context, window.num_tokens)
-        flops = self._flops * law.flops
+        flops = self._flops * params.flops
         block = 4 * (math.ceil(tokens / edge) * edge / per_head) * num_keys * size / flops
         elements = rows * size * (2 * tokens * queries + 2 * (context + tokens) * keys)
-        moving = elements * self._size / (self._bandwidth * law.bytes)
-        return law.seconds + _smooth_max((waves if waves > 1 else 1) * block, moving, law.ridge)
+        moving = elements * self._size / (self._bandwidth * params.bytes)
+        return params.seconds + _smooth_max((waves if waves > 1 else 1) * block, moving, params.ridge)
 
     def decoding(self, heads: Heads, cache_bytes: float) -> Callable[[float, float], float]:
         """Return a function of rows and cached tokens: the seconds of attention of one new token a row.
@@ -185,12 +185,12 @@ class Kernels:
         if enough processors are busy; besides there is work per key head and per query head of a row. With fewer query
         heads per key head than `decoding.group`, one processor reads the whole cache of a key head.
         """
-        (queries, keys, size, window), processors, law = heads, self._processors, self._efficiency.decoding
-        start, power, root = law.seconds, law.ridge, 1 / law.ridge
-        per_token = 2 * keys * size * cache_bytes / (self._bandwidth * law.bytes)
-        per_row = (law.row_seconds * keys + law.head_seconds * queries) / processors
-        block = math.inf if queries < law.group * keys else law.block
-        joined, saturating = start + law.join_seconds, processors * law.saturation
+        (queries, keys, size, window), processors, params = heads, self._processors, self._efficiency.decoding
+        start, power, root = params.seconds, params.ridge, 1 / params.ridge
+        per_token = 2 * keys * size * cache_bytes / (self._bandwidth * params.bytes)
+        per_row = (params.row_seconds * keys + params.head_seconds * queries) / processors
+        block = math.inf if queries < params.group * keys else params.block
+        joined, saturating = start + params.join_seconds, processors * params.saturation
 
         def seconds(rows: float, context: float) -> float:
             blocks = rows * keys * (math.ceil((context + 1) / block) or 1)
@@ -239,6 +239,7 @@ PRECISIONS = {
 weights (NVFP4; TensorRT-LLM docs, "Numerical Precision")."""
 
 _TRAINED = ("fp32", "bf16")
+"""Number formats in which models are trained."""
 
 
 def precision_named(name: str, device: Device) -> Precision:
@@ -293,17 +294,18 @@ class QuantisedLinears:
         return self._products(count) + count * self._token_seconds + self._pass_seconds
 
 
-_ADDING = 3
+_SUM_ACCESSES = 3
 """Reads and writes of each output when one product is added to another."""
 
 _KERNELS, _STARTED = 3, 2
-"""Kernels of each adapted linear (two matmuls and a sum), and how many of them have their start in the equations."""
+"""Kernels of each adapted linear (two matmuls and a sum), and how many of them have their start-up time included
+in `LowRank.seconds`."""
 
 
 class LowRank:
     """Seconds of the adapters of one layer of a shard; they grow with the number of tokens.
 
-    The gradients of A and of B are matmuls of their own, besides those of their inputs (Hu et al., LoRA,
+    The gradients of A and of B are matmuls of their own, besides the gradients of their inputs (Hu et al., LoRA,
     arXiv:2106.09685, section 4.1).
     """
 
@@ -315,7 +317,7 @@ class LowRank:
         self._kernels = kernels
         self._forward = kernels.products(self._shapes)
         self._gradients = kernels.products([(outer, inner) for inner, outer in self._shapes])
-        self._adding_seconds = kernels.elementwise(size * _ADDING * sum(outer for _, outer in linears))
+        self._adding_seconds = kernels.elementwise(size * _SUM_ACCESSES * sum(outer for _, outer in linears))
         self.num_kernels, self.num_started = _KERNELS * len(linears), _STARTED * len(linears)
 
     def seconds(self, count: float, *, trains: bool) -> float:
@@ -341,8 +343,10 @@ _BACKWARD = 2.0
 
 
 class Mixture:
-    """Experts spread over `spread` replicas, sharded along their width by tensor parallelism; or whole, and spread over
-    `folded` ranks of each replica as well (see `Layout`)."""
+    """Seconds of the experts of a mixture-of-experts layer on one rank.
+
+    Experts are spread over `spread` replicas and sharded along their width by tensor parallelism; or they are whole,
+    and spread over `folded` ranks of each replica as well (see `Layout`)."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""The questions that a cost model answers, the protocol of a cost model, and the cache for its answers.
+"""The queries to a cost model (`Call` and `Move`), the protocol of a cost model, and a cache for its answers.
 
-A question holds facts and one choice, so a cost model knows nothing of the search.
+A query holds facts and one choice, so a cost model knows nothing of the search.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One stage under one choice: its model, layout and schedule, on the smallest range of ranks that holds the layout.
+    """A query: one stage under one choice of layout and schedule, on the smallest range of ranks that holds the layout.
 
     `max_deferral` is the number of periods beyond its first that a sequence may stay in flight when the schedule
     overcommits. `part` is the index of the cluster part, or pair of parts, that the ranks are in. With
@@ -71,9 +71,10 @@ class Call:
 class Move:
     """A transfer of one role's weights between two layouts; `overlap` is the number of ranks in both pools.
 
-    Of the source only its ranks matter, its slices for the target, and whether the layouts are equal; of the target
-    its sharding: see `Layout`. `source_part` and `target_part` are the indices of the cluster parts of the pools. If
-    the target `generates`, its engine loads the weights, and converts them to 8-bit floats if it `quantises`.
+    The cost depends on the ranks of the source, the slices that it sends to the target, the sharding of the target,
+    and whether the two layouts are equal. `source_part` and `target_part` are the indices of the cluster parts of the
+    pools. If the target `generates`, its engine loads the weights, and converts them to 8-bit floats if it
+    `quantises`.
     """
 
     model: ModelSpec
@@ -169,7 +170,7 @@ class CostModel(Protocol):
         ...
 
     def tail_seconds(self, call: Call) -> float:
-        """Return the seconds that remain after the last token was sampled: all of them, unless the stage streams."""
+        """Return the seconds of the stage after the last token is sampled: all of them, unless the stage streams."""
         ...
 
     def memory(self, call: Call) -> Memory:
@@ -180,7 +181,7 @@ class CostModel(Protocol):
         ...
 
     def on_layout(self, call: Call) -> LayoutCosts:
-        """Return the totals of the three methods above for any schedule in place of the call's.
+        """Return the totals of `seconds`, `tail_seconds` and `memory` for any schedule in place of the call's.
 
         The call's `max_deferral` applies to schedules that overcommit.
         """
@@ -197,7 +198,7 @@ class CostModel(Protocol):
 
 @dataclass(frozen=True)
 class TotalCosts:
-    """Layout costs obtained by asking a cost model about one schedule at a time."""
+    """Layout costs from a cost model that is queried for one schedule at a time."""
 
     model: ChoiceCosts
     call: Call

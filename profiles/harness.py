@@ -9,12 +9,12 @@ Clocks and events are arguments, and no model is built here:
             sample = measure(run_pass, timer=timer, clock=perf_counter, warmup=1, repeats=5, budget_seconds=1.0)
             rows.append(record(point, sample, peak_bytes))
         except OutOfMemory as error:
-            rows.append(failure(point, str(error)))
+            rows.append(failed_measurement(point, str(error)))
     for exchange in exchanges(cluster, num_ranks):
         ...; collectives.append(record_collective(exchange, sample))
     write_table(path, Table(provenance=Provenance(...), measurements=tuple(rows), collectives=tuple(collectives)))
 
-`points` are sorted so that those with the same shape and number of layers are consecutive: build once, time many.
+`points` are sorted so that those with the same shape and number of layers are consecutive and share one model.
 A timed pass (`TimedPass`) runs on one rank without tensor-parallel collectives. It contains:
 
 - forward: rows x tokens, packed without padding, through embedding, layers and head, without gradients;
@@ -46,7 +46,7 @@ from meshwright.profiles.workload import Workload
 
 DEPTHS = {
     "cpu": dict.fromkeys(TimedPass, (1, 4)),
-    "cuda": {body: (1, 8) if body is TimedPass.DECODE else (1, 2) for body in TimedPass},
+    "cuda": {timed_pass: (1, 8) if timed_pass is TimedPass.DECODE else (1, 2) for timed_pass in TimedPass},
 }
 """Numbers of layers at which each pass is timed: two depths separate the time of a layer from that of embedding and
 head.
@@ -56,7 +56,7 @@ where a layer in a CUDA graph takes 0.05 ms and the host 0.4 +- 0.1 ms (hidden s
 pass of the largest models would not fit in memory with more layers."""
 
 _LADDER = 4
-"""Ratio between neighbouring row counts; times are nearly linear in rows, so a coarse grid interpolates well."""
+"""Ratio of consecutive row counts; times are nearly linear in rows, so a coarse grid interpolates well."""
 
 _MAX_ROWS = {
     "cpu": {TimedPass.FORWARD: 32, TimedPass.TRAIN: 16, TimedPass.PREFILL: 16, TimedPass.DECODE: 256},

@@ -21,18 +21,18 @@ def split_layers_by_cost(layer_costs: tuple[int, ...], head_cost: int, num_stage
     """Return the number of layers on each of two or more stages; `layer_costs` and `head_cost` share a unit.
 
     Among all splits into consecutive non-empty stages, the cost of the costliest stage is minimised exactly; the last
-    stage also has the head. Of the optimal splits, one near to equal numbers of layers is taken. If possible, all
-    stages between the first and the last hold equally many layers (Megatron-core, `num_layers_in_first_pipeline_stage`
-    and `num_layers_in_last_pipeline_stage`), and the first takes the difference. There must be at least one layer per
-    stage.
+    stage also has the head. Of the optimal splits, one with nearly equal numbers of layers is taken. If possible,
+    all stages between the first and the last hold equally many layers (Megatron-core,
+    `num_layers_in_first_pipeline_stage` and `num_layers_in_last_pipeline_stage`), and the first takes the difference.
+    There must be at least one layer per stage.
     """
     stages = _Stages(layer_costs, head_cost)
-    limit = stages.least_limit(num_stages)
+    limit = stages.min_limit(num_stages)
     return _even_between(stages, limit, num_stages) or _balanced(stages, limit, num_stages)
 
 
 class _Stages:
-    """Costs of consecutive layers as stages, and the fewest stages within a limit."""
+    """The layers of a model to be split into stages: costs of ranges, and the fewest stages within a cost limit."""
 
     def __init__(self, layer_costs: Sequence[int], head_cost: int) -> None:
         self.num_layers = len(layer_costs)
@@ -60,7 +60,7 @@ class _Stages:
             room -= cost
         return needed
 
-    def least_limit(self, num_stages: int) -> int:
+    def min_limit(self, num_stages: int) -> int:
         """The minimum over all splits into `num_stages` stages of the cost of the costliest."""
         low, high = max(*self._costs, self._costs[-1] + self._head), self.cost(0, self.num_layers)
         while low < high:
@@ -184,7 +184,7 @@ class Layout:
 
     @model_serializer(mode="wrap")
     def _serialize(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """The fields without the rare axes that have their default."""
+        """The fields, except rare axes that have their default."""
         fields: dict[str, Any] = write(self)
         return {axis: value for axis, value in fields.items() if axis not in _RARE_AXES or self._is_written(axis)}
 
@@ -213,8 +213,8 @@ class Layout:
 
     def max_overlapping_shards(self, target: Layout) -> int:
         """The largest number of shards of this layout that overlap one shard of the target layout."""
-        of_experts = _max_overlaps(self.etp, target.etp) * _max_overlaps(self.ep, target.ep)
-        return _max_overlaps(self.pp, target.pp) * max(_max_overlaps(self.tp, target.tp), of_experts)
+        expert_overlaps = _max_overlaps(self.etp, target.etp) * _max_overlaps(self.ep, target.ep)
+        return _max_overlaps(self.pp, target.pp) * max(_max_overlaps(self.tp, target.tp), expert_overlaps)
 
     def __str__(self) -> str:
         rare = "".join(f",{axis}{getattr(self, axis)}" for axis in _RARE_AXES if self._is_written(axis))

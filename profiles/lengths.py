@@ -18,7 +18,8 @@ from pydantic import Field, model_validator
 from meshwright.profiles.documents import Document
 
 _NUM_BINS = 64
-"""Equally likely bins of a log-normal; its mean comes out 0.4 % low if p99 is 4 times the median, 3.3 % if 16 times."""
+"""Number of equally likely bins of a log-normal; its mean is 0.4 % too low if p99 is 4 times the median, 3.3 % if 16
+times."""
 
 _BISECTIONS = 60
 """Bisection steps after which a factor is exact to float precision."""
@@ -65,7 +66,7 @@ class Histogram:
 
     @property
     def mean_tokens_in_flight(self) -> float:
-        """Mean number of tokens so far of a sequence observed at a random time.
+        """Mean number of tokens sampled so far of a sequence in flight at a random time.
 
         Sequences are observed in proportion to their length (inspection paradox), halfway on average: E[n^2] / E[n] /
         2.

@@ -93,7 +93,7 @@ def calibrate(plan: Plan, spans: tuple[Span, ...], table: Table | None, *, date:
     corrected = _with_collectives(plan, observation, observed_workload, base, date)
     for group in _groups(plan, observation, date):
         corrected = group.applied(corrected, _factor(plan, group, observation, observed_workload, corrected))
-    corrected = _with_handovers(
+    corrected = _with_transfers(
         plan, observation, observed_workload, _with_refits(plan, observation, observed_workload, corrected, date), date
     )
     return Calibration(
@@ -105,8 +105,8 @@ def calibrate(plan: Plan, spans: tuple[Span, ...], table: Table | None, *, date:
             _rows(
                 plan,
                 observation,
-                _recosted(plan, observed_workload, base),
-                _recosted(plan, observed_workload, corrected),
+                _re_evaluated(plan, observed_workload, base),
+                _re_evaluated(plan, observed_workload, corrected),
             )
         ),
     )
@@ -126,7 +126,7 @@ def require_calibratable(plan: Plan, table: Table | None) -> None:
 
 
 def _rows(plan: Plan, observation: RunObservation, before: Plan, after: Plan) -> Iterator[StageRow]:
-    """Rows of the stages by start time, of the refits if the trace has them, and of the step."""
+    """The rows of the stages by start time, of the refits if the trace has any, and of the step."""
     for p in sorted(plan.placements, key=lambda p: p.start_seconds):
         costs = (each.placement(p.stage).cost.total for each in (plan, before, after))
         yield _row(p.stage, observation.seconds[p.stage], *costs)
@@ -145,12 +145,12 @@ def _with_collectives(
     plan: Plan, observation: RunObservation, observed_workload: Workload, table: Table, date: str
 ) -> Table:
     """The table with a factor for all collectives, if the trace determines one."""
-    slower = _corrected(table, plan, observation, date, traffic=Traffic.COLLECTIVE, factor=2.0)
+    doubled_collectives = _corrected(table, plan, observation, date, traffic=Traffic.COLLECTIVE, factor=2.0)
     parts = []
     for group in _groups(plan, observation, date):
         predicted, computing, exchanging = (
             _seconds(plan, observed_workload, candidate, group.stages)
-            for candidate in (table, group.applied(table, 2.0), slower)
+            for candidate in (table, group.applied(table, 2.0), doubled_collectives)
         )
         shares = []
         for stage in group.stages:
@@ -169,36 +169,36 @@ def _with_refits(
     plan: Plan, observation: RunObservation, observed_workload: Workload, table: Table, date: str
 ) -> Table:
     """The table with a factor for all refits, if the plan and the trace have any."""
-    predicted = _refit_seconds(_recosted(plan, observed_workload, table))
+    predicted = _refit_seconds(_re_evaluated(plan, observed_workload, table))
     if observation.refit_seconds is None or not predicted:
         return table
     slowdown = compute_factor(observation.refit_seconds, predicted, 2 * predicted)
     return _corrected(table, plan, observation, date, traffic=Traffic.REFIT, factor=slowdown)
 
 
-def _with_handovers(
+def _with_transfers(
     plan: Plan, observation: RunObservation, observed_workload: Workload, table: Table, date: str
 ) -> Table:
     """The table with extra seconds for every transfer, so that the predicted step equals the measured one; unchanged if
     the step took no longer than its stages."""
 
-    def later(seconds: float) -> Table:
+    def with_extra(seconds: float) -> Table:
         return _corrected(table, plan, observation, date, traffic=Traffic.TRANSFER, seconds=seconds)
 
     seconds = extra_transfer_seconds(
-        observation.step_seconds, lambda s: _recosted(plan, observed_workload, later(s)).period_seconds
+        observation.step_seconds, lambda s: _re_evaluated(plan, observed_workload, with_extra(s)).period_seconds
     )
-    return later(seconds) if seconds else table
+    return with_extra(seconds) if seconds else table
 
 
 def _corrected(table: Table, plan: Plan, observation: RunObservation, date: str, **changes: object) -> Table:
     """The table with one more traffic correction appended."""
     origin = {"plan": digest(plan), "num_steps": observation.num_steps, "date": date}
-    more = TrafficCorrection.model_validate({**origin, **changes})
-    return table.model_copy(update={"traffic": (*table.traffic, more)})
+    correction = TrafficCorrection.model_validate({**origin, **changes})
+    return table.model_copy(update={"traffic": (*table.traffic, correction)})
 
 
-def _recosted(plan: Plan, workload: Workload, table: Table) -> Plan:
+def _re_evaluated(plan: Plan, workload: Workload, table: Table) -> Plan:
     """The plan re-evaluated for this workload."""
     facts = plan.facts.model_copy(update={"workload": workload})
     return re_evaluate(plan, facts, cost_model_of(facts, table))
@@ -230,11 +230,11 @@ def _groups(plan: Plan, observation: RunObservation, date: str) -> Iterator[_Gro
         placement = plan.placement(stage.name)
         shape = shape_of(plan.facts.models.spec(stage.role), placement.layout.tp)
         groups.setdefault((shape, timed_passes_of(stage)), []).append(stage.name)
-    for (shape, bodies), stages in groups.items():
+    for (shape, timed_passes), stages in groups.items():
         corrections = (
             Correction(
                 shape=shape,
-                body=body,
+                body=timed_pass,
                 factor=1.0,
                 spread=max(observation.spread[stage] for stage in stages),
                 stages=tuple(stages),
@@ -242,7 +242,7 @@ def _groups(plan: Plan, observation: RunObservation, date: str) -> Iterator[_Gro
                 num_steps=observation.num_steps,
                 date=date,
             )
-            for body in bodies
+            for timed_pass in timed_passes
         )
         yield _Group(stages=tuple(stages), corrections=tuple(corrections))
 

@@ -34,8 +34,8 @@ class Comparison:
 
 
 def compare(plan: Plan, spans: Iterable[Span], step_seconds: Mapping[int, float]) -> tuple[Comparison, ...]:
-    """Compare predicted with measured seconds: each stage and all refits together, both without the wait for the
-    slowest rank to arrive, and the step.
+    """Compare predicted with measured seconds: each stage and all refits together, both timed from the arrival
+    of the last rank, and the step.
 
     A stage is compared over the steps in which it was recorded; one that works ahead lacks some of the first.
     """
@@ -100,12 +100,12 @@ def step_seconds(graph: StageGraph, spans: Sequence[Span]) -> dict[int, float]:
     The first step counts from the start of its first span.
     """
     ends = step_ends(graph, spans)
-    began = min((span.start_seconds for span in spans if span.kind == "stage"), default=0.0)
+    previous_end = min((span.start_seconds for span in spans if span.kind == "stage"), default=0.0)
     pauses = {(s.kind, s.start_seconds): s for s in spans if s.kind in _NOT_PART_OF_A_STEP}.values()
     seconds: dict[int, float] = {}
     for step, end in ends.items():
-        seconds[step] = end - began - sum(s.seconds for s in pauses if began <= s.start_seconds < end)
-        began = end
+        seconds[step] = end - previous_end - sum(s.seconds for s in pauses if previous_end <= s.start_seconds < end)
+        previous_end = end
     return seconds
 
 
@@ -122,7 +122,7 @@ def measured_use(plan: Plan, spans: Sequence[Span], begin: float, end: float) ->
 
     A receive waits for its source stage until the last rank of that stage sends; the rest of it is the transfer. In a
     stage or a refit a rank waits for the last of the ranks that run it together. All ranks evaluate together, and only
-    the first one has a span of it.
+    the first rank records a span of it.
     """
     arrivals = _Arrivals(plan, spans)
     busy: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
@@ -151,7 +151,7 @@ def measured_use(plan: Plan, spans: Sequence[Span], begin: float, end: float) ->
 
 
 class _Arrivals:
-    """The times at which the last rank that an instruction of a step needs has arrived."""
+    """For each instruction of a step, the time at which the last rank that it needs arrives."""
 
     def __init__(self, plan: Plan, spans: Iterable[Span]) -> None:
         self._plan = plan
@@ -172,8 +172,8 @@ class _Arrivals:
         return span.kind, span.instruction, span.step, self._replica(span)
 
     def _replica(self, span: Span) -> int:
-        """The replica whose ranks run the span together; 0 for stages whose replicas all do (training, shared
-        experts)."""
+        """The replica whose ranks run the span together; 0 for stages whose replicas all run together (training, and
+        experts that are spread over replicas)."""
         if span.kind != "stage":
             return 0
         stage = self._plan.stage(span.instruction)

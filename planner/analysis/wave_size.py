@@ -2,8 +2,8 @@
 
 Small waves need several waves to fill a batch, each of which decodes its longest response to the end; large waves
 sample groups that are dropped. A plan is first searched for waves that fill a batch on average. Other wave sizes are
-then tried with choices near that plan's, and the search continues from the fastest. The bound of a plan holds for plans
-with its own wave size.
+then tried in the neighbourhood of that plan, and the search continues from the fastest. The bound of a plan
+holds for plans with its own wave size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.search.neighbourhood import best_plan_nearby
 from meshwright.planner.solver.result import Limits
 
-_SHARES = (0.5, 0.75, 1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 2.0)
+_RELATIVE_SIZES = (0.5, 0.75, 1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 2.0)
 """Wave sizes that are tried, relative to the number of prompts that fill a batch on average."""
 
 
@@ -93,4 +93,4 @@ def candidate_wave_sizes(facts: Facts) -> tuple[int, ...]:
     """The wave sizes that are tried, in prompts."""
     sampling, num_groups = facts.workload.dynamic_sampling, facts.workload.num_prompts
     assert sampling
-    return tuple(sorted({math.ceil(share * num_groups / sampling.mean) for share in _SHARES}))
+    return tuple(sorted({math.ceil(share * num_groups / sampling.mean) for share in _RELATIVE_SIZES}))

@@ -67,12 +67,12 @@ class FirstJob:
         path = json.dumps(os.path.relpath(self.model, directory))
         nodes, ranks_per_node = self._cluster_shape()
         fabric = f"\n  network: {json.dumps(self.network)}  # between nodes; `meshwright devices` lists them"
-        named = "" if self.algorithm == "ppo" else f"algorithm: {self.algorithm}\n"
+        algorithm_line = "" if self.algorithm == "ppo" else f"algorithm: {self.algorithm}\n"
         rewards = _REWARDS if self._template == "groups" else ""
         return f"""\
 # An RLHF job under {self.algorithm}. `meshwright fit` says how many devices it needs, `meshwright plan` finds its
 # fastest plan, and `meshwright schema job` has every key.
-{named}models:  # each a Hugging Face directory or, when only planning, a config.json
+{algorithm_line}models:  # each a Hugging Face directory or, when only planning, a config.json
 {_MODELS[self._template].format(path=path)}cluster:
   device: {json.dumps(self.device)}  # `meshwright devices` lists them; local is this machine
   nodes: {nodes}
@@ -91,8 +91,8 @@ staleness: 0  # updates that a token may be old; 1 or more lets generation work 
     @property
     def _template(self) -> Literal["ppo", "groups", "distill"]:
         match self.algorithm:
-            case "ppo" | "distill" as alone:
-                return alone
+            case "ppo" | "distill" as name:
+                return name
             case _:
                 return "groups"
 

@@ -17,8 +17,9 @@ from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Stage
 
 _MAX_POOL_STEPS = 8
-"""The most steps into which the nodes of one kind are divided; a larger pool is a whole number of steps. With 16 in
-place of 8, the 7B job of `benchmarks/search/scale.py` took 147 s of processor time to plan on 16 nodes, not 33 s."""
+"""Maximum number of steps into which the nodes of one kind are divided; a larger pool is a whole number of steps.
+With 16 in place of 8, the 7B job of `benchmarks/search/scale.py` took 147 s of processor time to plan on 16 nodes, not
+33 s."""
 
 
 def pool_sizes(cluster: AnyCluster) -> tuple[int, ...]:
@@ -26,7 +27,7 @@ def pool_sizes(cluster: AnyCluster) -> tuple[int, ...]:
     nodes of two neighbouring kinds.
 
     With more than eight nodes of a kind, numbers of nodes are multiples of a step, or powers of two below it. The step
-    is the least power of two that is at least an eighth of the nodes.
+    is the smallest power of two that is at least an eighth of the nodes.
     """
     pairs = (len(ranks) for ranks in _pairs(cluster))
     return tuple(sorted({size for part in cluster.parts for size in _sizes(part)}.union(pairs)))
@@ -65,7 +66,7 @@ def _sizes(part: Cluster) -> set[int]:
 
 
 def pool_violations(cluster: AnyCluster, first_rank: int, num_ranks: int) -> tuple[str, ...]:
-    """Rules that a pool breaks on its own."""
+    """Sentences on rules that a pool breaks, whatever the other pools are."""
     if num_ranks not in pool_sizes(cluster):
         legal, largest_step = nearest(num_ranks, pool_sizes(cluster)), max(map(pool_step, cluster.parts))
         steps = f", {largest_step // cluster.ranks_per_node} at a time" if largest_step > cluster.ranks_per_node else ""
@@ -102,7 +103,7 @@ def may_span_node_kinds(facts: Facts, stage: Stage) -> bool:
 
 
 def mixed_pool_rules(facts: Facts, stage: Stage, layout: Layout, part: int) -> tuple[str, ...]:
-    """Rules that a layout breaks on two kinds of nodes; each replica lies within one kind."""
+    """Sentences on rules that a layout breaks on two kinds of nodes; each replica lies within one kind."""
     parts = facts.cluster.parts_of(part)
     if len(parts) == 1:
         return ()
@@ -123,15 +124,19 @@ def mixed_pool_rules(facts: Facts, stage: Stage, layout: Layout, part: int) -> t
 
 
 def row_split_rules(facts: Facts, num_rows: int, layout: Layout, schedule: Schedule, part: int) -> tuple[str, ...]:
-    """Rules that `schedule.rows` breaks: the rows of each kind of nodes, out of `num_rows` that all replicas take at
-    once."""
+    """Sentences on rules that `schedule.rows` breaks: the rows of each kind of nodes, out of `num_rows` that all
+    replicas take at once."""
     parts, rows = facts.cluster.parts_of(part), list(schedule.rows)
     if len(parts) == 1:
         return (f"rows={rows} on nodes of one kind, which split rows evenly; leave it out.",) if rows else ()
-    least = replicas_of_parts(facts.cluster, part, layout.num_ranks // layout.dp)
-    if len(rows) != len(least) or sum(rows) != num_rows or any(n < few for n, few in zip(rows, least, strict=True)):
+    min_rows = replicas_of_parts(facts.cluster, part, layout.num_ranks // layout.dp)
+    if (
+        len(rows) != len(min_rows)
+        or sum(rows) != num_rows
+        or any(count < minimum for count, minimum in zip(rows, min_rows, strict=True))
+    ):
         return (
-            f"rows={rows} does not split {num_rows} sequences over two kinds of nodes, at least {least[0]} and "
-            f"{least[1]} of them; plan the job again.",
+            f"rows={rows} does not split {num_rows} sequences over two kinds of nodes, at least {min_rows[0]} and "
+            f"{min_rows[1]} of them; plan the job again.",
         )
     return ()

@@ -28,7 +28,7 @@ def slurm_script(plan: Plan, plan_path: Path, job_path: Path) -> Mapping[str, st
     cluster = plan.facts.cluster
     devices = f"#SBATCH --gpus-per-node={cluster.ranks_per_node}\n" if cluster.kind == "cuda" else ""
     count = cluster.nodes
-    table = "".join(_table(plan, node) for node in range(count))
+    table = "".join(_rank_table(plan, node) for node in range(count))
     return {
         "run.sbatch": f"""\
 #!/usr/bin/env bash
@@ -64,7 +64,7 @@ def _node_script(plan: Plan, node: int, plan_path: Path, job_path: Path) -> str:
 # Usage: node{node}.sh HOST:PORT --steps 20 --out run
 # HOST:PORT is the rendezvous: an address and a free port of the machine that runs node0.sh, the same on every node.
 # If machines cannot resolve each other's host names, set each one's own address, as LOCAL_ADDR=10.0.0.1.
-{_table(plan, node)}set -euo pipefail
+{_rank_table(plan, node)}set -euo pipefail
 {_paths(plan_path, job_path)}
 meeting=${{1:?give HOST:PORT, the rendezvous}}
 shift
@@ -100,7 +100,7 @@ def _environment(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _table(plan: Plan, node: int) -> str:
+def _rank_table(plan: Plan, node: int) -> str:
     """Return comment lines with the device and stages of each rank of a node."""
     cluster = plan.facts.cluster
     first = node * cluster.ranks_per_node

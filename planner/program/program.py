@@ -29,7 +29,7 @@ class MoveWeights:
     """A refit: the weights of the `source` stage's copy are sent to the `target` stage's copy, in every period.
 
     Ranks of the target wait for the weights. Ranks of the source alone do not wait: their devices may have sent the
-    weights as soon as they were trained. A simulation and a rehearsal synchronize both sides.
+    weights right after training them. A simulation and a rehearsal synchronize both sides.
     """
 
     source: str
@@ -125,7 +125,7 @@ class Waves:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that process the samples; all of them make the same choice."""
+        """The ranks that process the samples; all of them select the same groups."""
         return tuple(sorted({rank for instruction in self.instructions for rank in instruction.ranks}))
 
 
@@ -155,9 +155,9 @@ class Program:
         return (*moves, *sorted(others, key=lambda i: -i.steps_ahead))
 
     def synchronous(self) -> Program:
-        """Return the program that does all of a step in one period, with the weights of its start.
+        """Return the program that does all of a step in one period, with the weights at the start of the period.
 
-        Nothing streams: what streamed is received before the stage that reads it.
+        Nothing streams: streamed output is received as a whole before the stage that reads it.
         """
         streamed = {(stream.producer, stream.consumer) for stream in self.streams}
         instructions: list[Instruction] = []
@@ -177,8 +177,8 @@ class Program:
     @cached_property
     def channels(self) -> Mapping[tuple[str, str], int]:
         """A number for each pair of producer and consumer, which a send and its receive share."""
-        of_waves = self.waves.instructions if self.waves else ()
-        pairs = [(i.producer, i.consumer) for i in (*self.instructions, *of_waves) if isinstance(i, Send)]
+        wave_instructions = self.waves.instructions if self.waves else ()
+        pairs = [(i.producer, i.consumer) for i in (*self.instructions, *wave_instructions) if isinstance(i, Send)]
         return {pair: index for index, pair in enumerate(pairs)}
 
     def stream_to(self, consumer: str) -> Stream | None:
@@ -219,12 +219,12 @@ def lower(plan: Plan, stages: Collection[str] | None = None) -> Program:
             instructions.append(MoveWeights(source=task.source, target=task.target, ranks=tuple(sorted(ranks))))
             continue
         received = [d for d in deliveries if d.consumer == task.stage]
-        late = [d for d in received if task.schedule.chunk_tokens and plan.stage(d.producer).generates]
-        instructions += [d.receive for d in received if d not in late]
+        streamed = [d for d in received if task.schedule.chunk_tokens and plan.stage(d.producer).generates]
+        instructions += [d.receive for d in received if d not in streamed]
         instructions.append(
             RunStage(stage=task.stage, ranks=tuple(plan.pool_of(task.stage).ranks), steps_ahead=task.steps_ahead)
         )
-        instructions += [d.receive for d in late]
+        instructions += [d.receive for d in streamed]
         hosted = [host.name for host in plan.graph.host_stages] if task.stage == GENERATE else []
         instructions += [d.send for d in deliveries if d.producer in (task.stage, *hosted)]
     return Program(tuple(instructions), tuple(_streams(plan, [t for t in tasks if isinstance(t, Placement)])))
@@ -266,6 +266,7 @@ class _Delivery:
     owners: tuple[int, ...]
     targets: tuple[int, ...]
     ahead: tuple[int, int]
+    """Steps ahead of the producer and of the consumer."""
 
     @property
     def send(self) -> Send:
@@ -333,7 +334,7 @@ _RESPONSE_FIELDS = ("truncated", RESPONSE_LENGTHS, SEQUENCE_DIGESTS)
 
 
 def split_waves(program: Program, plan: Plan) -> Program:
-    """Return the program with its waves split off; the same program if a step trains on all of its samples."""
+    """Return the program with the instructions of waves moved to `waves`; unchanged if a step trains on all samples."""
     if not plan.facts.workload.selects_samples:
         return program
     repeated = [instruction for instruction in program.instructions if _is_repeated(instruction, plan)]
@@ -358,7 +359,7 @@ def _is_repeated(instruction: Instruction, plan: Plan) -> bool:
 
 
 def _score_exchange(plan: Plan, ranks: tuple[int, ...]) -> Iterator[Instruction]:
-    """Yield the sends and receives that give all ranks of the waves everything that decides the samples' rewards."""
+    """Yield the sends and receives by which all ranks of the waves get every field that the samples' rewards need."""
     responses = (GENERATE, _RESPONSE_FIELDS)
     scored = [(stage.name, stage.writes) for stage in plan.graph.stages if stage.role is Role.REWARD]
     for name, fields in (responses, *scored, *((host.name, host.writes) for host in plan.graph.host_stages)):

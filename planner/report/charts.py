@@ -13,10 +13,10 @@ from itertools import pairwise
 from meshwright.planner.report.html import Html, join, tag
 
 _MAX_TICKS = 8
-"""The most intervals between ticks, so that neighbouring labels fit on a narrow page."""
+"""Maximum number of intervals between ticks, so that neighbouring labels fit on a narrow page."""
 
 _LOG_RATIO = 4.0
-"""The ratio of the largest to the smallest value from which an axis is logarithmic."""
+"""Minimum ratio of the largest to the smallest value for a logarithmic axis."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,8 @@ _LETTER_WIDTH = 6.6
 
 @dataclass(frozen=True, kw_only=True)
 class Box:
-    """A box on the lanes [first, last] from `start` to `end` of the axis. As many of `lines` are shown as fit."""
+    """A box on the lanes [first, last] from `start` to `end` of the axis, with as many of `lines` as fit; `look` is its
+    fill."""
 
     first: float
     last: float
@@ -168,16 +169,16 @@ def _box(box: Box, axis: Axis, lane_height: float) -> Html:
     height = max((box.last + 1 - box.first) * lane_height - 1, _MIN_BOX_HEIGHT)
     geometry = {"x": axis.x(start), "y": box.first * lane_height + 0.5, "width": f"{width:.4g}%", "height": height}
     title = tag("title", box.title)
-    fits_narrow, fits_roomy = (
-        _num_lines(box.lines, width / 100 * room, height) for room in (_NARROW_WIDTH, _FULL_WIDTH)
+    fits_narrow, fits_full = (
+        _num_lines(box.lines, width / 100 * page_width, height) for page_width in (_NARROW_WIDTH, _FULL_WIDTH)
     )
-    if not fits_roomy:
+    if not fits_full:
         shape = Html(tag("rect", **geometry, **_fill(box.colour, box.look)).removesuffix("/>") + f">{title}</rect>")
         return tag("g", shape, class_=box.colour, opacity=box.opacity if box.opacity < 1 else None)
-    top = (height - _LINE_HEIGHT * fits_roomy) / 2 + 11
+    top = (height - _LINE_HEIGHT * fits_full) / 2 + 11
     shown = join(
         tag("text", line, x="6", y=top + _LINE_HEIGHT * number, class_=_line_class(number, fits_narrow))
-        for number, line in enumerate(box.lines[:fits_roomy])
+        for number, line in enumerate(box.lines[:fits_full])
     )
     shape = tag(
         "rect",
@@ -192,13 +193,13 @@ def _box(box: Box, axis: Axis, lane_height: float) -> Html:
 def _num_lines(lines: Sequence[str], width: float, height: float) -> int:
     """The number of lines that fit, from the first on."""
     rows = lines[: max(0, int((height + 2) // _LINE_HEIGHT))]
-    too_long = (geometry for geometry, line in enumerate(rows) if len(line) * _LETTER_WIDTH > width - 10)
+    too_long = (index for index, line in enumerate(rows) if len(line) * _LETTER_WIDTH > width - 10)
     return next(too_long, len(rows))
 
 
 def _line_class(number: int, fits_narrow: int) -> str | None:
-    looks = ["strong"] * (number == 0) + ["roomy"] * (number >= fits_narrow)
-    return " ".join(looks) or None
+    classes = ["strong"] * (number == 0) + ["roomy"] * (number >= fits_narrow)
+    return " ".join(classes) or None
 
 
 def _fill(colour: str, look: str) -> dict[str, str]:

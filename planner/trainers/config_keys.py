@@ -1,5 +1,5 @@
-"""The keys of a trainer's configuration: all that its known version has, with their defaults, and those that a script
-or a YAML file gives.
+"""The keys of a trainer's configuration: the keys of the known version with their defaults, and the values that a
+script or a YAML file sets.
 
 Values stay under the trainer's own keys: nothing here knows their meaning. Keys that are read are recorded, so that
 those which were never read can be listed. `data/` has a file of keys for each trainer, extracted by
@@ -40,16 +40,16 @@ class KnownKeys(Document):
     keys: dict[str, JsonValue]
 
     def knows(self, key: str) -> bool:
-        """True if the trainer accepts this key. A key that begins with + is new, below a mapping that takes any
-        name."""
+        """True if the trainer accepts this key. A key that begins with + (Hydra: add a key) is
+        accepted below a mapping that takes any name."""
         if not key.startswith("+"):
             return key in self.keys
         parents = key.removeprefix("+").split(".")[:-1]
         prefixes = (".".join(parents[: n + 1]) for n in range(len(parents)))
-        return any(self.keys.get(prefix) == {} or prefix in self._overridden for prefix in prefixes)
+        return any(self.keys.get(prefix) == {} or prefix in self._open_mappings for prefix in prefixes)
 
     @property
-    def _overridden(self) -> frozenset[str]:
+    def _open_mappings(self) -> frozenset[str]:
         """Mappings called `override_...`, which take keys of any name."""
         parents = (key.rpartition(".")[0] for key in self.keys)
         return frozenset(parent for parent in parents if parent.rpartition(".")[2].startswith("override_"))
@@ -65,8 +65,9 @@ def known_keys(trainer: str) -> KnownKeys:
 _OVERRIDE = re.compile(r"^[+~]{0,2}([A-Za-z_][\w.]*)=(.*)$", re.S)
 _REFERENCE = re.compile(r"^\$\{(?:oc\.select:)?([\w.]+)(?:,(.*))?\}$")
 _PRODUCT = re.compile(r"^\$\{mul:\s*(.+)\}$")
+"""An interpolation of OmegaConf that multiplies; `_REFERENCE` matches one that refers to another key."""
 _PROGRAM = re.compile(r"(^|/)(train\w*|run_\w+)\.py$|^openrlhf\.cli\.\w+$")
-"""The program that takes the flags; flags before it are a launcher's."""
+"""The word of a command that names the training program; flags before it belong to a launcher."""
 _ARRAY_EXPANSION = re.compile(r"\[[@*]\]\}|^\$\{?[@*]")
 """Expansions of an array, which holds separate flags and is not the value of the flag before it."""
 _EXPANSION = re.compile(r"^[\"']?(\$\w+|\$[@*]|\$\{[^}]*\}|\$\(.*\)|`.*`)[\"']?$", re.S)
@@ -86,8 +87,9 @@ class TrainerConfig:
 
     `other_branch` holds, for keys whose value depends on a branch of a script, the value in another branch. `undecided`
     are keys whose value the script does not determine, with the reason. `missing` are base files that the configuration
-    names and that are not beside it. `command` are the words of the command, `remarks` sentences on parts of the script
-    that were not followed, `changed` the keys that the user overrode, and `read_keys` the keys that were read so far.
+    names and that do not exist beside it. `command` are the words of the command, `remarks` sentences on parts of the
+    script that were not followed, `changed` the keys that the user overrode, and `read_keys` the keys that were read so
+    far.
     """
 
     known: KnownKeys
@@ -119,8 +121,8 @@ class TrainerConfig:
         unused_patterns = tuple(unused)
 
         def is_plain(key: str) -> bool:
-            is_idle = any(fnmatchcase(key, pattern) for pattern in unused_patterns)
-            return is_idle or self._has_default(key) or has_no_effect(trainer, key)
+            is_unused = any(fnmatchcase(key, pattern) for pattern in unused_patterns)
+            return is_unused or self._has_default(key) or has_no_effect(trainer, key)
 
         plain = [key for key in self.unread if is_plain(key)]
         reasons = reasons_not_read(trainer, (key for key in self.unread if key not in plain))
@@ -173,7 +175,7 @@ class TrainerConfig:
         return self._resolve(self.values.get(key, self.known.keys.get(key)), key, 0)
 
     def text(self, key: str) -> str | None:
-        """The text of a key that no decision depends on, such as a path; undecided parts stay as written."""
+        """The text of a key that a plan does not depend on, such as a path; undecided parts stay as written."""
         if key in self.undecided:
             self.read_keys.add(key)
             return str(self.values[key])
@@ -199,7 +201,7 @@ class TrainerConfig:
     def integer_or(self, key: str, default: int) -> int:
         """The integer value of a key, or `default` where it is absent or 0.
 
-        Raises BadInput naming the key where its value is another.
+        Raises BadInput naming the key where its value is neither absent nor an integer.
         """
         return self.integer(key) if self.value(key) else default
 
@@ -242,7 +244,7 @@ class TrainerConfig:
 def read_overrides(path: Path, known: KnownKeys, changed: Mapping[str, Any] | None = None) -> TrainerConfig:
     """Read a YAML file, or a script whose command takes `key=value`.
 
-    `changed` are keys with values that override its own.
+    `changed` are keys whose values override those of the file.
 
     Raises BadInput for a file that is neither.
     """
@@ -261,7 +263,8 @@ def read_flags(
 ) -> TrainerConfig:
     """Read a script whose command takes `--key value`, or several numbers as `--key 1 2`.
 
-    `changed` are keys with values that override its own; `current_names` maps former names of flags to today's.
+    `changed` are keys whose values override those of the script; `current_names` maps former names of flags to current
+    ones.
 
     Raises BadInput for a script without such a command.
     """
@@ -286,9 +289,9 @@ _CommandKeys: TypeAlias = tuple[dict[str, Any], dict[str, str]]
 def _override(config: TrainerConfig, changed: Mapping[str, Any]) -> TrainerConfig:
     """Override the values of some keys."""
     undecided = {key: reason for key, reason in config.undecided.items() if key not in changed}
-    otherwise = {key: value for key, value in config.other_branch.items() if key not in changed}
-    given = {**config.values, **changed}
-    return replace(config, values=given, undecided=undecided, other_branch=otherwise, changed=frozenset(changed))
+    other_branch = {key: value for key, value in config.other_branch.items() if key not in changed}
+    values = {**config.values, **changed}
+    return replace(config, values=values, undecided=undecided, other_branch=other_branch, changed=frozenset(changed))
 
 
 def _read_command(
@@ -301,13 +304,13 @@ def _read_command(
     """
     text = read_text(path, "configuration", MAX_YAML_BYTES)
 
-    def fullest(commands: Sequence[tuple[Word, ...]]) -> tuple[tuple[Word, ...], _CommandKeys]:
+    def with_most_keys(commands: Sequence[tuple[Word, ...]]) -> tuple[tuple[Word, ...], _CommandKeys]:
         candidates = [(command, extract(command)) for command in commands]
         return max(candidates, key=lambda candidate: sum(map(known.knows, candidate[1][0])), default=((), ({}, {})))
 
     script = read_script(text, path)
-    command, (given, undecided) = fullest(script.commands)
-    _, (first_branch_keys, _) = fullest(read_script(text, path, first=True).commands)
+    command, (values, undecided) = with_most_keys(script.commands)
+    _, (first_branch_keys, _) = with_most_keys(read_script(text, path, first=True).commands)
     num_other_keys = sum(
         known.knows(key)
         for command_words in script.commands
@@ -319,8 +322,8 @@ def _read_command(
         remarks.append("the script runs several commands of the trainer: the one with the most keys is read.")
     config = TrainerConfig(
         known=known,
-        values=given,
-        other_branch={key: value for key, value in first_branch_keys.items() if given.get(key) != value},
+        values=values,
+        other_branch={key: value for key, value in first_branch_keys.items() if values.get(key) != value},
         undecided=undecided,
         command=tuple(word.text for word in command),
         remarks=tuple(remarks),
@@ -349,7 +352,7 @@ def _overrides(command: Sequence[Word], known: KnownKeys) -> _CommandKeys:
     return values, undecided
 
 
-def _flags(command: Sequence[Word], present: Mapping[str, str]) -> _CommandKeys:
+def _flags(command: Sequence[Word], current_names: Mapping[str, str]) -> _CommandKeys:
     values: dict[str, Any] = {}
     undecided: dict[str, str] = {}
     key: str | None = None
@@ -357,7 +360,7 @@ def _flags(command: Sequence[Word], present: Mapping[str, str]) -> _CommandKeys:
     for word in command[program_index + 1 :]:
         if word.text.startswith("--"):
             name, equals, text = word.text.removeprefix("--").partition("=")
-            key = present.get(name, name)
+            key = current_names.get(name, name)
             values[key] = (text if word.reasons else _parse_scalar(text)) if equals else True
             undecided.pop(key, None)
             if equals and word.reasons:
@@ -431,7 +434,7 @@ def _parse_scalar(text: str) -> Any:
         return text
     if isinstance(value, str) and _EXPONENT_FLOAT.fullmatch(value):
         return float(value)
-    is_text = isinstance(value, dict | list) or (isinstance(value, int) and ":" in text)  # 1:20 is no number of seconds
+    is_text = isinstance(value, dict | list) or (isinstance(value, int) and ":" in text)  # YAML 1.1 reads 1:20 as 80
     return text if is_text or not isinstance(value, bool | int | float | str | None) else value
 
 

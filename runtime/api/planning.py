@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 from meshwright.planner.analysis.alternatives import alternatives, memory_limited, runners_up
 from meshwright.planner.analysis.cluster_sizing import Fit, pareto
-from meshwright.planner.analysis.cluster_sizing import fit as fitted
-from meshwright.planner.analysis.explain import explain as explanation
+from meshwright.planner.analysis.cluster_sizing import fit as fit_cluster
+from meshwright.planner.analysis.explain import explain as explain_plan
 from meshwright.planner.analysis.full_explanation import FullExplanation
 from meshwright.planner.analysis.plan_comparison import PlanComparison, compare_plans
 from meshwright.planner.analysis.plan_structures import (
@@ -25,7 +25,7 @@ from meshwright.planner.analysis.replan import Replanned, replan_from_run
 from meshwright.planner.analysis.sensitivity import main_influences, sensitivities
 from meshwright.planner.analysis.wave_size import best_wave, plan_chooses_wave, with_average_wave
 from meshwright.planner.analysis.whatif import WhatIf
-from meshwright.planner.analysis.whatif import whatif as answers
+from meshwright.planner.analysis.whatif import whatif as answer_settings
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.job.job import Facts, Job
 from meshwright.planner.job.whatif_settings import Setting
@@ -44,7 +44,7 @@ from meshwright.runtime.api.arguments import Pathname, cost_model_builder, limit
 from meshwright.runtime.device.garbage_collection import no_garbage_collection
 
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called with what is searched for, the number of searches that are done, and their total."""
+"""Called with a description of the searches, the number that are done, and their total."""
 
 _MAX_STRUCTURES = 100
 
@@ -122,13 +122,13 @@ def fit(
     """
     require_number("price", price, minimum=0)
     with no_garbage_collection():
-        return fitted(
+        return fit_cluster(
             facts, cost_model_builder(table), sizes=sizes, price=price, limits=limits_of(limits), progress=progress
         )
 
 
 def compare(one: Plan, other: Plan) -> PlanComparison:
-    """Two plans side by side: their steps, their stages, and how their jobs differ, each by its own costs.
+    """Two plans side by side: their steps and stages, by the costs that each plan records, and how their jobs differ.
 
     Raises BadInput for a plan that breaks a rule.
 
@@ -167,10 +167,10 @@ def structures_by(
     count: int,
     progress: Progress | None,
 ) -> tuple[Ranked, ...]:
-    """The same as `structures`, with a search function and the pins that it has to keep."""
+    """The best plans as in `structures`, found by the function `search` under these pins."""
     require_valid(best)
     require_number("count", count, minimum=1, maximum=_MAX_STRUCTURES)
-    report = _counted(progress, "searching other structures", (count - 1) * len(best.graph.stages))
+    report = _search_counter(progress, "searching other structures", (count - 1) * len(best.graph.stages))
     with no_garbage_collection():
         plans = best_structures(best, pins, search, count=count, progress=report)
     return ranked_by_simulation(plans, model_of)
@@ -202,17 +202,17 @@ def explain(
     model_of = cost_model_builder(table)
     model = model_of(plan.facts)
     why = FullExplanation(
-        explanation=explanation(plan),
+        explanation=explain_plan(plan),
         held_back=memory_limited(plan, model),
         sensitivities=sensitivities(plan, model_of),
         leading=main_influences(plan, model_of, measured=table is not None),
     )
     if runner_ups:
-        report = _counted(progress, "searching without each choice", len(plan.placements))
+        report = _search_counter(progress, "searching without each choice", len(plan.placements))
         other_choices = alternatives(plan, model, max_count=1)
         why = replace(why, alternatives=other_choices, runners_up=runners_up(plan, model, progress=report))
     if sizes:
-        report = _counted(progress, "planning other sizes", len(sizes))
+        report = _search_counter(progress, "planning other sizes", len(sizes))
         why = replace(why, sizes=pareto(plan, sizes, model_of, price=price, progress=report))
     return why
 
@@ -228,7 +228,7 @@ def whatif(
 ) -> WhatIf:
     """The step under other facts: one answer for each setting, as a difference from the plan.
 
-    The same placements are costed again or, with `replan`, the best plan is searched for each time, within `limits`.
+    The same placements are re-evaluated or, with `replan`, the best plan is searched for each time, within `limits`.
     `price` is that of a GPU-hour. Raises BadInput for an unknown field and a value that breaks a rule.
 
     >>> what = api.whatif(plan, [{"workload.response.max": 512, "workload.response.fixed": 512}])
@@ -237,11 +237,13 @@ def whatif(
     """
     require_valid(plan)
     require_number("price", price, minimum=0)
-    return answers(plan, settings, cost_model_builder(table), replan=replan, price=price, limits=limits_of(limits))
+    return answer_settings(
+        plan, settings, cost_model_builder(table), replan=replan, price=price, limits=limits_of(limits)
+    )
 
 
-def _counted(progress: Progress | None, what: str, total: int) -> Callable[[], None] | None:
-    """A callback that counts the searches that are done; reports none at once."""
+def _search_counter(progress: Progress | None, what: str, total: int) -> Callable[[], None] | None:
+    """A callback that reports one more search as done; none is reported as done right away."""
     if progress is None:
         return None
     report, done = progress, counting(1)
@@ -258,13 +260,13 @@ def replan(
     lost_nodes: int = 0,
     limits: Limits | None = None,
 ) -> Replanned:
-    """The best plan for the rest of a run of `plan`, by the last steps that it measured, on the remaining nodes.
+    """The best plan for the rest of a run of `plan` on the remaining nodes, from measurements of its last steps.
 
-    Lengths and speeds are those of these steps; a layout that the run used earlier is as slow as it was then. `run` is
-    the directory of the run, and `table` the one that the plan was made with, if any. `facts` are those of another job
-    to continue with. The answer is found in the neighbourhood of the plan, without a bound; with `limits` a full search
-    starts from it. The answer also has the seconds of moving to the new plan, and after how many steps they are
-    regained.
+    Lengths and speeds are those of these steps; a layout that the run used earlier has the speed measured then. `run`
+    is the directory of the run, and `table` the one that the plan was made with, if any. `facts` are those of another
+    job to continue with. The answer is found in the neighbourhood of the plan, without a bound; with `limits` a full
+    search starts from it. The answer also has the seconds that the change of plan takes, and the number of steps
+    after which they are regained.
     Raises BadInput for a plan that breaks a rule, a run of another plan, a trace that was not measured, and where no
     plan fits what is left.
     """

@@ -1,4 +1,4 @@
-"""The command line: the registry of commands, the entry point, and how errors end it.
+"""The command line: the registry of commands, the entry point, and the handling of errors.
 
 The registry has names and help sentences, so that help and completion import no command. A command is imported when it
 is called, and torch only by commands that use a device, so help and planning start fast. For exit codes see
@@ -28,7 +28,7 @@ from meshwright.runtime.records.lasting_output import open_standard_streams
 
 @dataclass(frozen=True)
 class CommandEntry:
-    """A command, which has a module of its own here, and the first sentence of its help."""
+    """A command, which has a module of its own in this folder, and the first sentence of its help."""
 
     name: str
     summary: str
@@ -120,7 +120,7 @@ COMMANDS = (
 )
 """All commands, in the order in which a new user needs them."""
 
-_COMMANDS_BY_NAME = {listed.name: listed for listed in COMMANDS}
+_COMMANDS_BY_NAME = {entry.name: entry for entry in COMMANDS}
 
 
 class Commands(TyperGroup):
@@ -136,10 +136,10 @@ class Commands(TyperGroup):
         return list(self.commands)
 
     def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:
-        """The command as listed, with name and sentence only."""
+        """The command with its name and summary only, without importing it."""
         del ctx
-        listed = _COMMANDS_BY_NAME.get(cmd_name)
-        return TyperCommand(listed.name, help=listed.summary) if listed else None
+        entry = _COMMANDS_BY_NAME.get(cmd_name)
+        return TyperCommand(entry.name, help=entry.summary) if entry else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Import the called command and return it with its arguments."""

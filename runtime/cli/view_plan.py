@@ -29,7 +29,7 @@ from meshwright.runtime.records.record import EvaluationRecord, RunSummary
 from meshwright.runtime.records.resource_use import MemoryUse
 
 _LENGTH_TOLERANCE = 0.1
-"""Relative difference of mean response lengths within which predicted and measured times compare the same work."""
+"""Relative difference of mean response lengths up to which predicted and measured times are for the same work."""
 
 _MIN_SHARE = 0.01
 """Share of a step below which no error is shown."""
@@ -109,7 +109,7 @@ def print_run_summary(summary: RunSummary, out: Path) -> None:
         + _length_hint(summary)
     )
     if summary.memory:
-        console.print(_memory(summary.memory))
+        console.print(_memory_table(summary.memory))
         console.print(
             "memory of the fullest rank: planned for sequences of maximum length, measured without what a process uses "
             "before it loads models"
@@ -143,8 +143,8 @@ def print_run_summary(summary: RunSummary, out: Path) -> None:
 
 def _length_hint(summary: RunSummary) -> str:
     """Return a hint if the responses were longer or shorter than planned."""
-    is_near = math.isclose(summary.response_tokens, summary.expected_response_tokens, rel_tol=_LENGTH_TOLERANCE)
-    return "" if is_near else "; `meshwright calibrate` predicts for the observed lengths"
+    is_as_planned = math.isclose(summary.response_tokens, summary.expected_response_tokens, rel_tol=_LENGTH_TOLERANCE)
+    return "" if is_as_planned else "; `meshwright calibrate` predicts for the observed lengths"
 
 
 def _metric_words(evaluation: EvaluationRecord) -> tuple[str, str, str]:
@@ -168,7 +168,7 @@ def print_search_stopped(plan: Plan, path: Path) -> None:
     )
 
 
-def _memory(uses: Sequence[MemoryUse]) -> Table:
+def _memory_table(uses: Sequence[MemoryUse]) -> Table:
     """Planned and measured peak memory of each stage."""
     table = Table("peak memory", box=box.SIMPLE)
     for heading in ("planned", "measured"):

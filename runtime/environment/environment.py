@@ -30,11 +30,11 @@ class Environment:
     """Scores the responses of one rank by the rewards of a job."""
 
     def __init__(self, reward_workers: Sequence[RewardWorkers]) -> None:
-        self._crews = tuple(reward_workers)
+        self._reward_workers = tuple(reward_workers)
         self._in_progress: dict[int, tuple[Future[RewardAnswer], ...]] = {}
-        """For each sequence number, one future of each reward."""
+        """For each number of a response that is not delivered, one future of each reward."""
         self._delivered: dict[int, _Rows] = {}
-        """Scored rows by batch key."""
+        """The rows of each delivered batch, by batch key."""
         self._send_queue: queue.SimpleQueue[tuple[_Rows, Callable[[Experience], object]] | None] = queue.SimpleQueue()
         self._sender = threading.Thread(target=self._send, name="rewards", daemon=True)
 
@@ -42,10 +42,10 @@ class Environment:
         """Start scoring a finished response, unless that has started; `number` identifies it until it is delivered."""
         if number not in self._in_progress:
             built_sample = sample()
-            self._in_progress[number] = tuple(crew.score(built_sample) for crew in self._crews)
+            self._in_progress[number] = tuple(workers.score(built_sample) for workers in self._reward_workers)
 
     def assign_rows(self, key: int, rows: Mapping[int, int]) -> None:
-        """Assign started sequences to rows of a batch; `rows` maps rows to sequence numbers."""
+        """Assign responses whose scoring has started to rows of a batch; `rows` maps their numbers to rows."""
         self._delivered[key] = {row: self._in_progress.pop(number) for number, row in rows.items()}
 
     def put_scores(self, batch: StepExperience) -> None:
@@ -77,10 +77,10 @@ class Environment:
         self._delivered.pop(step, None)
 
     def close(self) -> None:
-        """End all workers."""
+        """Stop the thread that sends scores, and all workers."""
         self._send_queue.put(None)
-        for crew in self._crews:
-            crew.close()
+        for workers in self._reward_workers:
+            workers.close()
 
 
 def require_scores(experience: Experience) -> None:

@@ -29,7 +29,7 @@ from meshwright.runtime.environment.samples import (
 _MAX_ANSWER_BYTES = 2**24
 _TOO_MANY_REQUESTS, _SERVER_ERROR = 429, 500
 _UNAVAILABLE = (_TOO_MANY_REQUESTS, 502, 503, 504)
-"""Statuses that say that the server, or one behind it, is unavailable, whatever the request was."""
+"""Statuses of a server, or of one behind it, that is unavailable for any request."""
 
 
 class Judge:
@@ -46,12 +46,12 @@ class Judge:
         except urllib.error.HTTPError as error:
             if error.code != _TOO_MANY_REQUESTS and error.code < _SERVER_ERROR:
                 raise RewardError(f"{self._url} answered with status {error.code}{_redirect_hint(error)}") from None
-            reason, is_away = f"status {error.code}", error.code in _UNAVAILABLE
+            reason, is_unreachable = f"status {error.code}", error.code in _UNAVAILABLE
         except (OSError, http.client.HTTPException) as error:
-            reason, is_away = printable_reason(error), True
+            reason, is_unreachable = printable_reason(error), True
         except Exception as error:
-            reason, is_away = printable_reason(error), False
-        raise TemporaryRewardError(f"{self._url} gave no scores: {reason}", is_unreachable=is_away)
+            reason, is_unreachable = printable_reason(error), False
+        raise TemporaryRewardError(f"{self._url} gave no scores: {reason}", is_unreachable=is_unreachable)
 
     def close(self) -> None:
         """Do nothing, because no connection is kept between calls."""

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeAlias
 
 @dataclass(frozen=True, kw_only=True)
 class RewardSample:
-    """A prompt and a response. `id` is step/row of the prompt, `answer` comes from its line in the job's data."""
+    """A prompt and a response. `id` is step/row of the prompt; `answer` is that of its row in the job's data."""
 
     id: str
     prompt: str

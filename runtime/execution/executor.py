@@ -1,7 +1,7 @@
 """The executor runs a program on one rank, period by period, and records a span for every instruction.
 
-It is the only code that orders work. A run and a rehearsal differ in their device, nowhere else. Spans are timed by a
-wall clock that changes of the system clock during the process do not affect.
+It is the only code that orders work. A run and a rehearsal differ only in their device. Spans are timed by a wall clock
+that is not affected when the system clock is changed during the process.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from meshwright.profiles.trace import Span
 from meshwright.runtime.messages.experience import Experience, ExperienceTransport, StepExperience
 from meshwright.runtime.records.results import InstructionResult, PeriodResult
 
-_BEGAN = time.time() - time.monotonic()
+_WALL_CLOCK_OFFSET = time.time() - time.monotonic()
 
 
 def steady_now() -> float:
-    """Return seconds since 1970, evenly increasing even if the system clock is set forward or back."""
-    return _BEGAN + time.monotonic()
+    """Return seconds since 1970, which increase steadily even if the system clock is set forward or back."""
+    return _WALL_CLOCK_OFFSET + time.monotonic()
 
 
 class RankDevice(Protocol):
@@ -47,7 +47,7 @@ class RankDevice(Protocol):
         ...
 
     def refit(self, source: str, target: str) -> InstructionResult:
-        """Take this rank's part in copying the weights of `source` into `target`."""
+        """Copy this rank's share of the weights of `source` to `target`."""
         ...
 
     def synchronise(self) -> None:
@@ -68,7 +68,7 @@ class Hosts(Protocol):
 
 
 class BatchFilling(Protocol):
-    """Fills the batch of a step with the samples kept of successive waves of prompts."""
+    """Fills the batch of a step with samples selected from successive waves of prompts."""
 
     @property
     def is_full(self) -> bool: ...
@@ -92,10 +92,11 @@ class BatchFilling(Protocol):
 
 
 InstructionContext = Callable[[Instruction, int, int, int], AbstractContextManager[None]]
-"""Context in which an instruction runs, from the instruction, its index in the program, its period and its step."""
+"""Returns the context in which an instruction runs, from the instruction, its index in the program, its period and its
+step."""
 
 
-def _unwatched(*_: object) -> AbstractContextManager[None]:
+def _no_context(*_: object) -> AbstractContextManager[None]:
     return nullcontext()
 
 
@@ -104,7 +105,7 @@ class _PeriodRecord:
     """Spans and metrics of one period of a program."""
 
     program: Program
-    turn: int
+    period: int
     spans: list[Span] = field(default_factory=list)
     metrics: dict[str, Mapping[str, float]] = field(default_factory=dict)
 
@@ -126,7 +127,7 @@ class Executor:
         start_seconds: float,
         clock: str,
         now: Callable[[], float] = steady_now,
-        instruction_context: InstructionContext = _unwatched,
+        instruction_context: InstructionContext = _no_context,
         hosts: Hosts | None = None,
         filling: Callable[[int], BatchFilling] | None = None,
     ) -> None:
@@ -142,7 +143,12 @@ class Executor:
             batch_of,
             rank,
         )
-        self._began, self._clock, self._time, self._watched = start_seconds, clock, now, instruction_context
+        self._start_seconds, self._clock, self._time, self._instruction_context = (
+            start_seconds,
+            clock,
+            now,
+            instruction_context,
+        )
 
     def execute(self, program: Program, period: int, steps: range) -> PeriodResult:
         """Execute this rank's part of one period of a run of these steps."""
@@ -169,29 +175,29 @@ class Executor:
             self._run(
                 instruction,
                 record,
-                place=record.program.instructions.index(instruction),
-                batch=self._batch_of(record.turn + instruction.steps_ahead),
+                index=record.program.instructions.index(instruction),
+                batch=self._batch_of(record.period + instruction.steps_ahead),
             )
 
     def _sample_waves(self, waves: Waves, record: _PeriodRecord) -> None:
         """Fill the batch of the period's step from successive waves."""
         assert self._filling is not None
-        filling = self._filling(record.turn)
-        mine = [i for i in waves.instructions if self._rank in i.ranks]
+        filling = self._filling(record.period)
+        own_instructions = [i for i in waves.instructions if self._rank in i.ranks]
         while not filling.is_full:
             wave = filling.next_wave()
-            self._post_receives(mine, record.program)
-            for instruction in mine:
-                self._run(instruction, record, place=waves.num_before, batch=wave)
+            self._post_receives(own_instructions, record.program)
+            for instruction in own_instructions:
+                self._run(instruction, record, index=waves.num_before, batch=wave)
             filling.take(wave)
-        filling.fill(self._batch_of(record.turn))
+        filling.fill(self._batch_of(record.period))
         record.metrics[GENERATE] = filling.metrics
 
-    def _run(self, instruction: Instruction, record: _PeriodRecord, *, place: int, batch: StepExperience) -> None:
-        """Run an instruction on a batch and record its span; `place` is its index in the program."""
-        with self._watched(instruction, place, record.turn, batch.step):
+    def _run(self, instruction: Instruction, record: _PeriodRecord, *, index: int, batch: StepExperience) -> None:
+        """Run an instruction on a batch and record its span; `index` is its index in the program."""
+        with self._instruction_context(instruction, index, record.period, batch.step):
             start = self._now()
-            findings = self._dispatch(instruction, record.program, batch)
+            result = self._dispatch(instruction, record.program, batch)
             end = self._now()
         record.spans.append(
             Span(
@@ -202,11 +208,11 @@ class Executor:
                 start_seconds=start,
                 end_seconds=end,
                 clock=self._clock,
-                facts=findings.facts,
+                facts=result.facts,
             )
         )
         if isinstance(instruction, RunStage):
-            record.metrics[instruction.stage] = findings.metrics
+            record.metrics[instruction.stage] = result.metrics
 
     def flush(self) -> None:
         """Wait until everything sent has arrived."""
@@ -225,19 +231,19 @@ class Executor:
                 self._hosts.when_scored(
                     batch, lambda scores: self._exchange.send(instruction, scores, channel, batch.step)
                 )
-                return _findings(0)
+                return _bytes_result(0)
             case Send():
-                return _findings(self._exchange.send(instruction, batch.experience, channel, batch.step))
+                return _bytes_result(self._exchange.send(instruction, batch.experience, channel, batch.step))
             case Receive():
                 if instruction.producer == ENVIRONMENT and self._rank in instruction.owners:
                     assert self._hosts is not None
                     self._hosts.put_scores(batch)
-                return _findings(self._exchange.receive(instruction, batch.experience, channel, batch.step))
+                return _bytes_result(self._exchange.receive(instruction, batch.experience, channel, batch.step))
 
     def _now(self) -> float:
         self._device.synchronise()
-        return self._time() - self._began
+        return self._time() - self._start_seconds
 
 
-def _findings(num_bytes: int) -> InstructionResult:
+def _bytes_result(num_bytes: int) -> InstructionResult:
     return InstructionResult(facts={"num_bytes": float(num_bytes)})

@@ -32,7 +32,7 @@ from meshwright.runtime.training.checkpoint_integrity import find_damage, requir
 from meshwright.runtime.training.weight_copies import DTYPES
 
 ADAPTER = "adapter"
-"""Directory in that of a model for its adapter alone."""
+"""Name of the directory, within the directory of a model, that holds its adapter alone."""
 
 _UNREADABLE = (CheckpointingException, CheckpointException, OSError, RuntimeError, ValueError, KeyError, EOFError)
 
@@ -42,7 +42,7 @@ class TrainedModel:
     """A model that a run trains, as one rank sees it: `model` is None outside its mesh."""
 
     role: Role
-    spec: ModelSpec  # of the whole vocabulary, as it is stored
+    spec: ModelSpec  # with the whole vocabulary, as in the checkpoint
     mesh: Mesh
     model: ModelChunks | None
 
@@ -80,7 +80,7 @@ def write_models(models: Iterable[TrainedModel], job: Job, directory: Path, targ
                 save_adapter(
                     trained.model, trained.spec, adapter, trained.mesh, adapter_directory, base=os.path.abspath(source)
                 )
-        del trained  # free it before the next one is built
+        del trained  # freed before the next one is built
     dist.barrier()
     if dist.get_rank() == 0:
         partial.rename(target)
@@ -90,7 +90,8 @@ def write_models(models: Iterable[TrainedModel], job: Job, directory: Path, targ
 def export_models(run: Path, target: Path, *, num_ranks: int = 1) -> tuple[Path, ...]:
     """Write the models of a run's newest checkpoint as Hugging Face directories and return their paths.
 
-    It starts `num_ranks` processes on the CPU, each with a pipeline stage of one model at a time and no optimizer.
+    The export starts `num_ranks` processes on the CPU, each with a pipeline stage of one model at a time and no
+    optimizer.
     Raises BadInput for a directory without a checkpoint, a target that exists, and models that cannot be divided into
     `num_ranks` pipeline stages.
     """
@@ -132,8 +133,8 @@ def _write(plan: Plan, job: Job, directory: Path, checkpoint: Path, target: Path
         raise BadInput(f"checkpoint {checkpoint} cannot be read: {reason}; give a run whose files are complete.")
     require_safe_pickles(checkpoint)
     mesh = build_mesh(Layout(pp=dist.get_world_size()), 0)
-    places = {role: directory / job.models.source(role).path for role in plan.graph.train_stage}
-    write_models((_loaded(plan, role, mesh, checkpoint, places[role]) for role in places), job, directory, target)
+    sources = {role: directory / job.models.source(role).path for role in plan.graph.train_stage}
+    write_models((_loaded(plan, role, mesh, checkpoint, sources[role]) for role in sources), job, directory, target)
 
 
 def _loaded(plan: Plan, role: Role, mesh: Mesh, checkpoint: Path, source: Path) -> TrainedModel:

@@ -1,9 +1,9 @@
 """Attention over the paged cache in decode steps and prefills: by block tables and Triton kernels on a GPU, and over
 packed rows on a CPU.
 
-The indices of what a pass reads and writes are computed once and shared by all layers. Without Triton, and as the
-reference for tests of the kernels, blocks are gathered and torch attends. For which one a pass uses see
-`runtime.inference.decode_step`.
+The cache indices that a pass reads and writes are computed once and shared by all layers. Without Triton, and as the
+reference for tests of the kernels, blocks are gathered for torch's own attention. `runtime.inference.decode_step`
+chooses among them.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ def table_reads(tables: BlockTables, rows: Numbers, lengths: Numbers, count: int
 
 
 def step_reads(cache: PagedCache, rows: Numbers, lengths: Numbers) -> StepReads:
-    """Return what one decode step reads: block tables on a GPU; on a CPU whichever form is faster for these rows, for
-    which blocks may be moved."""
+    """Return the indices for one decode step: block tables on a GPU; on a CPU the form that is faster for these rows.
+
+    On a CPU, blocks of the cache may be moved."""
     if cache.keys.is_cuda:
         return table_reads(cache.tables, rows, lengths)
     reads = DecodeRows(rows, lengths)
@@ -80,13 +81,13 @@ class GatheredAttention:
         lengths = reads.lengths.long()
         last = self._tables[torch.arange(num_rows, device=device), lengths // BLOCK_TOKENS]
         heads = torch.arange(kv_heads, device=device)
-        places = (last[:, None] * kv_heads + heads) * BLOCK_TOKENS + (lengths % BLOCK_TOKENS)[:, None]
-        self._places = torch.stack([places, places + cache.keys[0].numel() // size], dim=-1)
+        key_index = (last[:, None] * kv_heads + heads) * BLOCK_TOKENS + (lengths % BLOCK_TOKENS)[:, None]
+        self._write_index = torch.stack([key_index, key_index + cache.keys[0].numel() // size], dim=-1)
 
     def attend(self, layer: int, query: Tensor, new: Tensor) -> Tensor:
         """Return [B, heads * D] from the new queries [B, kv_heads, heads / kv_heads, D]; the new keys and values [B,
         kv_heads, 2, D] are cached."""
-        self._cache.store(layer, self._places, new)
+        self._cache.store(layer, self._write_index, new)
         keys, values = (
             cached[layer][self._tables].transpose(1, 2).reshape(self._gathered_shape)
             for cached in (self._cache.keys, self._cache.values)
@@ -152,10 +153,10 @@ def prefill_reads(
 ) -> PrefillReads:
     """Compute the indices for the first `lengths[b]` tokens of each of `rows`, which hold blocks for them. Logits are
     returned for the last token of the rows with the indices `output_rows`."""
-    begins = np.cumsum([0, *lengths])
-    positions = np.arange(begins[-1]) - np.repeat(begins[:-1], lengths)
+    starts = np.cumsum([0, *lengths])
+    positions = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
     blocks = tables.table[np.repeat(rows, lengths), positions // BLOCK_TOKENS]
-    arrays = positions, blocks, begins, begins[1:][list(output_rows)] - 1
+    arrays = positions, blocks, starts, starts[1:][list(output_rows)] - 1
     token_positions, token_blocks, bounds, ends = (torch.from_numpy(array.astype(np.int32)) for array in arrays)
     return PrefillReads(token_positions, token_blocks, bounds, ends, max(lengths))
 
@@ -175,8 +176,8 @@ class PrefillAttention:
         from meshwright.runtime.kernels import paged_attention  # noqa: PLC0415 - needs Triton
 
         num_tokens, (_, _, kv_heads, _, size) = len(reads.positions), cache.keys.shape
-        self._turn_and_keep, self._kernel = paged_attention.rotate_and_store_packed, kernel
-        self._cache, self._angles, self._places = cache, angles, (reads.positions, reads.blocks)
+        self._rotate_and_store, self._kernel = paged_attention.rotate_and_store_packed, kernel
+        self._cache, self._angles, self._write_index = cache, angles, (reads.positions, reads.blocks)
         self._query = cache.keys.new_empty(num_tokens, kv_heads, num_queries, size)
         self._key, self._value = cache.keys.new_empty(2, num_tokens, kv_heads, size).unbind()
         self._bounds = RowBounds(reads.row_starts, reads.longest)
@@ -185,7 +186,7 @@ class PrefillAttention:
         """Return [S, heads * D] from queries, key and value [S, kv_heads, heads / kv_heads + 2, D] as projected; the
         new keys and values are cached."""
         cached = self._cache.keys[layer], self._cache.values[layer]
-        self._turn_and_keep(heads, (self._query, self._key, self._value), cached, self._angles, self._places)
+        self._rotate_and_store(heads, (self._query, self._key, self._value), cached, self._angles, self._write_index)
         query, key, value = (one.unsqueeze(1) for one in (self._query.flatten(1, 2), self._key, self._value))
         return attend_rows(query, key, value, self._bounds, self._kernel).flatten(1)
 
@@ -200,11 +201,11 @@ class RowBatch:
     num_tokens: int
     """T, the tokens of a row."""
     block_index: Tensor | None = None
-    """Only for a row that continues, which is alone: [2 * kv_heads * n], the blocks of each head, first of all keys,
-    then of all values."""
+    """Only for a row with cached tokens, which is attended alone: [2 * kv_heads * n], the blocks of each head, first of
+    all keys, then of all values."""
     mask: Tensor | None = None
-    """Only for a row that continues: the mask [T, n * tokens of a block], minus infinity for keys after a token, else
-    0."""
+    """Only for a row with cached tokens: the mask [T, n * tokens of a block], minus infinity for keys after a token,
+    else 0."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,7 @@ class PackedReads:
     positions: Tensor
     """[S]: the positions of the tokens in their sequences."""
     cache_index: Tensor
-    """[S, kv_heads, 2]: where keys and values are stored in a layer's cache."""
+    """[S, kv_heads, 2]: the indices at which keys and values are stored in a layer's cache."""
     parts: tuple[RowBatch, ...]
     output_index: Tensor
     """[S * heads]: the index of each token's heads in the concatenated outputs of all parts."""
@@ -229,7 +230,7 @@ def packed_reads(
     positions = np.arange(sum(lengths)) + np.repeat(np.array(cached) - packing.starts, lengths)
     blocks = cache.tables.table[np.repeat(rows, lengths), positions // BLOCK_TOKENS]
     heads = np.arange(packing.num_heads)
-    place = (blocks[:, None] * packing.num_heads + heads) * BLOCK_TOKENS + (positions % BLOCK_TOKENS)[:, None]
+    key_index = (blocks[:, None] * packing.num_heads + heads) * BLOCK_TOKENS + (positions % BLOCK_TOKENS)[:, None]
     starting = defaultdict[int, list[int]](list)
     for index, length in enumerate(lengths):
         if not cached[index]:
@@ -240,7 +241,7 @@ def packed_reads(
             parts.append(packing.continued_row(index, cache.tables.table[row], cached[index]))
     return PackedReads(
         positions=torch.from_numpy(positions),
-        cache_index=torch.from_numpy(np.stack([place, place + packing.first_value * BLOCK_TOKENS], axis=-1)),
+        cache_index=torch.from_numpy(np.stack([key_index, key_index + packing.first_value * BLOCK_TOKENS], axis=-1)),
         parts=tuple(parts),
         output_index=torch.from_numpy(packing.output_index.ravel()),
     )
@@ -259,7 +260,7 @@ class _Packing:
         self._num_outputs = 0
 
     def batch_rows(self, indices: Sequence[int]) -> RowBatch:
-        """Lay out rows, by their indices among all, to be attended in one call."""
+        """Lay out the rows with these indices to be attended in one call."""
         starts, lengths = self.starts[indices], self._lengths[indices]
         longest, heads_per_token = int(lengths.max()), self.num_heads * (self._per_group + 2)
         offsets = np.arange(longest)
@@ -269,20 +270,20 @@ class _Packing:
         return RowBatch(torch.from_numpy(heads.ravel()), longest)
 
     def continued_row(self, index: int, table: Numbers, cached: int) -> RowBatch:
-        """Lay out one row that continues and holds the blocks of the table."""
+        """Lay out one row that has cached tokens, in the blocks of the table."""
         part = self.batch_rows([index])
         num_keys = cached + part.num_tokens
         keys = table[: num_blocks_for(num_keys)] * self.num_heads + np.arange(self.num_heads)[:, None]
         blocks = np.concatenate([keys.ravel(), keys.ravel() + self.first_value])
-        later = torch.full((part.num_tokens, keys.shape[1] * BLOCK_TOKENS), -torch.inf, dtype=self._dtype)
-        return RowBatch(part.head_index, part.num_tokens, torch.from_numpy(blocks), later.triu_(cached + 1))
+        mask = torch.full((part.num_tokens, keys.shape[1] * BLOCK_TOKENS), -torch.inf, dtype=self._dtype)
+        return RowBatch(part.head_index, part.num_tokens, torch.from_numpy(blocks), mask.triu_(cached + 1))
 
     def _place_outputs(self, tokens: Numbers, is_token: NDArray[np.bool_]) -> None:
-        """Record where the output of tokens [B, T] is: attention returns [B, kv_heads, T, queries of a group]."""
+        """Record the output indices of tokens [B, T]; attention returns [B, kv_heads, T, queries of a group]."""
         shape = (len(tokens), self.num_heads, tokens.shape[1], self._per_group)
         end = self._num_outputs + tokens.size * self.num_heads * self._per_group
-        places = np.arange(self._num_outputs, end).reshape(shape).swapaxes(1, 2)
-        self.output_index[tokens[is_token]] = places[is_token]
+        outputs = np.arange(self._num_outputs, end).reshape(shape).swapaxes(1, 2)
+        self.output_index[tokens[is_token]] = outputs[is_token]
         self._num_outputs = end
 
 
@@ -291,7 +292,7 @@ class PackedAttention:
     heads / kv_heads + 2, D] when `attend` is called."""
 
     def __init__(self, cache: PagedCache, reads: PackedReads, rotated: Tensor) -> None:
-        self._cache, self._reads, self._turned = cache, reads, rotated
+        self._cache, self._reads, self._rotated = cache, reads, rotated
         self._groups, self._per_group, self._size = rotated.shape[1:]
 
     def attend(self, layer: int, query: Tensor, new: Tensor) -> Tensor:
@@ -305,12 +306,12 @@ class PackedAttention:
     def _attend_part(self, layer: int, part: RowBatch) -> Tensor:
         """Return the output of one part, [B * kv_heads * T * heads / kv_heads, D]."""
         size, num_queries = self._size, self._per_group - 2
-        heads = self._turned.view(-1, size).index_select(0, part.head_index)
+        heads = self._rotated.view(-1, size).index_select(0, part.head_index)
         grouped = heads.view(-1, self._per_group, part.num_tokens, size)
         query, key, value = grouped.split((num_queries, 1, 1), dim=1)
         if part.block_index is not None:
-            held = self._cache.layer_view(layer).view(-1, BLOCK_TOKENS * size).index_select(0, part.block_index)
-            key, value = held.view(2, self._groups, 1, -1, size)
+            cached_heads = self._cache.layer_view(layer).view(-1, BLOCK_TOKENS * size).index_select(0, part.block_index)
+            key, value = cached_heads.view(2, self._groups, 1, -1, size)
         # A key-value head is expanded to the queries of its group as a view; the kernel does not copy it.
         key, value = (head.expand(-1, num_queries, -1, -1) for head in (key, value))
         output = F.scaled_dot_product_attention(query, key, value, attn_mask=part.mask, is_causal=part.mask is None)

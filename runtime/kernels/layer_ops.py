@@ -31,7 +31,8 @@ def _norm_row(hidden, weight, normed, width, epsilon, WIDTH: tl.constexpr):
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate `heads` [S, 1, heads, D] by their tokens' angles, cos and sin [S, 1, 1, D], as `attention.rotate` does."""
+    """Rotate `heads` [S, 1, heads, D] by their tokens' angles, cos and sin [S, 1, 1, D], as `rotate` of
+    `runtime.model.attention` does."""
     rotated: Tensor = _Rotate.apply(heads, cos, sin)
     return rotated
 

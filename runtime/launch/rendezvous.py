@@ -1,6 +1,7 @@
 """The rendezvous of a run's machines, the order of the nodes, and the secret token with which they authenticate.
 
-Nodes are ordered by node rank if every node gives one, else as torch elastic lists them, by their addresses as text.
+Nodes are ordered by node rank if every node gives one, else as torch elastic orders them: by their addresses as
+text.
 The ranks of a node are consecutive either way: node n has ranks n * ranks_per_node to (n + 1) * ranks_per_node - 1.
 The seal of a message is the HMAC-SHA256 (RFC 2104) of its text under the token, which itself is never sent.
 """
@@ -86,9 +87,9 @@ class Rendezvous:
     timeout_seconds: float = 600.0
     """Seconds that a node waits for the others."""
     attempt: int = 0
-    """Number of earlier meetings of this run. From the second on, nodes that do not return count as lost."""
+    """Number of earlier attempts of this run; if above 0, nodes that do not return count as lost."""
     token: str = field(default="", repr=False)
-    """The run's secret token; empty on a network that is trusted."""
+    """The run's secret token; empty for a trusted network."""
 
     @classmethod
     def parse(cls, text: str, nodes: int, node_rank: int | None = None, token: str = "") -> Rendezvous:
@@ -171,7 +172,7 @@ class Arrival:
 
 
 def node_order(arrivals: Sequence[Arrival], *, some_are_lost: bool = False) -> tuple[int, ...]:
-    """Return the plan's node number of each arrival; with `some_are_lost` the others keep their order.
+    """Return the plan's node number of each arrival; with `some_are_lost` the remaining ones keep their order.
 
     Raises BadInput if the nodes run different work, start different numbers of ranks, or give node ranks that are not
     0 to n - 1, once each.

@@ -1,7 +1,8 @@
 """The rendezvous handler that brings the nodes of a run together, on top of torch elastic's c10d rendezvous.
 
-Beyond what torch does, nodes exchange their arrivals and are put in the plan's order, a waiting node says for whom it
-waits, one that times out learns how many came, and a node that loses its heartbeat later ends the run on the others.
+Beyond what torch does, nodes exchange their arrivals and are put in the plan's order, a waiting node reports for
+whom it waits, one that times out reports how many joined, and one that loses its heartbeat later ends the run on the
+others.
 Blocking library calls run in a separate thread, so that the waiting main thread still handles signals.
 """
 
@@ -43,11 +44,11 @@ from meshwright.runtime.launch.rendezvous import (
 T = TypeVar("T")
 
 _POLL_SECONDS = 0.1
-"""Python runs signal handlers only between two bytecode instructions, so the wait is cut into pieces."""
+"""Timeout of each partial wait; Python runs signal handlers only between two of them."""
 
 
 def call_in_thread(call: Callable[[], T], seconds: float | None = None) -> T:
-    """Return or raise what `call` does, made in another thread.
+    """Run `call` in another thread, and return its result or raise its error.
 
     Raises TimeoutError if it takes longer than `seconds`; the thread then continues, as it does when a signal ends the
     wait.
@@ -79,7 +80,7 @@ _FIRST_SECONDS, _NEXT_SECONDS = 5.0, 60.0
 
 @contextmanager
 def waiting_messages(note: Callable[[], str]) -> Iterator[None]:
-    """Context in which `note()` is written to standard error after a while and then regularly, unless it is empty."""
+    """Context in which `note()`, unless empty, is written to standard error after a few seconds and then regularly."""
     closed = threading.Event()
 
     def write() -> None:
@@ -101,10 +102,10 @@ def waiting_messages(note: Callable[[], str]) -> Iterator[None]:
 
 
 def waiting_message(place: Rendezvous, began: float, came: int, missing: Sequence[int]) -> str:
-    """Return the message of a node that waits since `began` (of `time.time()`); empty when all nodes have come.
+    """Return the message of a node that waits since `began` (of `time.time()`); empty when all nodes have joined.
 
-    `came` counts the nodes that have come, itself included; `missing` are the node ranks not yet present, if nodes
-    have ranks.
+    `came` is the number of nodes that have joined, itself included; `missing` are the node ranks not yet present, if
+    nodes have ranks.
     """
     since, until = (time.strftime("%H:%M:%S", time.localtime(at)) for at in (began, began + place.timeout_seconds))
     missing_ranks = (
@@ -127,7 +128,7 @@ _STORE_TIMEOUT = timedelta(seconds=60)
 HEARTBEAT_SECONDS = 5.0
 """Seconds between two heartbeats of a node."""
 _LAST_CALL = timedelta(seconds=20)
-"""Time that nodes wait for each missing node when they meet again."""
+"""Time that nodes wait for missing nodes in a later attempt (`last_call` of torch elastic)."""
 _LEAVE_SECONDS, _CONNECT_SECONDS, _RETRY_SECONDS = 1.0, 2.0, 0.2
 _PROBE_SECONDS = 15.0
 """A server that takes longer to answer is no store."""
@@ -166,7 +167,7 @@ class NodeRendezvousHandler(DynamicRendezvousHandler):
         call_in_thread(self._announce)
         began, store = time.time(), self.store.clone()
         try:
-            with waiting_messages(lambda: _note(place, began, store, self.arrival.node_rank is not None)):
+            with waiting_messages(lambda: _waiting_note(place, began, store, self.arrival.node_rank is not None)):
                 met = call_in_thread(meet)
             arrivals = call_in_thread(lambda: _exchange(met.store, met.rank, met.world_size, self.arrival, place.token))
         except RendezvousTimeoutError:
@@ -212,7 +213,7 @@ class NodeRendezvousHandler(DynamicRendezvousHandler):
         return 0
 
     def shutdown(self) -> bool:
-        """Tell the other nodes that this one is done, unless it is cut off, when that would take minutes."""
+        """Report to the other nodes that this one is done; not when it is cut off, since that would take minutes."""
         if self.watch:
             self.watch.end()
             if self.watch.is_cut_off():
@@ -243,17 +244,17 @@ class Heartbeat:
 
 
 class HeartbeatThread:
-    """A thread that beats the pulse; a store that the network has lost blocks for minutes."""
+    """The thread that sends and checks heartbeats; a store that is unreachable would block the caller for minutes."""
 
-    def __init__(self, pulse: Heartbeat) -> None:
+    def __init__(self, heartbeat: Heartbeat) -> None:
         self.silent: list[str] = []
-        self._pulse, self._answered, self._closed = pulse, time.monotonic(), threading.Event()
+        self._heartbeat, self._answered, self._closed = heartbeat, time.monotonic(), threading.Event()
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
         with contextlib.suppress(DistError):  # the store is gone
             while not self._closed.wait(HEARTBEAT_SECONDS):
-                self.silent = self._pulse.beat()
+                self.silent = self._heartbeat.beat()
                 self._answered = time.monotonic()
 
     def is_cut_off(self) -> bool:
@@ -261,12 +262,12 @@ class HeartbeatThread:
         return time.monotonic() - self._answered > HEARTBEAT_TIMEOUT_SECONDS
 
     def end(self) -> None:
-        """Let the thread end at its next beat."""
+        """Let the thread end before its next heartbeat."""
         self._closed.set()
 
 
 def _exchange(store: Store, index: int, nodes: int, arrival: Arrival, token: str) -> list[Arrival]:
-    """Return the arrivals of all nodes, by torch's number of each. No node continues or leaves before all have read."""
+    """Return the arrivals of all nodes by their torch ranks. No node continues or leaves before all have read them."""
     store.set(f"arrival/{index}", arrival.message(token))
     messages = [store.get(f"arrival/{number}") for number in range(nodes)]
     if store.add("read", 1) == nodes:
@@ -276,7 +277,7 @@ def _exchange(store: Store, index: int, nodes: int, arrival: Arrival, token: str
     return [Arrival.parse(message, token) for message in messages]
 
 
-def _note(place: Rendezvous, began: float, store: Any, have_ranks: bool) -> str:
+def _waiting_note(place: Rendezvous, began: float, store: Any, have_ranks: bool) -> str:
     """Return the message of a node that waits for others."""
     missing = [node for node in range(place.nodes) if have_ranks and not store.check([f"here/{node}"])]
     return waiting_message(place, began, store.add("came", 0), missing)

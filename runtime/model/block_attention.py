@@ -22,7 +22,8 @@ from meshwright.runtime.model.block_tables import BlockTables, Numbers
 from meshwright.runtime.model.kv_cache import PagedCache
 
 _MIN_DENSITY = 0.5
-"""Minimum share of read blocks between the first and the last one to read them in place; with less they are copied."""
+"""Minimum share of the blocks from the first to the last that are read, to read the range in place; with a smaller
+share the blocks are copied."""
 
 _CAUSAL_MASKS = np.triu(np.full((BLOCK_TOKENS, BLOCK_TOKENS), -np.inf, dtype=np.float32), 1)
 """The masks of a block's tokens by the index of the last token: minus infinity after it, else 0."""
@@ -72,8 +73,8 @@ class SharedPrefixes:
 class BlockReads:
     """The blocks that a decode step of B rows reads, and the rows that they are read for. Row B is a dummy.
 
-    Blocks with one reader are in a window, shared blocks in prefixes. Each read gives a partial result of attention for
-    one row; partial results are numbered in the order of the window, then of each prefix for each of its readers.
+    Blocks with one reader make up the window, shared blocks the prefixes. Each read gives a partial result of attention
+    for one row; partial results are numbered in the order of the window, then of each prefix for each of its readers.
     """
 
     step: DecodeRows
@@ -122,9 +123,9 @@ def plan_block_reads(tables: BlockTables, reads: DecodeRows) -> BlockReads:
         index, window, first = np.arange(len(single)), single, -1
     owner = np.full(len(window), num_rows)
     owner[index] = owners
-    hidden = np.zeros((len(window), BLOCK_TOKENS), dtype=np.float32)
+    mask = np.zeros((len(window), BLOCK_TOKENS), dtype=np.float32)
     last = np.append(np.flatnonzero(owners[1:] != owners[:-1]), len(owners) - 1)
-    hidden[index[last]] = _CAUSAL_MASKS[lengths % BLOCK_TOKENS]
+    mask[index[last]] = _CAUSAL_MASKS[lengths % BLOCK_TOKENS]
     order, offsets = index, ends
     if prefixes:
         readers = np.concatenate([owner, *(group.readers.numpy().ravel() for group in prefixes)])
@@ -136,7 +137,7 @@ def plan_block_reads(tables: BlockTables, reads: DecodeRows) -> BlockReads:
         window=tensor(window),
         newest=tensor(index[last]),
         window_rows=tensor(owner),
-        mask=tensor(hidden[:, None]),
+        mask=tensor(mask[:, None]),
         prefixes=prefixes,
         order=tensor(order),
         offsets=tensor(offsets),
@@ -145,7 +146,7 @@ def plan_block_reads(tables: BlockTables, reads: DecodeRows) -> BlockReads:
 
 
 def _prefixes(blocks: Numbers, rows: Numbers, num_rows: int) -> tuple[SharedPrefixes, ...]:
-    """Groups shared blocks, given in the order of the rows that read them and of their tokens, into prefixes.
+    """Groups shared blocks, ordered by the rows that read them and by their tokens, into prefixes.
 
     Rows that share a block share all blocks before it. So the readers of a row's blocks become fewer along the row, and
     two of its blocks have the same readers if they have equally many.
@@ -179,31 +180,31 @@ class BlockAttention:
 
     def __init__(self, cache: PagedCache, reads: BlockReads) -> None:
         self._cache, self._reads, self._num_rows = cache, reads, len(reads.step.rows)
-        self._of, self._num_changes = reads.step, cache.tables.num_changes
+        self._step, self._num_changes = reads.step, cache.tables.num_changes
         self._scale, kv_heads = cache.keys.shape[-1] ** -0.5, cache.keys.shape[2]
-        within = reads.step.lengths % BLOCK_TOKENS
-        indices = cache.token_indices(reads.blocks, within).view(-1, kv_heads)
+        offset = reads.step.lengths % BLOCK_TOKENS
+        indices = cache.token_indices(reads.blocks, offset).view(-1, kv_heads)
         self._write_indices = torch.stack([indices, indices + cache.keys[0].numel() // cache.keys.shape[-1]], dim=-1)
         self._prefixes = [_PrefixGroup(prefixes, self._num_rows, kv_heads) for prefixes in reads.prefixes]
         self._window_rows = reads.window_rows % self._num_rows
         readers = [reads.window_rows, *(prefixes.readers.flatten() for prefixes in reads.prefixes)]
         self._readers = torch.cat(readers) if reads.prefixes else reads.window_rows
-        self._hidden = reads.mask.expand(-1, kv_heads, -1).reshape(-1, 1, BLOCK_TOKENS).contiguous()
-        mask_indices = (reads.newest[:, None] * kv_heads + torch.arange(kv_heads)) * BLOCK_TOKENS + within[:, None]
+        self._mask = reads.mask.expand(-1, kv_heads, -1).reshape(-1, 1, BLOCK_TOKENS).contiguous()
+        mask_indices = (reads.newest[:, None] * kv_heads + torch.arange(kv_heads)) * BLOCK_TOKENS + offset[:, None]
         self._mask_indices = mask_indices.flatten()
         """Indices of the new tokens in the flat mask."""
 
     def advance_to(self, reads: DecodeRows) -> bool:
         """Advances to `reads` and returns True, if it is the same step or the next step of the same rows in the same
         blocks; otherwise returns False."""
-        count = reads.tokens_since(self._of)
+        count = reads.tokens_since(self._step)
         if count is None or self._num_changes != self._cache.tables.num_changes or (count and reads.starts_block):
             return False
         if count:
-            self._of = reads
+            self._step = reads
             self._write_indices.add_(1)
             self._mask_indices.add_(1)
-            self._hidden.view(-1).index_fill_(0, self._mask_indices, 0.0)
+            self._mask.view(-1).index_fill_(0, self._mask_indices, 0.0)
         return True
 
     def attend(self, layer: int, query: Tensor, new: Tensor) -> Tensor:
@@ -212,7 +213,7 @@ class BlockAttention:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         self._cache.store(layer, self._write_indices, new)
         scores = [
-            _Scores.of_window(self._window(keys), query.index_select(0, self._window_rows), self._hidden, self._scale)
+            _Scores.of_window(self._window(keys), query.index_select(0, self._window_rows), self._mask, self._scale)
         ]
         for prefixes in self._prefixes:
             queries = query.index_select(0, prefixes.rows)
@@ -269,20 +270,20 @@ class _Scores(NamedTuple):
     num_readers: int
 
     @classmethod
-    def of_window(cls, keys: Tensor, queries: Tensor, hidden: Tensor, scale: float) -> _Scores:
+    def of_window(cls, keys: Tensor, queries: Tensor, mask: Tensor, scale: float) -> _Scores:
         """Scores of keys [N, kv_heads, tokens, D] for queries [N, kv_heads, heads / kv_heads, D]."""
         transposed = keys.flatten(0, 1).transpose(1, 2)
         if keys.dtype == torch.float32:
-            scores = torch.baddbmm(hidden, queries.flatten(0, 1), transposed, alpha=scale)
+            scores = torch.baddbmm(mask, queries.flatten(0, 1), transposed, alpha=scale)
         else:
-            scores = _product(queries.flatten(0, 1), transposed).mul_(scale).add_(hidden)
+            scores = _product(queries.flatten(0, 1), transposed).mul_(scale).add_(mask)
         return cls(scores, len(keys), 1)
 
     @classmethod
     def of_prefixes(cls, keys: Tensor, queries: Tensor, num_readers: int, scale: float) -> _Scores:
         """Scores of keys [M, kv_heads, tokens, D] for queries [M * R, kv_heads, heads / kv_heads, D]."""
-        together = queries.unflatten(0, (-1, num_readers)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
-        return cls(_product(together, keys.flatten(0, 1).transpose(1, 2)).mul_(scale), len(keys), num_readers)
+        grouped = queries.unflatten(0, (-1, num_readers)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
+        return cls(_product(grouped, keys.flatten(0, 1).transpose(1, 2)).mul_(scale), len(keys), num_readers)
 
     def highest(self) -> Tensor:
         return self._by_reader(self.scores.amax(-1))

@@ -123,14 +123,14 @@ def sequence_shard(lengths: Sequence[int], mesh: Mesh) -> SequenceShard | None:
 
 
 def num_tokens_of_rank(lengths: Sequence[int], mesh: Mesh) -> int:
-    """Number of tokens that every rank has of rows of these lengths."""
-    parts = sequence_shard(lengths, mesh)
-    return parts.num_tokens if parts else sum(lengths)
+    """Number of tokens of each rank for rows of these lengths."""
+    shard = sequence_shard(lengths, mesh)
+    return shard.num_tokens if shard else sum(lengths)
 
 
 def num_padding_tokens(num_tokens: int, layout: Layout) -> int:
-    """Number of padding tokens after a rank's `num_tokens`, for sequence parallelism to split them into tp equal
-    parts."""
+    """Number of padding tokens after a rank's `num_tokens`, so that sequence parallelism can split them equally over
+    tp ranks."""
     return -num_tokens % layout.tp if layout.sp else 0
 
 
@@ -138,8 +138,8 @@ class Gathered:
     """Gathered keys and values of all ranks, which are gathered again for the backward pass instead of saved for it."""
 
     def __init__(self, local: Tensor, parts: SequenceShard) -> None:
-        """`local` [S, ...] are this rank's."""
-        self._local, self._parts = local, parts
+        """`local` [S, ...] are the keys or values of this rank, whose shard is `parts`."""
+        self._local, self._shard = local, parts
         self._address = 0
         self._regathered: Tensor | None = None
 
@@ -149,7 +149,7 @@ class Gathered:
 
         Autograd saves no views of it inside the context; they are recomputed from a second gather.
         """
-        gathered: Tensor = _Gather.apply(self._local, self._parts)
+        gathered: Tensor = _Gather.apply(self._local, self._shard)
         self._local, self._address = self._local.detach(), gathered.untyped_storage().data_ptr()
         with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
             yield gathered
@@ -163,7 +163,7 @@ class Gathered:
         if isinstance(packed, Tensor):
             return packed
         if self._regathered is None:
-            self._regathered = self._parts.gather(self._local)
+            self._regathered = self._shard.gather(self._local)
         return self._regathered.as_strided(*packed)
 
 

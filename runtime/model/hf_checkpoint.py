@@ -1,5 +1,5 @@
-"""Hugging Face checkpoints: how each Megatron parameter is made of stored tensors and sharded over ranks, and reading
-of headers and slices from the safetensors files.
+"""Hugging Face checkpoints: how each Megatron parameter is built from stored tensors and sharded over ranks, and how
+headers and slices are read from the safetensors files.
 
 Parameters have Megatron's names, with layers numbered through the whole model.
 """
@@ -90,7 +90,7 @@ class Recipe:
 
 
 def recipe(spec: ModelSpec, parameter: str) -> Recipe:
-    """The recipe that makes `parameter` of stored tensors."""
+    """The recipe that builds `parameter` from stored tensors."""
     layer = _LAYER.fullmatch(parameter)
     if layer:
         return _layer_recipe(spec, f"model.layers.{layer[1]}", layer[2])
@@ -183,7 +183,7 @@ def parameters_of_stage(spec: ModelSpec, pp: int, stage: int, vpp: int = 1) -> t
 
 def starts_at_zero(spec: ModelSpec, parameter: str) -> bool:
     """True for a parameter that is not in the checkpoint and starts at zero: the scalar head of a model initialised
-    from a language model, by `spec.architecture`."""
+    from a language model, as `spec.architecture` says."""
     return parameter == OUTPUT and spec.scalar_head and not spec.architecture.endswith("ForSequenceClassification")
 
 

@@ -1,7 +1,7 @@
 """Loading and saving of weights in Hugging Face format, and of adapters in the format of PEFT.
 
 Each rank reads its shard only, and each stage writes its own files. PEFT stores two tensors for each projection;
-projections that are fused here share one A, which it stores once for each.
+projections that are fused here share one A, which PEFT stores once for each of them.
 https://huggingface.co/docs/peft/developer_guides/checkpoint
 """
 
@@ -49,8 +49,8 @@ FILE_BYTES = 5 * 10**9
 def load_weights(model: ModelChunks, spec: ModelSpec, mesh: Mesh, directory: Path) -> None:
     """Loads this rank's shard from a Hugging Face directory, reading no more than the shard.
 
-    An adapter is not changed. A scalar head is read from `score.weight`, unless the directory is a language model's by
-    `spec.architecture`: then the head is zero. It must be called before a trainer is built, which copies the weights.
+    An adapter is not changed. A scalar head is read from `score.weight`, or set to zero if the directory holds a
+    language model, as `spec.architecture` says. Call it before a trainer is built, which copies the weights.
     Raises BadInput if there are no weights, if a tensor is missing, or if one has another shape.
     """
     with TensorFiles(directory, spec.name) as checkpoint, torch.no_grad():
@@ -72,8 +72,8 @@ def _shard(checkpoint: TensorFiles, instructions: Recipe, tp_rank: int, tp: int)
     for stored in instructions.tensors:
         start, stop = instructions.span(stored, tp_rank, tp)
         part = checkpoint.read(stored, axis=instructions.axis, start=start, stop=stop)
-        missing = stop - start - part.shape[instructions.axis]
-        parts.append(torch.cat([part, part.new_zeros(missing, *part.shape[1:])]) if missing else part)
+        num_padding_rows = stop - start - part.shape[instructions.axis]
+        parts.append(torch.cat([part, part.new_zeros(num_padding_rows, *part.shape[1:])]) if num_padding_rows else part)
     return instructions.join(parts, tp)
 
 
@@ -220,7 +220,7 @@ def save_adapter(
 
     All members of the mesh call it, on a shared file system; the first rank writes.
     """
-    local = _tensors(model, spec, mesh)
+    local = _adapter_tensors(model, spec, mesh)
     per_rank: list[dict[str, Tensor]] = [{}] * mesh.layout.num_ranks
     dist.all_gather_object(per_rank, local, group=mesh.groups.intra_dist_opt)
     if dist.get_rank() != mesh.first_rank:
@@ -243,7 +243,7 @@ def save_adapter(
     (directory / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def _tensors(model: ModelChunks, spec: ModelSpec, mesh: Mesh) -> dict[str, Tensor]:
+def _adapter_tensors(model: ModelChunks, spec: ModelSpec, mesh: Mesh) -> dict[str, Tensor]:
     """The whole adapter tensors of this rank's stage by PEFT names, on the first tensor-parallel rank of the first
     replica; empty on others."""
     tensors: dict[str, Tensor] = {}

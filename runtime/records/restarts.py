@@ -11,7 +11,7 @@ from meshwright.profiles.run_logs import log_files, read_log_lines
 from meshwright.profiles.untrusted_text import json_value, printable, read_text
 
 NEXT_PLAN = "next_plan.json"
-"""File in the directory of a run with the plan for which it has stopped, and under which it continues."""
+"""File in the directory of a run that has stopped to change its plan; it holds the plan under which it continues."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +67,14 @@ def write_restart(out: Path, restart: Restart) -> None:
 
 
 def read_restarts(out: Path) -> tuple[Restart, ...]:
-    """Return the restarts of a run, the nodes' entries of each merged into one with all their reasons."""
+    """Return the restarts of a run; the nodes' entries for one restart are merged into one, with all reasons."""
     if not (out / _RESTARTS).exists():
         return ()
     by_number: dict[int, list[Restart]] = {}
     for number, line in enumerate(read_text(out / _RESTARTS, "restarts").split("\n")[:-1], start=1):
         one = _restart(line, f"{out / _RESTARTS} line {number}")
         by_number.setdefault(one.number, []).append(one)
-    return tuple(_merged(of_nodes) for _, of_nodes in sorted(by_number.items()))
+    return tuple(_merged(node_entries) for _, node_entries in sorted(by_number.items()))
 
 
 def steps_recorded(out: Path) -> int:
@@ -92,14 +92,14 @@ def _restart(line: str, label: str) -> Restart:
     return one
 
 
-def _merged(of_nodes: list[Restart]) -> Restart:
-    first = of_nodes[0]
-    reasons = dict.fromkeys(one.reason.rstrip(".") for one in of_nodes if one.reason)
+def _merged(node_entries: list[Restart]) -> Restart:
+    first = node_entries[0]
+    reasons = dict.fromkeys(one.reason.rstrip(".") for one in node_entries if one.reason)
     return Restart(
         number=first.number,
-        host=", ".join(dict.fromkeys(one.host for one in of_nodes)),
+        host=", ".join(dict.fromkeys(one.host for one in node_entries)),
         reason="; ".join(reasons),
-        reached=max(one.reached for one in of_nodes),
-        saved=max(one.saved for one in of_nodes),
-        planned_again=next((one.planned_again for one in of_nodes if one.planned_again), ""),
+        reached=max(one.reached for one in node_entries),
+        saved=max(one.saved for one in node_entries),
+        planned_again=next((one.planned_again for one in node_entries if one.planned_again), ""),
     )

@@ -24,7 +24,7 @@ from meshwright.profiles.untrusted_text import (
 )
 
 _MAX_BYTES = 64 * 2**30
-"""Maximum bytes of a file that is read in parts."""
+"""Maximum bytes of a Parquet or Arrow file, which is read in batches."""
 
 _MAX_TEXT_BYTES, _MAX_LINE_BYTES = 2**30, 16 * 2**20
 """Maximum bytes of a file of JSON lines, and of one of its lines."""
@@ -35,7 +35,7 @@ _SUFFIXES = (".parquet", ".jsonl", ".arrow")
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One row of a file: the values of its columns by our names, and its location for error messages."""
+    """One row of a file: the values of its columns by Meshwright's names, and its location for error messages."""
 
     values: Mapping[str, Any]
     place: str
@@ -44,8 +44,8 @@ class Row:
 def read_rows(
     path: Path, columns: Mapping[str, str], split: str, optional: Mapping[str, str] | None = None
 ) -> Iterator[Row]:
-    """Yield the rows of a file, or of a split of a directory. `columns` maps our names to those of the file; a row may
-    lack `optional` ones.
+    """Yield the rows of a file, or of a split of a directory. `columns` maps Meshwright's names to those of the
+    file; a row may lack the columns of `optional`.
 
     Raises BadInput for a file that does not exist or cannot be read, and for a row without one of the columns.
     """
@@ -160,8 +160,7 @@ def _files(directory: Path, split: str) -> list[Path]:
 
 
 def _listed_names(path: Path, key: str) -> list[str]:
-    """Return the names of files and directories that a small file of `datasets` lists; none may lead out of the
-    directory."""
+    """Return the names of files and directories that a metadata file of `datasets` lists, all within the directory."""
     try:
         entries = json_value(read_text(path, "prompts"), "it")[key]
         names = [entry["filename"] if isinstance(entry, dict) else entry for entry in entries]

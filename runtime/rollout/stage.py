@@ -1,6 +1,6 @@
-"""The generation stage on one rank: what a period admits, samples, streams to other stages and puts into the batch.
+"""The generation stage on one rank: a period admits prompts, samples, streams to other stages and fills the batch.
 
-For which prompts it admits and what ends it see `runtime.rollout.admission`.
+`runtime.rollout.admission` decides which prompts a period admits and when it ends.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ class GenerationStage:
         self._resumed: dict[int, ResumedSample] = {}
         """Samples made under another plan for prompts that are not admitted yet, by sample id."""
         self._delivered: dict[int, dict[int, int]] = {}
-        """Sample ids of delivered responses, by step that is not trained yet and by row."""
-        self._num_dealt = data.num_wave_prompts
+        """Sample ids of delivered responses by step, of those not trained yet, and by row."""
+        self._num_wave_prompts = data.num_wave_prompts
         workload = plan.facts.workload.wave
-        self._same_prompt = rows_per_prompt(workload.batch_size, workload.group_size, copy.mesh.layout.dp)
+        self._rows_per_prompt = rows_per_prompt(workload.batch_size, workload.group_size, copy.mesh.layout.dp)
         self._sending = streaming.sending
         self._setting: Setting | None = None
         self._streams = [
@@ -105,11 +105,11 @@ class GenerationStage:
             delivered={step: dict(rows) for step, rows in self._delivered.items()},
             unadmitted=self._admission.unadmitted,
             end_step=self._admission.end_step,
-            num_wave_prompts=self._num_dealt,
+            num_wave_prompts=self._num_wave_prompts,
         )
 
     def add_resumed(self, resumed: Mapping[int, ResumedSample]) -> None:
-        """Resume, by sample id, what was sampled under another plan when its prompts are admitted."""
+        """Set the samples of another plan, by sample id; each is resumed when its prompt is admitted."""
         self._resumed = dict(resumed)
 
     def restore(self, snapshot: GenerationState) -> None:
@@ -121,7 +121,7 @@ class GenerationStage:
         self._resumed = dict(snapshot.resumed)
         if snapshot.in_flight is None:
             return
-        self._generator = self._new_generator(self._same_prompt)
+        self._generator = self._new_generator(self._rows_per_prompt)
         self._generator.restore(snapshot.in_flight)
         for sending in self._sending:
             sending.sender.send(TokenChunk(self._number(prompt), prompt.tokens) for prompt in self._generator.in_flight)
@@ -129,8 +129,7 @@ class GenerationStage:
             sending.sender.send(TokenChunk(self._number(r.prompt), r.tokens, is_last=True) for r in ended)
 
     def run(self, batch: StepExperience) -> dict[str, float]:
-        """Sample with the present weights until this replica's rows are complete; return statistics of what was
-        sampled.
+        """Sample with the current weights until this replica's rows are complete; return statistics of the responses.
 
         Every rank of the replica then holds all of its rows, whose tokens are stamped with the version of the weights.
         """
@@ -143,12 +142,12 @@ class GenerationStage:
             rows = tuple(response.row for response in responses)
             delivered = {response.prompt.sample_id: row for row, response in zip(rows, responses, strict=True)}
         elif batch.is_wave:
-            responses, facts = self._wave(batch, version)
+            responses, facts = self._run_wave(batch, version)
             rows = tuple(response.row for response in responses)
             delivered = {response.prompt.sample_id: response.row for response in responses}
             _put_lengths_and_digests(batch, responses)
         else:
-            responses, facts = self._turn(batch.step, version)
+            responses, facts = self._run_period(batch.step, version)
             rows = self._admission.rows(responses)
             self._record_delivered(
                 batch.step, {row: r.prompt.sample_id for row, r in zip(rows, responses, strict=True)}
@@ -181,10 +180,10 @@ class GenerationStage:
             {NUM_CALLS: float(tool_turns.num_calls), CALL_SECONDS: tool_turns.seconds} if self._tools else {}
         )
 
-    def _turn(self, step: int, version: int) -> tuple[tuple[Response, ...], dict[str, float]]:
+    def _run_period(self, step: int, version: int) -> tuple[tuple[Response, ...], dict[str, float]]:
         """Run the period that delivers `step`; return its responses and its statistics, such as the mean number of live
         sequences."""
-        generator = self._generator or self._new_generator(self._same_prompt)
+        generator = self._generator or self._new_generator(self._rows_per_prompt)
         admitted, rounds = self._admission.admit(step), _Rounds()
         resumed = self._take_resumed(admitted.prompts)
         ended = [
@@ -205,29 +204,29 @@ class GenerationStage:
         )
         delivered = self._admission.record_delivered(responses)
         self._generator = generator if generator.in_flight else None
-        live = {NUM_LIVE: self._live(rounds)}
+        live = {NUM_LIVE: self._mean_live(rounds)}
         return responses, live | delivered | (setting_facts(self._setting) if self._setting else {})
 
-    def _wave(self, batch: StepExperience, version: int) -> tuple[tuple[Response, ...], dict[str, float]]:
+    def _run_wave(self, batch: StepExperience, version: int) -> tuple[tuple[Response, ...], dict[str, float]]:
         """Sample this replica's share of the next wave of prompts to completion; nothing of a wave stays in flight."""
         mesh, rounds = self._copy.mesh, _Rounds()
-        prompts = self._data.wave(batch.step, batch.rows, self._num_dealt)
-        self._num_dealt += len(prompts) // self._data.group_size
-        responses = self._new_generator(self._same_prompt).run_period(
+        prompts = self._data.wave(batch.step, batch.rows, self._num_wave_prompts)
+        self._num_wave_prompts += len(prompts) // self._data.group_size
+        responses = self._new_generator(self._rows_per_prompt).run_period(
             replica_share(prompts, mesh.dp_rank, mesh.layout.dp, self._data.group_size),
             version=version,
             delivery=AllSequences(),
             stream=Listeners((rounds, *((self._scoring,) if self._scoring else ()))),
         )
         return responses, {
-            NUM_LIVE: self._live(rounds),
+            NUM_LIVE: self._mean_live(rounds),
             NUM_SAMPLES: float(len(responses)),
             NUM_SAMPLED_TOKENS: float(sum(response.num_sampled for response in responses)),
             NUM_PROMPT_TOKENS: float(sum(len(response.prompt.tokens) for response in responses)),
         }
 
     def _take_resumed(self, prompts: Iterable[Prompt]) -> dict[int, ResumedSample]:
-        """Remove and return what was sampled before for these prompts, by sample id."""
+        """Remove and return the earlier samples of these prompts, by sample id."""
         return {p.sample_id: self._resumed.pop(p.sample_id) for p in prompts if p.sample_id in self._resumed}
 
     def _record_delivered(self, step: int, rows: Mapping[int, int]) -> None:
@@ -242,7 +241,7 @@ class GenerationStage:
         if step > trained:
             self._delivered[step] = dict(rows)
 
-    def _live(self, rounds: _Rounds) -> float:
+    def _mean_live(self, rounds: _Rounds) -> float:
         """Return the mean number of live sequences of this replica over the decode rounds."""
         slots = self._plan.placement(GENERATE).schedule.generation_slots
         return rounds.mean_live_per_group * min(self._copy.mesh.layout.pp, slots)
@@ -287,12 +286,12 @@ class GenerationStage:
                 response=workload.max_response,
             ),
             keeps_cache=self._plan.placement(GENERATE).schedule.while_waiting is WhileWaiting.KEEP,
-            describe=self._call_of,
+            describe=self._tool_call,
             encode=self._data.encode,
         )
 
-    def _call_of(self, prompt: Prompt, tokens: Sequence[int], turn: RolloutTurn) -> ToolCall:
-        """Return what the tool is given of a turn that calls it."""
+    def _tool_call(self, prompt: Prompt, tokens: Sequence[int], turn: RolloutTurn) -> ToolCall:
+        """Return the input of the tool for a turn that calls it."""
         sample = reward_sample(self._data, prompt, tuple(tokens))
         return ToolCall(**vars(sample), turn=turn.number, drawn=self._data.text(tokens[turn.first :]))
 
@@ -301,7 +300,7 @@ class GenerationStage:
         sender.send(numbered, num_live)
 
     def _number(self, prompt: Prompt) -> int:
-        """Return the position of a prompt in all batches laid end to end."""
+        """Return the index of a prompt in the concatenation of the batches of all steps."""
         return prompt.step * self._data.batch_size + prompt.row
 
 
@@ -325,7 +324,7 @@ class Scoring:
 
 
 def reward_sample(data: PromptData, prompt: Prompt, tokens: tuple[int, ...]) -> RewardSample:
-    """Return what a reward function gets: a prompt of the data and the tokens of its response, as ids and as text."""
+    """Return the input of a reward function: a prompt and the tokens of its response, as ids and as text."""
     return RewardSample(
         id=f"{'held out' if prompt.sample_id < 0 else prompt.step}/{prompt.row}",
         prompt=data.text(prompt.tokens),
@@ -337,7 +336,7 @@ def reward_sample(data: PromptData, prompt: Prompt, tokens: tuple[int, ...]) -> 
 
 
 class _Rounds:
-    """Counts the decode rounds of groups of slots, and the sequences that were live in them."""
+    """Counts the decode rounds of groups of slots, and the live sequences in them."""
 
     def __init__(self) -> None:
         self._num_rounds = self._num_tokens = 0
@@ -353,7 +352,7 @@ class _Rounds:
 
 
 def _put_lengths_and_digests(wave: StepExperience, responses: Sequence[Response]) -> None:
-    """Put in the fields that ranks without the tokens of a wave need to know what its scores cost."""
+    """Write the response lengths and sequence digests, for ranks that do not have the tokens of the wave."""
     for response in responses:
         tokens = torch.tensor(response.prompt.tokens + response.tokens)
         wave.experience.put(RESPONSE_LENGTHS, response.row, torch.tensor([len(response.tokens)]))
@@ -361,8 +360,8 @@ def _put_lengths_and_digests(wave: StepExperience, responses: Sequence[Response]
 
 
 def _put_response(batch: StepExperience, row: int, response: Response) -> None:
-    """Put in the fields of a response. A value per token stands at the position that predicts the token, one before its
-    own."""
+    """Write the fields of a response. A value per token is stored at the position that predicts the token, one before
+    its own."""
     prompt = response.prompt.tokens
     before, after = len(prompt) - 1, 1
     logprobs = [0.0] * before + list(response.logprobs) + [0.0] * after

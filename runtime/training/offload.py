@@ -86,14 +86,14 @@ class OffloadedStages:
     """The offloaded state of one rank, by stage."""
 
     def __init__(self, plan: Plan, copies: Mapping[str, WeightCopy]) -> None:
-        """Offloads every stage whose schedule says so; trainers must be loaded before."""
-        self._hosted: dict[str, OffloadedState] = {}
+        """Offloads every stage whose schedule says so; checkpoints must be loaded into the trainers before."""
+        self._offloaded: dict[str, OffloadedState] = {}
         for placement in plan.placements:
             copy, offload = copies[plan.copy_of(placement.stage)], placement.schedule.offload
             if offload is Offload.WEIGHTS and copy.model is not None:
-                self._hosted[placement.stage] = OffloadedWeights(copy.model)
+                self._offloaded[placement.stage] = OffloadedWeights(copy.model)
             elif offload is Offload.OPTIMIZER and copy.trainer is not None:
-                self._hosted[placement.stage] = OffloadedOptimizer(copy.trainer)
+                self._offloaded[placement.stage] = OffloadedOptimizer(copy.trainer)
 
     @contextmanager
     def reloaded(self, stage: str) -> Iterator[dict[str, float]]:
@@ -102,30 +102,30 @@ class OffloadedStages:
         Yields the bytes and seconds of reload and offload, complete once the context is left.
         """
         facts: dict[str, float] = {}
-        hosted = self._hosted.get(stage)
-        if hosted is None:
+        offloaded = self._offloaded.get(stage)
+        if offloaded is None:
             yield facts
             return
         start = _now()
-        facts["num_reload_bytes"] = float(hosted.reload())
+        facts["num_reload_bytes"] = float(offloaded.reload())
         facts["reload_seconds"] = _now() - start
         yield facts
         start = _now()
-        facts["num_offload_bytes"] = float(hosted.offload())
+        facts["num_offload_bytes"] = float(offloaded.offload())
         facts["offload_seconds"] = _now() - start
 
     @contextmanager
     def trainers_reloaded(self) -> Iterator[None]:
         """Context in which the state of all trainers is on the device, which saving needs."""
         with ExitStack() as stack:
-            for stage, hosted in self._hosted.items():
-                if isinstance(hosted, OffloadedOptimizer):
+            for stage, offloaded in self._offloaded.items():
+                if isinstance(offloaded, OffloadedOptimizer):
                     stack.enter_context(self.reloaded(stage))
             yield
 
 
 def _optimizer_state(trainer: Trainer) -> list[Tensor]:
-    """Moments and main weights; a model in fp32 has no main weights besides its own weights."""
+    """Moments and main weights; a model in fp32 has no main weights separate from its parameters."""
     tensors: list[Tensor] = []
     for optimizer in trainer.optimizers:
         tensors += [weight.data for group in optimizer.shard_fp32_from_float16_groups for weight in group]

@@ -72,7 +72,7 @@ class ReplicaExchange:
     """The overlapped collectives between the replicas of one trainer.
 
     Megatron's own hooks start to gather weights in the forward pass, which a replica without rows does not run, and
-    count in the first backward pass how often each gradient is produced. Here that is known to be once.
+    count in the first backward pass how often each gradient is produced. Here each is produced exactly once.
     """
 
     def __init__(self, chunks: Sequence[DistributedDataParallel]) -> None:
@@ -89,7 +89,7 @@ class ReplicaExchange:
                     module.register_forward_pre_hook(functools.partial(_wait, tuple(groups)))
 
     def start_gradients(self) -> None:
-        """Starts the gradient reduction of an update to which this rank adds nothing."""
+        """Starts the gradient reduction of an update to which this rank contributes no gradients."""
         for group in self._groups:
             group.start_grad_sync()
 

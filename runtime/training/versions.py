@@ -34,7 +34,7 @@ class Version:
     copy: str
     """The stage that the copy is named after."""
     number: int | None = 0
-    """Number of steps that have trained the weights; None until a first refit has filled the copy."""
+    """Number of steps that have trained the weights; None until a first refit has written them."""
 
     def require(self, stage: str, step: int) -> None:
         """Raises RunFailed unless the weights are those of the start of `step`."""
@@ -50,7 +50,7 @@ class Version:
         self.number += 1
 
     def set_version(self, received: Iterable[int]) -> None:
-        """Takes the versions of a refit's messages. Raises RunFailed if they differ, or are older than before."""
+        """Sets the version that a refit's messages carry. Raises RunFailed if they differ, or are older than before."""
         versions = sorted(set(received))
         if len(versions) > 1:
             listed = " and ".join(map(str, versions))
@@ -133,8 +133,8 @@ def generator_gap(batch: StepExperience, rows: Sequence[int], version: int) -> G
 
 
 def cache_gap(batch: StepExperience, rows: Sequence[int], version: int) -> Gap:
-    """The same gap on tokens that this version sampled in responses that an older one started, whose cache holds keys
-    and values of both."""
+    """The gap of `generator_gap`, but on tokens that this version sampled in responses that an older version started;
+    their cache holds keys and values of both."""
     return _gap(batch, rows, version, started_earlier=True)
 
 
