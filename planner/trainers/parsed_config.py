@@ -119,7 +119,7 @@ def consecutive_pools(sizes: Iterable[tuple[str, int]]) -> Iterator[tuple[str, s
 
 
 def _crosses_nodes(sizes: Iterable[int]) -> bool:
-    """True if one of several consecutive pools begins or ends inside a node of 8 ranks and continues on another node."""
+    """True if one of several consecutive pools begins or ends inside a node of 8 ranks and spans more than one."""
     first = 0
     for size in sizes:
         ranks_left = _USUAL_RANKS - first % _USUAL_RANKS

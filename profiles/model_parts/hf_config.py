@@ -156,8 +156,8 @@ def flag(config: Mapping[str, Any], key: str, name: str, *, default: bool = Fals
     return value
 
 
-_RUNNABLE_TYPES = ("default", "llama3")
-_PLANNED_TYPES = ("dynamic", "linear", "longrope", "proportional", "yarn")
+_RUNNABLE = ("default", "llama3")
+_PLANNABLE = ("dynamic", "linear", "longrope", "proportional", "yarn")
 """Types of rotary embeddings that can be planned, because no cost depends on them, but not run."""
 
 _FORMS = ("rope_scaling", "rope_parameters")
@@ -201,7 +201,7 @@ def rope_from_config(config: Mapping[str, Any], max_positions: int, family: str,
     if not theta:
         raise BadInput(f"model {name}: config key 'rope_theta' is {theta}; it must be above 0.")
     kind = form["rope_type"]
-    if kind in _PLANNED_TYPES:
+    if kind in _PLANNABLE:
         return Rope(theta, planned_type=kind)
     more = {key: value for key, value in form.items() if value is not None}.keys() - {"rope_type", "rope_theta"}
     if unknown := sorted(more - ({*_LLAMA3_KEYS, _ORIGINAL} if kind == "llama3" else set())):
@@ -241,10 +241,8 @@ def _form(config: Mapping[str, Any], key: str, family: str, name: str) -> dict[s
     if len(kinds) > 1:
         raise BadInput(f"model {name}: config key {key!r} has two types, {' and '.join(sorted(kinds))}; keep one.")
     [kind] = kinds
-    if kind not in (*_RUNNABLE_TYPES, *_PLANNED_TYPES):
-        raise BadInput(
-            f"model {name}: rope type {kind!r} is not known; {suggestion(kind, (*_RUNNABLE_TYPES, *_PLANNED_TYPES))}"
-        )
+    if kind not in (*_RUNNABLE, *_PLANNABLE):
+        raise BadInput(f"model {name}: rope type {kind!r} is not known; {suggestion(kind, (*_RUNNABLE, *_PLANNABLE))}")
     factor = form.get("partial_rotary_factor")
     if factor not in (None, 1):
         raise BadInput(f"model {name}: config key {key!r} has partial_rotary_factor={factor!r}; only 1 is supported.")
