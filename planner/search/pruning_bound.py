@@ -59,7 +59,7 @@ def first_plan(
     limits: Limits,
     effort: Effort,
 ) -> SolvedCase | None:
-    """Return the best plan of the choices in `frontiers`, one per stage; None if no descent of the solver finds one."""
+    """Return the best plan of the choices in `frontiers`, one per stage; None if the solver finds none at once."""
     if not all(any(frontier.candidates.values()) for frontier in frontiers):
         return None
     formulation = formulate(costs.facts, costs.model, frontiers, edges, case.ahead)
@@ -163,8 +163,8 @@ class PruningBound:
     def _max_seconds(
         self, name: str, case: SearchCase, max_seconds: float, *, streams: bool, is_tail: bool = False
     ) -> dict[PoolKind, float]:
-        """Return the longest seconds on each kind of pool; with `is_tail` the longest tail seconds, which may be less than
-        the lower bound of the stage."""
+        """Return the longest seconds on each kind of pool; with `is_tail` the longest tail seconds, which may be less
+        than the lower bound of the stage."""
         stage = self.graph.by_name[name]
         durations = {
             kind: [max(0.0 if is_tail else seconds, max_seconds * step / _GRID) for step in range(_GRID + 1)]
