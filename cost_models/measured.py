@@ -131,7 +131,8 @@ def _seconds(measurement: Measurement) -> float | None:
 
 
 def _split(amounts: dict[int, float]) -> tuple[float, float]:
-    """Return the amounts of a layer, and of embedding and head, from the shallowest and the deepest model; neither is negative."""
+    """Return the amounts of a layer, and of embedding and head, from the shallowest and the deepest model; neither is
+    negative."""
     shallow, deep = min(amounts), max(amounts)
     layer = max(0.0, (amounts[deep] - amounts[shallow]) / (deep - shallow))
     layer = min(layer, amounts[deep] / deep)

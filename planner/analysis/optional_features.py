@@ -89,8 +89,9 @@ class QuantisedCopy:
     def sentences(self) -> Iterator[str]:
         """Report lines."""
         yield (
-            f"{GENERATE} has its linear layers in 8-bit floats: its copy is {self.copy_bytes / _BYTES_PER_GIB:.2f} "
-            f"GiB a rank, {self.copy_bytes / self.whole_bytes:.0%} of one in {self.precision}, and serves no other stage"
+            f"{GENERATE} has its linear layers in 8-bit floats: its copy is "
+            f"{self.copy_bytes / _BYTES_PER_GIB:.2f} GiB a rank, {self.copy_bytes / self.whole_bytes:.0%} of one in "
+            f"{self.precision}, and serves no other stage"
         )
         if self.casts_up:
             yield f"a CPU casts 8-bit floats up to {self.precision} in every pass: they take less memory, and more time"

@@ -116,7 +116,8 @@ def _scaled_lengths(lengths: LengthSpec, factor: float) -> LengthSpec:
 
 
 def _larger_batch(plan: Plan) -> _LargerInput:
-    """The next larger batch of whole groups that the placements split evenly, at most twice the batch."""
+    """The next larger batch of whole groups that the placements split evenly; if none is below twice the batch, twice
+    the batch."""
     size, group_size = plan.facts.workload.batch_size, plan.facts.workload.group_size
     for larger in range(-(-math.ceil(size * FACTOR) // group_size) * group_size, 2 * size, group_size):
         facts = with_setting(plan.facts, {"workload.batch_size": larger})
