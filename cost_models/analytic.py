@@ -1,7 +1,7 @@
 """The cost model that needs no measurement: datasheets and efficiencies, put into equations.
 
-It combines the times of a shard, the collectives and the schedule into the cost of a stage. Whatever several questions
-share (length strata, rounds of generation, times of a shard) is computed once.
+It combines the times of a shard, the collectives and the schedule into the cost of a stage. What the costs of several
+choices have in common (length strata, rounds of generation, times of a shard) is computed once.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _FEW = 8
 """Number of workloads whose batch splits are cached."""
 
 ShardFactory: TypeAlias = Callable[[ModelSpec, int, AnalyticShard, bool], Shard]
-"""Return the times of one tensor-parallel shard of a model.
+"""A function that returns the times of one tensor-parallel shard of a model.
 
 Arguments: the model, tp, the analytic times of the shard, and whether a separate generation engine runs it.
 """
@@ -61,7 +61,7 @@ class WorkloadSplits(NamedTuple):
     """The split of one workload's rows, independent of the model: micro-batches, streamed chunks, periods of
     generation, and multi-turn rollouts if the workload has turns.
 
-    `works` is keyed by rows, slots, overlap, pipeline stages, rows of a prompt, and the most tokens of a prefill.
+    `works` is keyed by rows, slots, overlap, pipeline stages, rows of a prompt, and the maximum tokens of a prefill.
     """
 
     batches: MicroBatchCache
@@ -109,12 +109,12 @@ class AnalyticModel:
         self._cluster, self._workload, self._precision = cluster, workload, precision
         self._size = element_bytes(precision)
         self._efficiency = efficiency or efficiency_of(cluster.device.kind, cluster.device.name)
-        self._shard_of, self._framework = make_shard, framework or own_framework(cluster.device.kind)
+        self._make_shard, self._framework = make_shard, framework or own_framework(cluster.device.kind)
         self._engine, self._generating = engine, engine.framework_on(cluster.device.kind) if engine else self._framework
         self._has_own_engine = self._generating is not self._framework
         self._collectives = table.collectives if table else ()
         self._networks: Memo[bool, Network] = Memo()
-        self._dealings = WorkloadSplits.for_workload(workload)
+        self._splits = WorkloadSplits.for_workload(workload)
         self._costs: Memo[Call, Cost] = Memo()
         self._memories: Memo[Call, Memory] = Memo()
         self._layout_memories: Memo[tuple[str, ModelSpec, Layout], LayoutMemory] = Memo()
@@ -129,7 +129,10 @@ class AnalyticModel:
         self._batches: Memo[tuple[int, int, int, int], tuple[MicroBatches, ...]] = Memo()
 
     def lower_bound_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
-        """A bound from arithmetic alone; 0 if times are measured. Some devices exceed their datasheet's peak."""
+        """A bound from arithmetic alone; 0 if times are measured.
+
+        Some devices exceed their datasheet's peak, and the bound is lowered by that factor.
+        """
         del part
         if not self.seconds_are_monotone:
             return 0.0
@@ -142,8 +145,8 @@ class AnalyticModel:
             return 0.0
         replica, overlap = self._replica(call)
         generation, num_rows, num_slots = self._generation(call), replica.num_rows, replica.num_slots
-        if self._dealings.rollouts:
-            return self._dealings.rollouts.lower_bound_seconds(generation, replica)
+        if self._splits.rollouts:
+            return self._splits.rollouts.lower_bound_seconds(generation, replica)
         responses = replica_responses(self._workload, num_rows)
         longest = int(responses[-1]) - 1 if overlap.in_flight(num_rows) == num_rows else 0
         return generation_lower_bound(generation, responses, num_slots, num_slots, longest)
@@ -205,7 +208,7 @@ class AnalyticModel:
                 kind, lambda: self._pipeline(_with(call, Schedule(recompute=recompute)), computing)
             )
 
-        def computed_of(schedule: Schedule) -> BatchCompute:
+        def compute_of_schedule(schedule: Schedule) -> BatchCompute:
             if schedule.chunk_tokens:
                 return self._streamed(call.stage, computing, rows, schedule, all_chunks)
             recompute, at_a_time = schedule.recompute, (schedule.micro_batch_size, schedule.micro_batch_tokens)
@@ -221,7 +224,7 @@ class AnalyticModel:
             num_rows=rows,
             num_updates=workload.num_minibatches * workload.num_epochs if trains else 0,
             pipeline_of=pipeline_of,
-            compute_of=computed_of,
+            compute_of=compute_of_schedule,
             tail_of=lambda schedule: self._streamed(call.stage, computing, rows, schedule, last_chunks),
             update=lambda: self._updates.memoize(
                 (call.model, layout), lambda: pipeline_of(Recompute.NONE).update_addends()
@@ -246,15 +249,15 @@ class AnalyticModel:
         most_tokens = self._generating.max_tokens
 
         def work() -> Work:
-            rounds = self._dealings.periods.rounds(num_rows, num_slots, overlap)
+            rounds = self._splits.periods.rounds(num_rows, num_slots, overlap)
             return generation_work(rounds, num_slots, pp, same_prompt, max_tokens=most_tokens)
 
         generation = self._generation(call)
-        if self._dealings.rollouts:
-            cost = self._dealings.rollouts.seconds(generation, replica)
+        if self._splits.rollouts:
+            cost = self._splits.rollouts.seconds(generation, replica)
         else:
             key = num_rows, num_slots, overlap, pp, same_prompt, most_tokens
-            cost = generation.seconds(self._dealings.works.memoize(key, work))
+            cost = generation.seconds(self._splits.works.memoize(key, work))
         need = self._workload.cache_need(call.schedule, call.layout.dp)
         if need.preemptions:
             mean_prompt = self._workload.prompt_lengths.mean
@@ -295,7 +298,8 @@ class AnalyticModel:
         return self._generations.memoize((call.model, call.layout), make)
 
     def _overlap(self, call: Call, num_rows: int) -> Overlap:
-        """Return how one replica's batches overlap. Raises BadInput if a sequence could exceed its deferral."""
+        """Return how one replica's batches overlap. Raises BadInput for an overcommit without deferral, or above
+        the batch size."""
         schedule, batch_size = call.schedule, self._workload.batch_size
         if schedule.overcommit and call.max_deferral < 1:
             raise BadInput(
@@ -321,7 +325,7 @@ class AnalyticModel:
             raise BadInput(f"{stage.name}: chunk_tokens={width}, and it does not read what is being generated; use 0.")
 
         def make() -> BatchCompute:
-            batches, contexts = self._dealings.streams.passes(chunks_of, num_rows, size, width)
+            batches, contexts = self._splits.streams.passes(chunks_of, num_rows, size, width)
             chunk_shard = ChunkShard(computing.shard, computing.analytic, contexts)
             return RankCompute(chunk_shard, computing.analytic).batch_compute(
                 batches, schedule.recompute, trains=stage.trains
@@ -384,11 +388,11 @@ class AnalyticModel:
             framework=self._generating if own_engine else self._framework,
             is_quantised=quantised,
         )
-        return (self._shard_of(model, tp, analytic, own_engine) if self._shard_of else analytic), analytic
+        return (self._make_shard(model, tp, analytic, own_engine) if self._make_shard else analytic), analytic
 
     def _micro_batches(self, num_rows: int, schedule: Schedule, cp: int) -> tuple[MicroBatches, ...]:
         key = num_rows, schedule.micro_batch_size, schedule.micro_batch_tokens
-        whole = self._dealings.batches.micro_batches(*key)
+        whole = self._splits.batches.micro_batches(*key)
         return whole if cp == 1 else self._batches.memoize((*key, cp), lambda: context_parallel_batches(whole, cp))
 
 

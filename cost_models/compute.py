@@ -34,7 +34,8 @@ _SCORE_BYTES, _SCORE_BACKWARD_BYTES = 13, 19
 reading and writing (Korthikanti et al., arXiv:2205.05198, section 4.1, lists what is stored)."""
 
 _LAYER_KERNELS_STARTED = 5
-"""Kernels of a layer whose equation includes their start: four matrix products and attention."""
+"""Kernels of a layer whose time equations already include the start of the kernel: four matrix products and
+attention."""
 
 
 Pass: TypeAlias = tuple[float, float, float, float]
@@ -93,12 +94,13 @@ class _PassKind(NamedTuple):
 
 
 class AnalyticShard(Shard):
-    """Times by equation.
+    """Times of the passes of one shard, from equations.
 
     `model` is already a shard (`ModelSpec.shard`). `whole_share` is the fraction of the hidden state that norms and
     residuals of this rank touch: 1, or 1/tp under sequence parallelism. Experts are spread over `spread` replicas and,
-    if they are whole, over `folded` ranks of each (see `Mixture`). `kernels` replace the analytic kernel times, and
-    `head_kernels` those of the head. With `is_quantised` the linears have 8-bit weights and generate with them.
+    if they are not sharded by tp, over `folded` ranks of each (see `Mixture`). `kernels` replace the analytic kernel
+    times, and `head_kernels` those of the head. With `is_quantised` the linears have 8-bit weights and generate with
+    them.
 
     Raises BadInput for an unknown precision, or one for which the device has no peak.
     """
@@ -210,7 +212,8 @@ class AnalyticShard(Shard):
         for (number, rows, tokens, _), kernel in zip(passes, self._attentions(run, passes), strict=True):
             count, attention = rows * tokens, kernel + launch_seconds
             at_head = rows if run.samples else count
-            # Fewer tokens never take longer: where launches decide for more of them they decide for these.
+            # Device seconds grow with the number of tokens. If launches dominated a larger pass they dominate this one,
+            # and its device seconds need not be computed.
             if layer + attention > min_seconds or count > layer_tokens:
                 layer_tokens, layer = count, self._layer(run, count)
             if end > min_ends_seconds or count > ends_tokens or at_head > head_tokens:
@@ -345,7 +348,7 @@ class AnalyticShard(Shard):
     def _stored_attention(self, rows: float, tokens: float) -> tuple[float, float]:
         """Return forward and backward seconds of unfused attention, which stores all scores and reads them again.
 
-        The matmuls move little but scores, whose traffic is counted once, in bytes per score.
+        The matmuls read and write little besides scores, whose traffic is counted once, in the bytes per score.
         """
         batch, heads = rows * self._heads.queries, self._heads
         scores = batch * tokens * tokens

@@ -3,8 +3,9 @@
 The bound of any stage on a number of ranks, whatever its layout and schedule, is its arithmetic at the device's peak
 (Williams et al., Roofline, CACM 2009). The bound of a generation under one choice is a linear program: choose rounds of
 few or many rows so that they sample all tokens in at least a given number of rounds, in the fewest seconds. One or two
-kinds of rounds solve it (Dantzig, Linear Programming and Extensions, 1963, section 6-1). A kind covers a range of rows:
-it takes the seconds of the fewest, since fewer rows never take longer, and samples as many tokens as the most.
+kinds of rounds solve it (Dantzig, Linear Programming and Extensions, 1963, section 6-1). A kind is a range of numbers
+of rows: a round of it takes the seconds of the smallest number, since fewer rows never take longer, and samples a token
+for each row of the largest.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ _FLOPS_PER_WEIGHT = 2
 _PASSES_TO_TRAIN = 3
 """Matmuls of a training pass over those of a forward pass: forward, and backward to activations and to weights."""
 
-_PASSES_BESIDE = 2
+_PASSES_TO_TRAIN_ADAPTER = 2
 """The ratio for frozen weights with an adapter, whose own matmuls are left out."""
 
 _KIND_BOUNDS = (0.0, 0.03, 0.06, 0.12, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 1.0)
-"""Boundaries between the kinds of rounds, as fractions of the most rows that a pass may have."""
+"""Boundaries between the kinds of rounds, as fractions of the maximum rows of a pass."""
 
 
 def rank_seconds_lower_bound(
@@ -45,7 +46,7 @@ def rank_seconds_lower_bound(
     tokens = workload.batch_size * workload.mean_tokens
     if stage.generates:  # a prompt may be prefilled once for its group
         tokens -= (workload.batch_size - workload.num_prompts) * workload.prompt_lengths.mean
-    to_train = _PASSES_BESIDE if model.adapter else _PASSES_TO_TRAIN
+    to_train = _PASSES_TO_TRAIN_ADAPTER if model.adapter else _PASSES_TO_TRAIN
     passes = to_train * workload.num_epochs if stage.trains else 1
     peak = max(cluster.device.flops_per_second.values())
     seconds = _FLOPS_PER_WEIGHT * weights * tokens * passes / peak
@@ -89,16 +90,16 @@ def generation_lower_bound(
     times = [generation.shard.time(TimedPass.DECODE, fewest, 1, 1) for fewest in boundaries[:-1]]
     layers, ends = (
         num_stages
-        * _least_seconds_of_rounds(list(zip(seconds, boundaries[1:], strict=True)), num_rounds, num_tokens / num_groups)
+        * _min_seconds_of_rounds(list(zip(seconds, boundaries[1:], strict=True)), num_rounds, num_tokens / num_groups)
         for seconds in ([time.layer for time in times], [time.ends for time in times])
     )
     return generation.lower_bound_seconds(layers, ends, num_rounds, num_tokens, num_groups)
 
 
-def _least_seconds_of_rounds(kinds: Sequence[tuple[float, float]], num_rounds: float, num_rows: float) -> float:
+def _min_seconds_of_rounds(kinds: Sequence[tuple[float, float]], num_rounds: float, num_rows: float) -> float:
     """Return the fewest seconds of at least `num_rounds` rounds with `num_rows` rows in total.
 
-    `kinds` are the seconds and the most rows of a round of each kind.
+    `kinds` are the seconds and the maximum rows of a round of each kind.
     """
     candidates = [max(num_rounds, num_rows / rows) * seconds for seconds, rows in kinds]
     for (few_seconds, few_rows), (many_seconds, many_rows) in combinations(kinds, 2):

@@ -108,7 +108,11 @@ def surfaces(parts: dict[tuple[float, float], tuple[float, float]]) -> tuple[Sur
 def split_by_depth(
     table: Table, shape: Shape, amount: Callable[[Measurement], float | None]
 ) -> dict[TimedPass, dict[tuple[float, float], tuple[float, float]]]:
-    """Return (amount of a layer, amount of the ends) by body and (rows, length), if measured at two depths."""
+    """Return (amount of a layer, amount of embedding and head) by kind of pass and (rows, length).
+
+    Only points that were measured at two depths are included. The length is the context of a decode step, else the
+    number of tokens.
+    """
     by_depth: dict[tuple[TimedPass, float, float], dict[int, float]] = {}
     for measurement in table.measurements:
         point, measured = measurement.point, amount(measurement)
@@ -116,9 +120,9 @@ def split_by_depth(
             length = point.context if point.body is TimedPass.DECODE else point.tokens
             by_depth.setdefault((point.body, point.rows, length), {})[point.num_layers] = measured
     parts_by_body: dict[TimedPass, dict[tuple[float, float], tuple[float, float]]] = {}
-    for (body, rows, reach), by_layers in by_depth.items():
+    for (body, rows, length), by_layers in by_depth.items():
         if len(by_layers) > 1:
-            parts_by_body.setdefault(body, {})[rows, reach] = _split(by_layers)
+            parts_by_body.setdefault(body, {})[rows, length] = _split(by_layers)
     return parts_by_body
 
 
@@ -127,7 +131,8 @@ def _seconds(measurement: Measurement) -> float | None:
 
 
 def _split(amounts: dict[int, float]) -> tuple[float, float]:
-    """Return the amounts of a layer and the ends, from the shallowest and the deepest model; neither is negative."""
+    """Return the amounts of a layer, and of embedding and head, from the shallowest and the deepest model; neither is
+    negative."""
     shallow, deep = min(amounts), max(amounts)
     layer = max(0.0, (amounts[deep] - amounts[shallow]) / (deep - shallow))
     layer = min(layer, amounts[deep] / deep)
@@ -135,9 +140,13 @@ def _split(amounts: dict[int, float]) -> tuple[float, float]:
 
 
 _COUNTED = ("activations", "working set", "logits")
+"""Terms of computed memory that a measured peak replaces."""
+
 _REFIT = "refit buffer"
+"""A term that is replaced too, unless it exceeds the measured peak; then no term is replaced."""
 
 MEASURED = "working memory"
+"""Name of the term of a measured peak."""
 
 
 class Peaks:

@@ -35,9 +35,9 @@ from meshwright.profiles.workload import Workload
 
 
 class MixedModel:
-    """A cost model of a mixed cluster, which asks the model of the part in question.
+    """A cost model of a mixed cluster, which delegates each call to the cost model of the part that it runs on.
 
-    `models` are those of the cluster's parts, `pairs` those of each two neighbouring parts, in order.
+    `models` are the cost models of the cluster's parts, `pairs` those of every two neighbouring parts, in order.
     """
 
     def __init__(
@@ -122,7 +122,8 @@ class PairModel:
     workload: Workload
 
     def lower_bound_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
-        """Return a bound for arbitrarily divisible work: kinds that alone take a and b seconds take 1 / (1/a + 1/b)."""
+        """Return a bound for arbitrarily divisible work: two kinds of nodes that would take a and b seconds alone take
+        1 / (1/a + 1/b) together."""
         del num_ranks, part
         pairs = zip(self.models, self.num_ranks, strict=True)
         each = [one.lower_bound_seconds(stage, model, num_here, 0) for one, num_here in pairs]

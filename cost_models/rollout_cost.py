@@ -38,7 +38,7 @@ from meshwright.profiles.workload import Workload
 TOOLS = "waiting for tools"
 """Name of the term for seconds in which every sequence of a replica waits for a tool."""
 
-_MOST_ITERATIONS, _TOLERANCE = 16, 1e-3
+_MAX_ITERATIONS, _TOLERANCE = 16, 1e-3
 """Limit on the iterations for the seconds of a round, and the relative tolerance at which they stop."""
 
 _PER_OCTAVE = 16
@@ -86,7 +86,7 @@ class RolloutCosts:
     def seconds(self, generation: Generation, replica: Replica) -> Cost:
         """Return the seconds of all rollouts of a replica."""
         guess, (cost, rounds) = 0.0, self._cost(generation, replica, math.inf)
-        for _ in range(_MOST_ITERATIONS):
+        for _ in range(_MAX_ITERATIONS):
             seconds = cost.total / rounds.num_busy
             if abs(seconds - guess) <= _TOLERANCE * seconds:
                 break
@@ -98,21 +98,21 @@ class RolloutCosts:
     def lower_bound_seconds(self, generation: Generation, replica: Replica) -> float:
         """Return a lower bound on `seconds` without simulating: the larger of two bounds.
 
-        Sampling alone (only if a waiting sequence leaves its slot): if x sequences sample on average, then
-        x / (1 - e^-x) <= x + 1 do in the rounds in which at least one does.
+        Sampling alone (only if a waiting sequence leaves its slot): if x sequences sample on average over all rounds,
+        x / (1 - e^-x) <= x + 1 sample on average over the rounds in which at least one does.
 
         Sampling and waiting: a rollout takes D tau + W seconds, which grow with tau, so they are bounded by the
         smallest tau, that of a round with one row. The rounds are at least those of the longest rollout and, if a
         waiting sequence keeps its slot, those of all rollouts of the replica over its slots.
         """
-        with_waiting = (1 - 2 * _TOLERANCE) * self._least_waiting_seconds(generation, replica)
+        with_waiting = (1 - 2 * _TOLERANCE) * self._min_waiting_seconds(generation, replica)
         if replica.while_waiting is WhileWaiting.KEEP:
             return with_waiting
         responses = replica_responses(self._sampling_workload, replica.num_rows)
         sampling = generation_lower_bound(generation, responses, replica.num_slots, replica.num_slots + 1, 0)
         return max(with_waiting, sampling)
 
-    def _least_waiting_seconds(self, generation: Generation, replica: Replica) -> float:
+    def _min_waiting_seconds(self, generation: Generation, replica: Replica) -> float:
         """Return the seconds of sampling and waiting at the smallest possible tau."""
         one_row = generation_lower_bound(generation, np.array([2]), 1, 1, 0)
         step = math.floor(math.log2(one_row) * _PER_OCTAVE)
@@ -204,5 +204,7 @@ class RolloutCosts:
 
 def _busy_window(window: RoundWindow, share: float) -> RoundWindow:
     """Return the rounds of a window in which some sequence samples, if each does with probability `share`."""
-    drawing = 1 - (1 - share) ** (window.live / share)
-    return window._replace(rounds=window.rounds * drawing, live=window.live / drawing) if drawing else window
+    busy_share = 1 - (1 - share) ** (window.live / share)
+    if not busy_share:
+        return window
+    return window._replace(rounds=window.rounds * busy_share, live=window.live / busy_share)

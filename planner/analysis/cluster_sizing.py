@@ -122,14 +122,14 @@ def fit(
     report = progress or _silent
     size_settings(facts.cluster, sizes)
     smallest = _smallest_fitting(facts, rebuild_cost_model, report)
-    most = max(_tried_sizes(facts), default=0)
+    max_ranks = max(_tried_sizes(facts), default=0)
     if smallest is None:
-        return Fit(least_ranks=None, most_ranks=most, points=(), answers=None)
+        return Fit(least_ranks=None, most_ranks=max_ranks, points=(), answers=None)
     requested = sorted(set(sizes)) or list(_doublings(facts, smallest.facts.cluster.num_ranks))
     answers: dict[int, Consequence] = {}
     answer: WhatIf | None = None
-    for place, size in enumerate(requested):
-        report("planning sizes", place, len(requested))
+    for index, size in enumerate(requested):
+        report("planning sizes", index, len(requested))
         answer = whatif(
             smallest, size_settings(facts.cluster, [size]), rebuild_cost_model, replan=True, price=price, limits=limits
         )
@@ -137,37 +137,39 @@ def fit(
     assert answer is not None
     return Fit(
         least_ranks=smallest.facts.cluster.num_ranks,
-        most_ranks=most,
+        most_ranks=max_ranks,
         points=size_points(answers),
         answers=replace(answer, answers=tuple(answers.values())),
     )
 
 
-def _smallest_fitting(facts: Facts, remodel: CostModelBuilder, report: Callable[[str, int, int], None]) -> Plan | None:
+def _smallest_fitting(
+    facts: Facts, rebuild_cost_model: CostModelBuilder, report: Callable[[str, int, int], None]
+) -> Plan | None:
     """A plan on the smallest size that has one: powers of two within a node, then whole nodes."""
     sizes, too_few = _tried_sizes(facts), 0
-    for place, size in enumerate(sizes):
-        report("looking for the least", place, len(sizes))
-        plan = _plan_on(facts, size, remodel)
+    for index, size in enumerate(sizes):
+        report("looking for the least", index, len(sizes))
+        plan = _plan_on(facts, size, rebuild_cost_model)
         if plan:
-            return _fewer_nodes(facts, remodel, plan, too_few)
+            return _fewer_nodes(facts, rebuild_cost_model, plan, too_few)
         too_few = size
     return None
 
 
-def _fewer_nodes(facts: Facts, remodel: CostModelBuilder, fitting: Plan, too_few: int) -> Plan:
+def _fewer_nodes(facts: Facts, rebuild_cost_model: CostModelBuilder, fitting: Plan, too_few: int) -> Plan:
     """Bisect for a plan on the fewest whole nodes, between `too_few` ranks and those of a plan that fits."""
     per_node, size = facts.cluster.ranks_per_node, fitting.facts.cluster.num_ranks
     if size - too_few <= per_node:
         return fitting
     middle = (size + too_few) // (2 * per_node) * per_node
-    in_between = _plan_on(facts, middle, remodel)
-    return _fewer_nodes(facts, remodel, in_between or fitting, too_few if in_between else middle)
+    in_between = _plan_on(facts, middle, rebuild_cost_model)
+    return _fewer_nodes(facts, rebuild_cost_model, in_between or fitting, too_few if in_between else middle)
 
 
-def _plan_on(facts: Facts, size: int, remodel: CostModelBuilder) -> Plan | None:
+def _plan_on(facts: Facts, size: int, rebuild_cost_model: CostModelBuilder) -> Plan | None:
     facts_on_size = with_setting(facts, size_settings(facts.cluster, [size])[0])
-    plan = best_plan(facts_on_size, remodel(facts_on_size), limits=_ANY_PLAN)
+    plan = best_plan(facts_on_size, rebuild_cost_model(facts_on_size), limits=_ANY_PLAN)
     return plan if isinstance(plan, Plan) else None
 
 
@@ -187,8 +189,9 @@ def _doublings(facts: Facts, smallest: int) -> Iterator[int]:
         yield size if size <= per_node else -(-size // per_node) * per_node
 
 
-def _powers(most: int) -> list[int]:
-    return [2**k for k in range(most.bit_length())]
+def _powers(limit: int) -> list[int]:
+    """The powers of two up to a limit."""
+    return [2**k for k in range(limit.bit_length())]
 
 
 def _silent(_what: str, _done: int, _total: int) -> None: ...

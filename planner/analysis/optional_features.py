@@ -75,9 +75,6 @@ def adapter_summary(plan: Plan) -> AdapterSummary | None:
     )
 
 
-_GIB = 2**30
-
-
 @dataclass(frozen=True, kw_only=True)
 class QuantisedCopy:
     """Bytes of a generation copy in 8-bit floats. `copy_bytes` is that of the fullest rank, including its embedding and
@@ -92,8 +89,9 @@ class QuantisedCopy:
     def sentences(self) -> Iterator[str]:
         """Report lines."""
         yield (
-            f"{GENERATE} has its linear layers in 8-bit floats: its copy is {self.copy_bytes / _GIB:.2f} GiB a rank, "
-            f"{self.copy_bytes / self.whole_bytes:.0%} of one in {self.precision}, and serves no other stage"
+            f"{GENERATE} has its linear layers in 8-bit floats: its copy is "
+            f"{self.copy_bytes / _BYTES_PER_GIB:.2f} GiB a rank, {self.copy_bytes / self.whole_bytes:.0%} of one in "
+            f"{self.precision}, and serves no other stage"
         )
         if self.casts_up:
             yield f"a CPU casts 8-bit floats up to {self.precision} in every pass: they take less memory, and more time"
@@ -231,5 +229,5 @@ def measured_latencies(facts: Facts) -> MeasuredLatencies | None:
     latencies = {f"reward {load.name}": load.latency_seconds for load in facts.rewards}
     if facts.workload.turns:
         latencies["the tool"] = facts.workload.turns.latency_seconds
-    told = {name: latency.description for name, latency in latencies.items() if latency.measured}
-    return MeasuredLatencies(told=told) if told else None
+    descriptions = {name: latency.description for name, latency in latencies.items() if latency.measured}
+    return MeasuredLatencies(told=descriptions) if descriptions else None

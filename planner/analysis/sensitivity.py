@@ -54,9 +54,11 @@ def rate_sensitivities(plan: Plan, rebuild_cost_model: CostModelBuilder) -> tupl
     return _sensitivities(plan, rebuild_cost_model, _hardware_inputs(plan.facts))
 
 
-def _sensitivities(plan: Plan, remodel: CostModelBuilder, inputs: Iterable[_LargerInput]) -> tuple[Sensitivity, ...]:
-    before = re_evaluate(plan, plan.facts, remodel(plan.facts)).period_seconds
-    results = [_sensitivity(plan, remodel, before, larger) for larger in inputs]
+def _sensitivities(
+    plan: Plan, rebuild_cost_model: CostModelBuilder, inputs: Iterable[_LargerInput]
+) -> tuple[Sensitivity, ...]:
+    before = re_evaluate(plan, plan.facts, rebuild_cost_model(plan.facts)).period_seconds
+    results = [_sensitivity(plan, rebuild_cost_model, before, larger) for larger in inputs]
     return tuple(sorted(results, key=lambda one: -abs(one.elasticity or 0.0)))
 
 
@@ -114,8 +116,8 @@ def _scaled_lengths(lengths: LengthSpec, factor: float) -> LengthSpec:
 
 
 def _larger_batch(plan: Plan) -> _LargerInput:
-    """The next larger batch of whole groups that the placements split evenly, or twice the batch if there is none
-    below."""
+    """The next larger batch of whole groups that the placements split evenly; if none is below twice the batch, twice
+    the batch."""
     size, group_size = plan.facts.workload.batch_size, plan.facts.workload.group_size
     for larger in range(-(-math.ceil(size * FACTOR) // group_size) * group_size, 2 * size, group_size):
         facts = with_setting(plan.facts, {"workload.batch_size": larger})
@@ -128,11 +130,11 @@ def _have_even_rows(plan: Plan, facts: Facts) -> bool:
     return all(has_even_rows(facts, plan.stage(p.stage), p.layout) for p in plan.placements)
 
 
-def _sensitivity(plan: Plan, remodel: CostModelBuilder, before: float, larger: _LargerInput) -> Sensitivity:
+def _sensitivity(plan: Plan, rebuild_cost_model: CostModelBuilder, before: float, larger: _LargerInput) -> Sensitivity:
     broken = violations_under(plan, larger.facts)
     if broken:
         return Sensitivity(name=larger.name, factor=larger.factor, period_seconds=None, elasticity=None, broken=broken)
-    period = re_evaluate(plan, larger.facts, remodel(larger.facts)).period_seconds
+    period = re_evaluate(plan, larger.facts, rebuild_cost_model(larger.facts)).period_seconds
     elasticity = math.log(period / before) / math.log(larger.factor)
     return Sensitivity(name=larger.name, factor=larger.factor, period_seconds=period, elasticity=elasticity)
 
@@ -192,9 +194,11 @@ def main_influences(plan: Plan, rebuild_cost_model: CostModelBuilder, *, measure
     )
 
 
-def _launch_share(plan: Plan, remodel: CostModelBuilder) -> float:
+def _launch_share(plan: Plan, rebuild_cost_model: CostModelBuilder) -> float:
     without_launches = with_setting(plan.facts, _zero_launch_seconds(plan.facts))
-    return max(0.0, 1 - _seconds(plan, without_launches, remodel) / _seconds(plan, plan.facts, remodel))
+    return max(
+        0.0, 1 - _seconds(plan, without_launches, rebuild_cost_model) / _seconds(plan, plan.facts, rebuild_cost_model)
+    )
 
 
 def _zero_launch_seconds(facts: Facts) -> Mapping[str, Any]:
@@ -211,5 +215,5 @@ def _other_engine(facts: Facts) -> EngineName | None:
     return None if default == facts.engine else default
 
 
-def _seconds(plan: Plan, facts: Facts, remodel: CostModelBuilder) -> float:
-    return re_evaluate(plan, facts, remodel(facts)).period_seconds
+def _seconds(plan: Plan, facts: Facts, rebuild_cost_model: CostModelBuilder) -> float:
+    return re_evaluate(plan, facts, rebuild_cost_model(facts)).period_seconds

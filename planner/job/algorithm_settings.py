@@ -189,7 +189,7 @@ _STD = "divide advantages by the standard deviation of the group's scores; false
 
 
 class CriticFreeSettings(RewardedSettings):
-    """Settings that these algorithms share; equations and sources are in `runtime.training.advantages`."""
+    """Settings of all algorithms without a critic; equations and sources are in `runtime.training.advantages`."""
 
     kl_coefficient: float = Field(default=0.0, ge=0, description="KL penalty against the reference, if there is one")
     clip_ratio_high: float | None = Field(default=None, gt=0, description=_CLIP_HIGH)

@@ -1,4 +1,5 @@
-"""A graph of stages that a job states in place of a preset's name, and the rules for one that can be planned.
+"""A graph of stages that a job gives in place of the name of a preset algorithm, and the rules for a graph that can be
+planned.
 
 A step has one stage that generates. All other stages work on the tokens that it writes, and the stages that train come
 last. One stage may be a filter, which keeps the best-scored samples of each prompt. A filter takes no time itself: the
@@ -42,7 +43,7 @@ FieldName: TypeAlias = Annotated[str, Field(pattern=_NAME, max_length=40)]
 
 
 class OwnStage(Document):
-    """One function call of a step."""
+    """One stage of a step, as the job describes it."""
 
     name: str = Field(pattern=_NAME, max_length=40, description="name of the stage")
     kind: Kind = Field(description=_KIND)
@@ -53,7 +54,7 @@ class OwnStage(Document):
 
 
 class OwnGraph(Document):
-    """The stages of a step, stated by the job in place of a preset's name."""
+    """The stages of a step, given by the job in place of the name of a preset algorithm."""
 
     stages: tuple[OwnStage, ...] = Field(min_length=1, max_length=16, description=_STAGES)
 
@@ -111,8 +112,8 @@ class OwnGraph(Document):
         if not self.filter or not set(stage.reads).intersection(self.filter.writes):
             return stage.reads
         scores = [field for other in self.stages if other.kind == "inference" for field in other.writes]
-        waits = [field for field in self.filter.reads if field in scores and field not in stage.reads]
-        return (*(field for field in stage.reads if field not in self.filter.writes), *waits)
+        added_scores = [field for field in self.filter.reads if field in scores and field not in stage.reads]
+        return (*(field for field in stage.reads if field not in self.filter.writes), *added_scores)
 
 
 def is_same_graph(one: StageGraph, other: StageGraph) -> bool:

@@ -39,8 +39,8 @@ def find_deadlock(program: Program) -> Iterator[str]:
             yield f"{_wait(progress, path[-1], blocking[0])}, which has ended: it waits for ever."
             return
         if still_waiting[0] in path:
-            circle = [*path[path.index(still_waiting[0]) :], still_waiting[0]]
-            waits = [_wait(progress, one, other) for one, other in itertools.pairwise(circle)]
+            cycle = [*path[path.index(still_waiting[0]) :], still_waiting[0]]
+            waits = [_wait(progress, one, other) for one, other in itertools.pairwise(cycle)]
             yield f"deadlock: {', and '.join(waits)}; change the order of one of them."
             return
         path.append(still_waiting[0])
@@ -49,34 +49,34 @@ def find_deadlock(program: Program) -> Iterator[str]:
 class _Scheduled(NamedTuple):
     """An instruction in a period."""
 
-    turn: int
+    period: int
     instruction: Instruction
 
     @property
     def step(self) -> int:
-        return self.turn + self.instruction.steps_ahead
+        return self.period + self.instruction.steps_ahead
 
 
 @dataclass
 class _Progress:
     """The progress of all ranks: sends never wait, every other instruction waits for its partners.
 
-    `waiting` has the next instruction of each unfinished rank, `streams` the stream to each stage that has one.
+    `waiting` has the next instruction of each unfinished rank, `streams` the stream into each stage that reads one.
     """
 
     streams: Mapping[str, Stream]
     waiting: dict[int, _Scheduled] = field(default_factory=dict)
     sent: set[tuple[str, str, int, int]] = field(default_factory=set)  # producer, consumer, step, owner
     ran: set[tuple[str, int, int]] = field(default_factory=set)  # stage, step, rank
-    num_come: Counter[tuple[str, int]] = field(
+    num_arrived: Counter[tuple[str, int]] = field(
         default_factory=Counter
     )  # ranks that have reached an instruction in a period
 
-    def can_go_on(self, rank: int) -> bool:
-        turn, instruction = self.waiting[rank]
+    def can_continue(self, rank: int) -> bool:
+        period, instruction = self.waiting[rank]
         if isinstance(instruction, Send | Receive):
             return not self.waits_for(rank)
-        return self.num_come[instruction.name, turn] == len(instruction.ranks) and not self._streaming_to(rank)
+        return self.num_arrived[instruction.name, period] == len(instruction.ranks) and not self._streaming_to(rank)
 
     def waits_for(self, rank: int) -> tuple[int, ...]:
         """Return the ranks that block this one."""
@@ -114,8 +114,8 @@ def _run_without_time(program: Program) -> _Progress:
                 continue
             scheduled = remaining[rank].popleft()
             progress.waiting[rank] = scheduled
-            progress.num_come[scheduled.instruction.name, scheduled.turn] += 1
-        if progress.can_go_on(rank):
+            progress.num_arrived[scheduled.instruction.name, scheduled.period] += 1
+        if progress.can_continue(rank):
             ready.extend(_finish(progress, rank))
     return progress
 
@@ -150,11 +150,11 @@ def _instructions_of_ranks(program: Program) -> dict[int, deque[_Scheduled]]:
     """Return every rank's instructions up to the first period with all instructions, and one more period."""
     steps = range(program.most_ahead + 2)
     remaining: dict[int, deque[_Scheduled]] = {}
-    for turn in program.periods(steps):
+    for period in program.periods(steps):
         for instruction in program.instructions:
-            if is_active(instruction, turn, steps):
+            if is_active(instruction, period, steps):
                 for rank in instruction.ranks:
-                    remaining.setdefault(rank, deque()).append(_Scheduled(turn, instruction))
+                    remaining.setdefault(rank, deque()).append(_Scheduled(period, instruction))
     return remaining
 
 
@@ -253,7 +253,8 @@ def _ends_do_not_fit(name: str, stream: Stream, producer: RunStage, consumer: Ru
 def _stages_have_what_they_read(program: Program, graph: StageGraph) -> Iterator[str]:
     """A stage runs after its rank has received every field that it reads.
 
-    A field is written where its stage ran, complete where it was received, and read in chunks where it streams.
+    A rank that ran the writing stage has only its own rows; all rows are on ranks that received the field. Ranks to
+    which the writing stage streams read it in chunks instead.
     """
     ran: dict[str, set[int]] = {}
     received: dict[str, set[int]] = {}
@@ -300,19 +301,19 @@ def _owners_are_one_set(program: Program, _graph: StageGraph) -> Iterator[str]:
 def _weights_arrive_before_they_are_used(program: Program, _graph: StageGraph) -> Iterator[str]:
     """A refit precedes its target stage in the period, and includes every rank of that stage."""
     ran: set[str] = set()
-    at: dict[str, tuple[int, ...]] = {i.stage: i.ranks for i in program.instructions if isinstance(i, RunStage)}
+    ranks_of: dict[str, tuple[int, ...]] = {i.stage: i.ranks for i in program.instructions if isinstance(i, RunStage)}
     for instruction in program.instructions:
         if isinstance(instruction, RunStage):
             ran.add(instruction.stage)
         elif isinstance(instruction, MoveWeights):
             if instruction.target in ran:
                 yield f"{instruction.name!r} comes after {instruction.target} in the order; put it before."
-            left = set(at.get(instruction.target, ())) - set(instruction.ranks)
-            if left:
-                yield f"{instruction.name!r} leaves out {_ranks(left)}, where {instruction.target} runs."
+            left_out = set(ranks_of.get(instruction.target, ())) - set(instruction.ranks)
+            if left_out:
+                yield f"{instruction.name!r} leaves out {_ranks(left_out)}, where {instruction.target} runs."
 
 
-def _no_rank_waits_in_a_circle(program: Program, _graph: StageGraph) -> Iterator[str]:
+def _no_deadlock(program: Program, _graph: StageGraph) -> Iterator[str]:
     yield from find_deadlock(program)
 
 
@@ -332,5 +333,5 @@ _CHECKS: tuple[Check, ...] = (
     _streams_fit_their_stages,
     _stages_have_what_they_read,
     _weights_arrive_before_they_are_used,
-    _no_rank_waits_in_a_circle,
+    _no_deadlock,
 )

@@ -1,9 +1,9 @@
 """Checks a proof without the search that made it: computes the bound again from the rules and the cost model.
 
 All plans of a search case are one case of the proof. A node splits its case into two that together are the whole, so
-that nothing can be left out. A case that is not split has no plan that fits in memory, or has a least period
-(`planner.proof.cases`). The least of these periods, and at most `within_seconds` of the proof, is the bound: choices
-that are in no plan with so short a period are in no case.
+that nothing can be left out. A case that is not split has no plan that fits in memory, or has a lower bound on its
+period (`planner.proof.cases`). The smallest of these bounds is the bound of the proof. It is at most the proof's
+`within_seconds`, because the cases leave out choices that are in no plan with a period that short.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def refusals(proof: Proof, plan: Plan, model: CostModel) -> tuple[str, ...]:
 def all_search_cases(plan: Plan) -> tuple[SearchCase, ...]:
     """Return all search cases that the staleness bound of the plan's facts allows."""
     bound = plan.facts.staleness
-    return tuple(scope for ahead in steps_ahead_patterns(plan.graph, bound) for scope in search_cases(ahead, bound))
+    return tuple(case for ahead in steps_ahead_patterns(plan.graph, bound) for case in search_cases(ahead, bound))
 
 
 def proven_seconds(space: Space, nodes: Sequence[Node]) -> float:
@@ -75,7 +75,7 @@ def split(case: Case, node: Split | Meeting) -> tuple[Case, Case]:
     return case.split_by_amount(node.stage, node.amount, node.most)
 
 
-def _closed_seconds(case: Case, node: Closed, number: int, most: float) -> float:
+def _closed_seconds(case: Case, node: Closed, number: int, max_seconds: float) -> float:
     """Return the lower bound in seconds of a case that is not split."""
     if node.closed_by == "memory" and not case.is_empty:
         raise BadInput(f"node {number} says that no plan fits in memory, but some may; prove it again.")
@@ -83,7 +83,7 @@ def _closed_seconds(case: Case, node: Closed, number: int, most: float) -> float
         return math.inf
     if not case.has_choices:
         raise BadInput(f"node {number} is closed by time, but its case has no plan; close it by memory.")
-    return case.least_seconds(most)
+    return case.least_seconds(max_seconds)
 
 
 def _differences(proof: Proof, plan: Plan) -> Iterator[str]:
@@ -97,8 +97,8 @@ def _differences(proof: Proof, plan: Plan) -> Iterator[str]:
             f"the proof has {proof.solver_bound_seconds:.9g} s as the solver's bound and the plan "
             f"{plan.solver.bound_seconds:.9g} s; prove this plan again."
         )
-    proof_scopes = [(tree.ahead, tree.runs_on) for tree in proof.trees]
-    if proof_scopes != [(dict(scope.ahead), scope.runs_on) for scope in all_search_cases(plan)]:
+    proof_cases = [(tree.ahead, tree.runs_on) for tree in proof.trees]
+    if proof_cases != [(dict(case.ahead), case.runs_on) for case in all_search_cases(plan)]:
         yield "the proof does not have exactly one tree for each way to work ahead; prove this plan again."
 
 

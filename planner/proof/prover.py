@@ -1,6 +1,6 @@
 """Finds a tree of cases that proves a lower bound close to the period of a plan.
 
-The case with the least bound is split, again and again, until the bound is close enough.
+The case with the smallest bound is split, again and again, until the bound is close enough.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _SPLIT_AMOUNTS = ("ranks", "own", "weights", "transient", "seconds")
 """The amounts by which choices are split."""
 
 _NUM_BY_WORK, _NUM_BOUNDED = 14, 3
-"""Numbers of splits of a case that are bounded by their work, and, of those, in full."""
+"""Numbers of candidate splits of a case whose halves are bounded by their work alone, and of the best of these, whose
+halves are bounded in full."""
 
 _BETTER_HALF_WEIGHT = 0.3
 """Weight of the better of two halves relative to the worse one in the score of a split."""
@@ -64,15 +65,15 @@ class _Branch:
 
 
 def prove(plan: Plan, model: CostModel, *, max_splits: int = MAX_SPLITS) -> Proof:
-    """Return the proof that `max_splits` splits give. `model` is the cost model that the plan was made with."""
-    scopes = all_search_cases(plan)
-    spaces = Enumeration(plan.facts, model, plan.period_seconds).spaces(scopes)
+    """Return a proof with at most `max_splits` splits. `model` is the cost model that the plan was made with."""
+    search_cases = all_search_cases(plan)
+    spaces = Enumeration(plan.facts, model, plan.period_seconds).spaces(search_cases)
     target = plan.period_seconds * (1 - TARGET_GAP)
     roots = [_bounded(Case.whole(space), target) for space in spaces]
     _grow(roots, target, max_splits)
     first_trees = [tuple(root.nodes(root.case, target)) for root in roots]
     proven = min(plan.period_seconds, *(proven_seconds(*pair) for pair in zip(spaces, first_trees, strict=True)))
-    short_spaces = Enumeration(plan.facts, model, proven).spaces(scopes)
+    short_spaces = Enumeration(plan.facts, model, proven).spaces(search_cases)
     trees = [tuple(root.nodes(Case.whole(space), proven)) for root, space in zip(roots, short_spaces, strict=True)]
     return Proof(
         facts=digest(plan.facts),
@@ -81,17 +82,17 @@ def prove(plan: Plan, model: CostModel, *, max_splits: int = MAX_SPLITS) -> Proo
         bound_seconds=min(proven, *(proven_seconds(*pair) for pair in zip(short_spaces, trees, strict=True))),
         solver_bound_seconds=plan.solver.bound_seconds,
         trees=tuple(
-            Tree(ahead=dict(scope.ahead), runs_on=scope.runs_on, nodes=nodes)
-            for scope, nodes in zip(scopes, trees, strict=True)
+            Tree(ahead=dict(search_case.ahead), runs_on=search_case.runs_on, nodes=nodes)
+            for search_case, nodes in zip(search_cases, trees, strict=True)
         ),
     )
 
 
-def _grow(roots: list[_Branch], target: float, most_splits: int) -> None:
-    """Split the branch with the least bound until it reaches the target, or cannot be split."""
+def _grow(roots: list[_Branch], target: float, max_splits: int) -> None:
+    """Split the branch with the smallest bound until it reaches the target, or cannot be split."""
     number = count()
     open_ = [(root.seconds, next(number), root) for root in roots if root.seconds < target]
-    for _ in range(most_splits):
+    for _ in range(max_splits):
         if not open_:
             return
         _, _, branch = heappop(open_)
@@ -133,17 +134,17 @@ def _score(one: float, other: float) -> float:
 
 
 def _meetings(case: Case) -> Iterator[Meeting]:
-    """Yield the pairs of stages for which it is open whether their pools intersect."""
+    """Yield the pairs of stages whose pools may or may not intersect in the plans of the case."""
     for one, other in combinations(case.names, 2):
         if not case.always_intersect(one, other) and frozenset((one, other)) not in case.intersects:
             yield Meeting(meet=(one, other))
 
 
 def _splits(case: Case) -> Iterator[tuple[float, Split]]:
-    """Yield splits of one stage's choices, each with the seconds that its halves add at least.
+    """Yield splits of one stage's choices, each with a score by the seconds that its halves add to the bound.
 
     Splits are tried around the amounts of the fastest choice: just below and above it, and half-way to the ends. The
-    added seconds are the larger of the work spread over all ranks and the stage's own seconds.
+    added seconds of a half are the larger of the work spread over all ranks and the stage's own seconds.
     """
     for name in case.names:
         amounts = case.space.choices[name].amounts[:, case.remaining[name].numbers]

@@ -12,6 +12,7 @@ from importlib.resources import files
 from meshwright.planner.report import formatting
 
 _VOID = ("meta", "rect", "line", "circle")
+"""Elements that are written without content."""
 
 
 class Html(str):
@@ -42,11 +43,11 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Se
     A table that is wider than the page can be scrolled with the keyboard.
     """
 
-    def cell(name: str, place: int, text: str) -> Html:
-        return tag(name, text, class_="number" if place in numbers else None)
+    def cell(name: str, column: int, text: str) -> Html:
+        return tag(name, text, class_="number" if column in numbers else None)
 
     def row(name: str, texts: Sequence[str]) -> Html:
-        return tag("tr", *(cell(name if text else "td", place, text) for place, text in enumerate(texts)))
+        return tag("tr", *(cell(name if text else "td", column, text) for column, text in enumerate(texts)))
 
     body = tag("tbody", *(row("td", texts) for texts in rows))
     head = [tag("thead", row("th", headings))] if any(headings) else []

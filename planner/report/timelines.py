@@ -27,7 +27,7 @@ _MAX_NODE_LABELS = 24
 
 
 def overview(plan: Plan) -> Html:
-    """Return the section: the chart, and a table of all placements."""
+    """Return the section with a chart of ranks over one period and a table of all placements."""
     cluster = plan.facts.cluster
     nodes = _nodes(plan)
     height = min(max(_RANK_HEIGHT * cluster.num_ranks, _MIN_HEIGHT), _MAX_HEIGHT)
@@ -116,9 +116,9 @@ _PERIOD_LANE_HEIGHT = 24.0
 
 
 def period_timeline(plan: Plan) -> Html:
-    """Return the section: tasks in the order of their start, those off the critical path pale."""
+    """Return the section with the tasks of a period in the order of their start, pale off the critical path."""
     path = explain(plan).critical_path
-    critical = {wait.task for wait in path}
+    critical = {entry.task for entry in path}
     shown = sorted((i for i in items(plan) if i.cost.total), key=lambda i: (i.start_seconds, i.end_seconds))
     boxes = []
     for lane, item in enumerate(shown):
@@ -147,13 +147,13 @@ def period_timeline(plan: Plan) -> Html:
     )
     rows = [
         (
-            f"{wait.start_seconds:.3f}",
-            f"{wait.seconds:.3f}",
-            wait.task,
-            wait.because,
-            ", ".join(f"{term.name} {formatting.seconds(term.amount)}" for term in wait.largest_terms),
+            f"{entry.start_seconds:.3f}",
+            f"{entry.seconds:.3f}",
+            entry.task,
+            entry.because,
+            ", ".join(f"{term.name} {formatting.seconds(term.amount)}" for term in entry.largest_terms),
         )
-        for wait in path
+        for entry in path
     ]
     headings = ("start s", "seconds", "task", "because it", "mostly")
     caption = note("Predicted. Tasks on the critical path are in full colour, tasks with slack are pale.")
@@ -180,7 +180,7 @@ _HIDDEN_KINDS = ("send", "receive")
 
 
 def timelines(contents: Contents) -> Html:
-    """Return the section: a chart of the simulation and of each run."""
+    """Return the section with a chart of the simulation and of each run."""
     plan, simulation = contents.plan, contents.simulation
     simulated = Run(spans=simulation.spans, name=f"with {simulation.durations} durations")
     charts = [part for run in (simulated, *contents.runs) for part in _timeline(plan, run)]

@@ -2,9 +2,9 @@
 
     known      = period of a plan that exists already, found among a few default choices
     maximum    = for each search case, the longest period that is worth finding, given the known plan
-    least      = for each stage and kind of pool, a lower bound on the seconds of every choice: from arithmetic first,
+    minimum    = for each stage and kind of pool, a lower bound on the seconds of every choice: from arithmetic first,
                  and from its fastest choice once the stage is costed
-    limit      = the longest time of a choice with which the other stages, each at its least, still meet the maximum
+    limit      = the longest time of a choice with which the other stages, each at its minimum, still meet the maximum
 
 Choices that take longer are not costed. The lower bound on the period is the solver's own, for a problem that has one
 option per kind of pool and whose transfers take no time.
@@ -59,7 +59,7 @@ def first_plan(
     limits: Limits,
     effort: Effort,
 ) -> SolvedCase | None:
-    """Return the best plan of these choices, one frontier per stage; None if the solver does not find one at once."""
+    """Return the best plan of the choices in `frontiers`, one per stage; None if the solver finds none at once."""
     if not all(any(frontier.candidates.values()) for frontier in frontiers):
         return None
     formulation = formulate(costs.facts, costs.model, frontiers, edges, case.ahead)
@@ -74,7 +74,7 @@ def first_plan(
 def load_solver() -> None:
     """Import the solver.
 
-    OR-Tools takes about as long to import as a stage to cost, and the second process works in the meantime.
+    Importing OR-Tools takes about as long as costing a stage, and the other process costs stages meanwhile.
     """
     import_module("meshwright.planner.solver.solve")
 
@@ -119,25 +119,27 @@ class PruningBound:
         Kinds of pools on which every choice is too slow are absent. A choice that streams can be in a plan only if a
         choice that took its tail seconds and streamed nothing could be.
         """
-        most_on: dict[PoolKind, TimeLimit] = {}
-        for scope, max_seconds in zip(self.search_cases, self.max_period_seconds, strict=True):
-            if scope.key_for(self.graph.by_name[stage]) == key:
-                streams = scope.streams(self.graph.by_name[stage])
-                max_seconds_on = self._most(stage, scope, max_seconds, streams=streams)
+        limits: dict[PoolKind, TimeLimit] = {}
+        for case, max_seconds in zip(self.search_cases, self.max_period_seconds, strict=True):
+            if case.key_for(self.graph.by_name[stage]) == key:
+                streams = case.streams(self.graph.by_name[stage])
+                max_seconds_on = self._max_seconds(stage, case, max_seconds, streams=streams)
                 max_tail_seconds_on = (
-                    self._most(stage, scope, max_seconds, streams=False, is_tail=True) if streams else max_seconds_on
+                    self._max_seconds(stage, case, max_seconds, streams=False, is_tail=True)
+                    if streams
+                    else max_seconds_on
                 )
                 for kind in max_seconds_on.keys() & max_tail_seconds_on.keys():
-                    widest = most_on.get(kind, TimeLimit(0.0, 0.0))
-                    most_on[kind] = TimeLimit(
+                    widest = limits.get(kind, TimeLimit(0.0, 0.0))
+                    limits[kind] = TimeLimit(
                         max(widest.seconds, max_seconds_on[kind]), max(widest.tail_seconds, max_tail_seconds_on[kind])
                     )
-        return most_on
+        return limits
 
     def lower_bound_seconds(self, position: int) -> float:
         """A lower bound on the period of every plan of a search case, at most its longest period worth finding."""
-        scope, max_seconds = self.search_cases[position], self.max_period_seconds[position]
-        problem = self._problem(scope, max_seconds)
+        case, max_seconds = self.search_cases[position], self.max_period_seconds[position]
+        problem = self._problem(case, max_seconds)
         if not all(call.options for call in problem.calls):
             return max_seconds
         return min(max_seconds, least_makespan(problem) * max_seconds / _TICKS)
@@ -158,14 +160,15 @@ class PruningBound:
             if candidates
         }
 
-    def _most(
-        self, name: str, scope: SearchCase, max_seconds: float, *, streams: bool, is_tail: bool = False
+    def _max_seconds(
+        self, name: str, case: SearchCase, max_seconds: float, *, streams: bool, is_tail: bool = False
     ) -> dict[PoolKind, float]:
-        """Return the longest seconds on each kind of pool, at least the lower bound unless only a tail is meant."""
+        """Return the longest seconds on each kind of pool; with `is_tail` the longest tail seconds, which may be less
+        than the lower bound of the stage."""
         stage = self.graph.by_name[name]
         durations = {
             kind: [max(0.0 if is_tail else seconds, max_seconds * step / _GRID) for step in range(_GRID + 1)]
-            for kind, seconds in self.lower_bounds[name, scope.key_for(stage)].items()
+            for kind, seconds in self.lower_bounds[name, case.key_for(stage)].items()
             if seconds <= max_seconds
         }
         options = [
@@ -173,15 +176,15 @@ class PruningBound:
         ]
         if not options:
             return {}
-        bounds = iter(bounds_with(self._problem(scope, max_seconds), CallOptions(name, tuple(options))).tolist())
-        most_on = {}
+        bounds = iter(bounds_with(self._problem(case, max_seconds), CallOptions(name, tuple(options))).tolist())
+        limits = {}
         for kind, trials in durations.items():
             possible = [seconds for seconds in trials if next(bounds) <= _TICKS]
             if possible:
-                most_on[kind] = max(possible) + max_seconds / _GRID
-        return most_on
+                limits[kind] = max(possible) + max_seconds / _GRID
+        return limits
 
-    def _problem(self, scope: SearchCase, max_seconds: float) -> Problem:
+    def _problem(self, case: SearchCase, max_seconds: float) -> Problem:
         """Build the problem of one period of a search case, with every stage at its lower bounds."""
         return Problem(
             num_ranks=self.num_ranks,
@@ -190,8 +193,8 @@ class PruningBound:
                 CallOptions(
                     stage.name,
                     tuple(
-                        self._option(stage, kind, seconds, scope.streams(stage), max_seconds)
-                        for kind, seconds in self.lower_bounds[stage.name, scope.key_for(stage)].items()
+                        self._option(stage, kind, seconds, case.streams(stage), max_seconds)
+                        for kind, seconds in self.lower_bounds[stage.name, case.key_for(stage)].items()
                     ),
                 )
                 for stage in self.graph.stages
@@ -206,12 +209,12 @@ class PruningBound:
             precedences=precedences(
                 self.graph,
                 self.handovers,
-                scope.ahead,
+                case.ahead,
                 max_seconds / _TICKS,
-                lambda edge: edge.producer == GENERATE and scope.streams(self.graph.by_name[edge.consumer]),
+                lambda edge: edge.producer == GENERATE and case.streams(self.graph.by_name[edge.consumer]),
                 late=self.late,
             ),
-            carried=carried_precedences(self.handovers, scope.ahead, max_seconds / _TICKS, self.late),
+            carried=carried_precedences(self.handovers, case.ahead, max_seconds / _TICKS, self.late),
         )
 
     def _option(self, stage: Stage, kind: PoolKind, seconds: float, streams: bool, max_seconds: float) -> Option:

@@ -92,7 +92,7 @@ def solver_record(
 ) -> Solver:
     """Return the record of a search; objective and gap are added by `with_gap` once the plan has been timed.
 
-    `statuses` are those of the search cases that were searched, which are all of them if the search `is_whole`.
+    `statuses` are those of the search cases that were searched; the search `is_whole` if these are all search cases.
     """
     from meshwright.planner.solver.cp_sat import NAME, VERSION
 

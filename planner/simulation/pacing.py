@@ -45,14 +45,14 @@ def ramp_up_steps(limit: int, num_rows: int) -> int:
     return -(-limit * ROWS_PER_DEFERRAL // num_rows)
 
 
-_MEMORY_TURNS = 8
+_AVERAGED_PERIODS = 8
 """Time constant of the moving average of response lengths, in periods."""
 
-_OF_WAIT = 1.2
+_ROUNDS_PER_WAIT = 1.2
 """Rounds of a single replica per round that it would wait. In simulations it was within 1 % of the best number, with
 empty rounds costing a sixth to a half of the mean round, and other ranks busy for half a period to two periods."""
 
-_MOST = 1.5
+_MAX_FACTOR = 1.5
 """Limit in multiples of the planned rounds: more hardly make periods steadier, and sample tokens too early."""
 
 
@@ -71,7 +71,7 @@ class Pacer:
     def record_delivered(self, response_tokens: Collection[int]) -> None:
         """Record the lengths of the responses that a period has delivered."""
         if response_tokens:
-            self.mean_tokens += (statistics.fmean(response_tokens) - self.mean_tokens) / _MEMORY_TURNS
+            self.mean_tokens += (statistics.fmean(response_tokens) - self.mean_tokens) / _AVERAGED_PERIODS
 
 
 def planned_rounds(plan: Plan) -> float:
@@ -83,7 +83,9 @@ def planned_rounds(plan: Plan) -> float:
     num_rows = rows_per_replica(plan.facts, plan.stage(GENERATE), placement.layout)
     overlap = Overlap.of(schedule, dp, num_rows, plan.facts.staleness - placement.steps_ahead)
     rounds = SteadyState(plan.facts.workload).rounds(num_rows, schedule.generation_slots, overlap).num_rounds
-    return rounds if dp > 1 else rounds * min(_MOST, _OF_WAIT * _spare_seconds(plan) / placement.cost.total)
+    return (
+        rounds if dp > 1 else rounds * min(_MAX_FACTOR, _ROUNDS_PER_WAIT * _spare_seconds(plan) / placement.cost.total)
+    )
 
 
 def _spare_seconds(plan: Plan) -> float:

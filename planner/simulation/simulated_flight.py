@@ -1,9 +1,9 @@
 """Simulated generation of one replica: when each sequence is admitted, ends and is delivered, the seconds of its
 decode rounds and prefills, and the KV blocks that it holds.
 
-The rules are those of `flight`, which the runtime uses too; passes in which no sequence starts or ends are combined.
-Seconds are looked up on a grid for which the cost model is asked about small batches of equal lengths. Sequences never
-wait for a KV block here, so they may hold more blocks than the plan has.
+The rules are those of `planner.simulation.flight`, which the runtime uses too; passes in which no sequence starts or
+ends are combined. Seconds are interpolated on a grid, whose points are the cost model's seconds for small batches of
+equal lengths. Sequences never wait for a KV block here, so they may hold more blocks than the plan has.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _place(points: Numbers, values: Numbers) -> tuple[NDArray[np.intp], Numbers]
     """Return for each value the index of the point below it, and its relative position towards the next one."""
     below = np.minimum(np.maximum(np.searchsorted(points, values, side="right") - 1, 0), len(points) - 2)
     share = (values - points[below]) / (points[below + 1] - points[below])
-    return below, np.minimum(np.maximum(share, 0.0), 1.0)  # np.clip takes several times as long for so few
+    return below, np.minimum(np.maximum(share, 0.0), 1.0)  # np.clip takes several times as long for arrays this small
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ def held_blocks(
     flight. Another row of the same prompt holds the prompt's blocks until `read_until`.
     """
     first, after = np.maximum(starts, 0), np.minimum(ends, num_rounds)
-    before = prompts - starts  # the tokens of a round are these and its number
+    before = prompts - starts  # a sequence has `before + r` tokens in round r
     counted = np.maximum(first, starts + 1)
     last = np.maximum(after - 1, counted)
     size = (num_rounds // BLOCK_TOKENS + 3) * BLOCK_TOKENS
@@ -116,7 +116,7 @@ def held_blocks(
         """Return the first round after these in which a sequence needs another block."""
         return rounds + 1 + -(before + rounds) % BLOCK_TOKENS
 
-    # From its first one on, a sequence takes a block every BLOCK_TOKENS rounds.
+    # After its first new block, a sequence takes another one every BLOCK_TOKENS rounds.
     begin, stop = (np.bincount(next_block(rounds), minlength=size) for rounds in (counted, last))
     taken = (begin - stop).reshape(-1, BLOCK_TOKENS).cumsum(axis=0).ravel()
     shared, until = prompts // BLOCK_TOKENS, np.minimum(np.maximum(read_until, first), after)
@@ -129,9 +129,11 @@ def held_blocks(
 def weighted_use(
     held: NDArray[np.float64], first: Integers, after: Integers, seconds: NDArray[np.float64]
 ) -> HeldBlocks:
-    """Return the use over runs of rounds [first, after), weighted by their seconds (by rounds if those are 0).
+    """Return the mean and the peak of the held blocks over ranges of rounds [first, after).
 
-    Runs may overlap.
+    The mean is weighted by the seconds of each range, or by its rounds if all seconds are 0.
+
+    Ranges may overlap.
     """
     sums = np.zeros(len(held) + 1)
     held.cumsum(out=sums[1:])
@@ -141,14 +143,14 @@ def weighted_use(
 
 
 def combined_use(held: Iterable[HeldBlocks], seconds: Iterable[float]) -> HeldBlocks:
-    """Return the combined use of several replicas or generations, weighted by their seconds."""
+    """Return the mean and the peak of the held blocks of several replicas or generations, weighted by their seconds."""
     means, most = zip(*held, strict=True)
     weights = np.fromiter(seconds, dtype=np.float64)
     return HeldBlocks(mean=float(np.average(means, weights=weights if weights.any() else None)), peak=max(most))
 
 
-_MOST_PASSES = 256
-"""Most passes that are costed together, at their midpoint."""
+_MAX_PASSES = 256
+"""The largest number of passes that are costed together, at their midpoint."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -177,7 +179,7 @@ class SimulatedSequence:
         """Return the number of tokens sampled in each period, for a response that has ended."""
         totals = [0, *self.tokens_at_period_ends, self.response_tokens]
         parts = {self.first_period + i: after - before for i, (before, after) in enumerate(pairwise(totals))}
-        return {turn: tokens for turn, tokens in parts.items() if tokens}
+        return {period: tokens for period, tokens in parts.items() if tokens}
 
 
 class SimulatedGroup(SlotGroup[SimulatedSequence]):
@@ -186,7 +188,7 @@ class SimulatedGroup(SlotGroup[SimulatedSequence]):
     def __init__(self, first_slot: int, num_slots: int) -> None:
         super().__init__(first_slot, num_slots)
         self.num_passes = 0
-        self._has_drawn = False
+        self._has_sampled = False
         self._next_end, self._cached_offset = 0, 0
 
     @property
@@ -201,9 +203,9 @@ class SimulatedGroup(SlotGroup[SimulatedSequence]):
 
     def process_sampled(self) -> list[SimulatedSequence]:
         """Remove the sequences that ended in the last pass and return them, in the order of their slots."""
-        if not self._has_drawn:
+        if not self._has_sampled:
             return []
-        self._has_drawn = False
+        self._has_sampled = False
         if self.num_passes < self._next_end:
             return []
         ends_now = [sequence.last_pass == self.num_passes for sequence in self.live]
@@ -232,7 +234,7 @@ class SimulatedGroup(SlotGroup[SimulatedSequence]):
         """Run passes in which no sequence starts."""
         if self.live and num_passes:
             self.num_passes += num_passes
-            self._has_drawn = True
+            self._has_sampled = True
 
 
 _Flight: TypeAlias = Flight[SimulatedSequence, SimulatedGroup, SimulatedSequence]
@@ -271,8 +273,8 @@ class SimulatedFlight:
             admitted,
             delivery,
             process_sampled=SimulatedGroup.process_sampled,
-            step=work.advance,
-            multi_step=work.skip,
+            step=work.step,
+            multi_step=work.multi_step,
             min_rounds=least_rounds,
         )
         work.end()
@@ -298,7 +300,7 @@ class _PeriodWork:
         ]
         """Every sequence that is live in the period, with the round of its first token (negative if earlier)."""
 
-    def advance(self, group: SimulatedGroup) -> int:
+    def step(self, group: SimulatedGroup) -> int:
         """Run one pass of the group; return the number of sequences that it admitted."""
         self._num_advanced += 1
         self._rows += len(group.live)
@@ -309,15 +311,15 @@ class _PeriodWork:
             self.end()
         return len(admitted)
 
-    def skip(self, most: int | None) -> int:
-        """Run all passes until a sequence ends, at most `most` if given; return their number."""
+    def multi_step(self, max_passes: int | None) -> int:
+        """Run all passes until a sequence ends, at most `max_passes` if given; return their number."""
         busy = [group for group in self._flight.groups if group.live]
         skipped = min(group.num_passes_left for group in busy)
-        if most is not None:
-            skipped = min(skipped, most)
+        if max_passes is not None:
+            skipped = min(skipped, max_passes)
         remaining, rows = skipped, sum(len(group.live) for group in busy)
         while remaining:
-            passes = min(remaining, _MOST_PASSES)
+            passes = min(remaining, _MAX_PASSES)
             self._decode(passes, rows, sum(group.cached for group in busy) / rows + (passes - 1) / 2)
             for group in busy:
                 group.multi_step(passes)
@@ -354,8 +356,8 @@ class _PeriodWork:
     def seconds_and_cache(self, times: RoundTimes, same_prompt: int) -> tuple[float, HeldBlocks]:
         """Return the seconds of the period, and the KV blocks held.
 
-        A later prefill delays one group only, so the grid is read as if every group had as many prompts, and the
-        seconds are divided by the number of pipeline stages.
+        A later prefill delays one group only, so its seconds are those of a prefill in which every group has as many
+        prompts, divided by the number of pipeline stages.
         """
         total, runs = 0.0, [np.zeros((3, 0))]  # first round, rounds, seconds
         if self._decodes:

@@ -2,8 +2,9 @@
 representatives.
 
 Layouts are merged if their transfers and copies are of about the same size; one representative of each equivalence
-class stays in the problem, with the least amounts of the class. Every answer has a counterpart in the smaller problem
-that is no longer and no larger, except in those that are made to find some answers quickly.
+class stays in the problem, with the smallest amounts (ticks, units of memory) of the class. Every answer has a
+counterpart in the smaller problem with at most its makespan and memory. The exceptions are `fastest_few`,
+`similar_to_coarse` and `similar_to_picked`, which drop options to find some answers quickly.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ class MergedLayouts:
 
 
 def merge_layouts(problem: Problem, *, ticks: int, units: int) -> MergedLayouts:
-    """Merge layouts whose transfers and copies are equal when divided by `ticks` and `blocks` and rounded down.
+    """Merge layouts whose transfers and copies are equal when divided by `ticks` and `units` and rounded down.
 
-    Every answer to the problem has a counterpart in the result that is no longer and no larger.
+    Every answer to the problem has a counterpart in the result with at most its makespan and memory.
     """
     family = _families(problem)
-    stands_for: dict[tuple[str, str], str] = {}
+    representative_of: dict[tuple[str, str], str] = {}
     first: dict[Hashable, str] = {}
     for (family_name, layout), layout_properties in _properties(problem, family, ticks, units).items():
-        stands_for[family_name, layout] = first.setdefault((family_name, frozenset(layout_properties)), layout)
-    merged = MergedLayouts(problem, family, stands_for)
+        representative_of[family_name, layout] = first.setdefault((family_name, frozenset(layout_properties)), layout)
+    merged = MergedLayouts(problem, family, representative_of)
     calls = tuple(_merged_call(merged, call) for call in problem.calls)
     tasks = tuple(_merged_transfer(merged, task) if isinstance(task, Transfer) else task for task in problem.tasks)
     return replace(merged, problem=replace(problem, calls=calls, tasks=tasks))
@@ -60,7 +61,7 @@ def _transfers(problem: Problem) -> tuple[Transfer, ...]:
 
 
 def _properties(
-    problem: Problem, family: Mapping[str, str], ticks: int, blocks: int
+    problem: Problem, family: Mapping[str, str], ticks: int, units: int
 ) -> dict[tuple[str, str], set[Hashable]]:
     """Return what distinguishes a layout within its family: sizes of pools and copies, durations of transfers."""
     properties: dict[tuple[str, str], set[Hashable]] = {}
@@ -68,7 +69,7 @@ def _properties(
     for call in problem.calls:
         for option in call.options if call.name in family else ():
             layout_properties = properties.setdefault((family[call.name], option.place.layout), set())
-            layout_properties.add((option.place.num_ranks, option.shared_units // blocks))
+            layout_properties.add((option.place.num_ranks, option.shared_units // units))
             layouts_of[call.name].add(option.place.layout)
     for task in _transfers(problem):
         family_name = family[task.source]
@@ -191,10 +192,9 @@ def short_calls(problem: Problem, ticks: float) -> frozenset[str]:
 def with_representatives_only(problem: Problem, names: Collection[str]) -> Problem:
     """Return the problem with one representative option per number of ranks for each named call.
 
-    It has the least of every amount.
-
-    The representative's weights take neither memory nor time to move, as if another call owned them; nor do those of a
-    call that may share them. Options may be anywhere.
+    The representative has the smallest ticks and memory of the options that it replaces. Its weights take neither
+    memory nor time to move, as if another call owned them; nor do those of a call that may share them. The problem's
+    options must not have fixed ranks (`Problem.anywhere`).
     """
     calls = tuple(_with_representatives(problem, call, names) for call in problem.calls)
     tasks = tuple(
@@ -238,9 +238,9 @@ def _rounded(option: Option, unit: int, ticks: int) -> Option:
 def _undominated(problem: Problem, call: str, options: Sequence[Option]) -> list[int]:
     """Return the indices of the options that no other option of the call dominates.
 
-    If options may be anywhere, a smaller range can always take the place of a larger one, inside it; otherwise only
-    options on the same ranks are compared. If the layout matters to others, only options that are equivalent to them
-    are compared.
+    If options have no fixed ranks (`Problem.anywhere`), a smaller rank range can always replace a larger one, inside
+    it; otherwise only options on the same ranks are compared. If the call's layout matters to other calls, only options
+    that are equivalent for those calls are compared.
     """
     amounts_of, class_of = _amounts_for(problem, call), _equivalence_for(problem, call, options)
     groups: dict[Hashable, list[int]] = {}
@@ -282,8 +282,8 @@ def _amounts_for(problem: Problem, call: str) -> Callable[[Option], tuple[int, .
     """Return a function that gives the amounts to minimise of an option of a call.
 
     An option with more ranks than the streaming producer leaves free always intersects it, and can start early by no
-    more than the transfer takes. What streams from a call waits for the call's start, so that a short option that
-    starts late cannot replace a long one.
+    more than the transfer takes. A call that streams from this one waits for its start, so a short option that starts
+    late cannot replace a long one.
     """
     free_ranks = problem.num_ranks - _least_ranks_of_producers(problem, call)
     runs = {name for name, call_name in problem.runs.items() if call_name == call}

@@ -1,5 +1,8 @@
 """The search if every option has fixed ranks, with a proof of its lower bound.
 
+A descent is a local search from one choice of options (`planner.solver.local_search`); a kick is a random change of the
+choice from which the next descent starts.
+
     problem    = the options that can meet the requested makespan
     incumbent  = the best of several descents, from fixed and from seeded starts
     problem    = the options that can beat the incumbent; choices that the relaxation suggests start descents, and
@@ -37,7 +40,7 @@ from meshwright.planner.solver.problem import CallOptions, Option, Problem
 from meshwright.planner.solver.result import Effort, Limits, OutOfTimeError, Progress, Result
 
 Suggest = Callable[[Greedy, Picks, Neighbours | None], int]
-"""Takes a choice worth trying, and returns the makespan that answers have to meet from now on.
+"""A function that takes a choice worth trying, and returns the makespan that answers have to meet from now on.
 
 The rounded answer of the relaxation comes with the options near it; other choices come with None.
 """
@@ -48,8 +51,9 @@ _NUM_NEAR = 40
 
 @dataclass(frozen=True)
 class Reduced:
-    """The remaining problem, and a lower bound on the makespan unless that exceeds the requested makespan.
+    """The problem without the options that are in no answer within the requested makespan, and a lower bound.
 
+    Every answer takes at least `bound` ticks or more than the requested makespan.
     `bounds` has for each call and remaining option a lower bound on the makespan of every answer with the option.
     """
 
@@ -95,7 +99,8 @@ def reduced(problem: Problem, makespan: int, suggest: Suggest) -> Reduced:
 def _least_work(call: CallOptions) -> int:
     """Return ticks x ranks of the smallest option, which orders the calls.
 
-    For a call with much work, the relaxation distinguishes the pools best and suggests most.
+    Calls with much work come first: for them the relaxation distinguishes the pools best, and its suggestions improve
+    the answer most.
     """
     return min(option.ticks * option.place.num_ranks for option in call.options)
 
@@ -225,10 +230,10 @@ def _has_many_options(problem: Problem) -> bool:
     return sum(len(call.options) for call in problem.calls) > _MANY_OPTIONS
 
 
-def _no_answer_within(most: int, bound: int) -> Result:
+def _no_answer_within(max_makespan: int, bound: int) -> Result:
     """Return the result if no answer is as short as requested, or none was found in time."""
-    if bound > most:
-        return Result.beaten(most)
+    if bound > max_makespan:
+        return Result.beaten(max_makespan)
     return Result(status="out_of_limit", answer=None, objective=None, bound=bound)
 
 

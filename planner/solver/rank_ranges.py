@@ -60,7 +60,7 @@ class Swap(NamedTuple):
 def swaps(problem: Problem) -> tuple[Swap, ...]:
     """Return the swaps of halves of aligned power-of-two ranges that map every call's options to themselves.
 
-    Such ranges are nested or disjoint, so that each can be sorted without disturbing the others.
+    Such ranges are nested or disjoint, so the symmetry of each swap can be broken independently of the others.
     """
     all_swaps = []
     pools_by_call = [_equivalent_pools(call) for call in problem.calls]
@@ -75,18 +75,19 @@ def swaps(problem: Problem) -> tuple[Swap, ...]:
 
 
 def _is_unchanged(pools: Mapping[range, int], swap: Swap) -> bool:
-    """True if a call has the same options after the swap; ranks that straddle a range have no image."""
+    """True if a call has the same options after the swap; no swap maps ranks that are partly inside it."""
     return all((image := _image(ranks, swap)) is not None and pools.get(image) == pools[ranks] for ranks in pools)
 
 
 def _image(ranks: range, swap: Swap) -> range | None:
+    """Return the ranks after the swap; None if they overlap its ranges without containing both or lying in one."""
     size = len(swap.left)
     if ranks.stop <= swap.left.start or swap.right.stop <= ranks.start:
         return ranks
     if ranks.start <= swap.left.start and swap.right.stop <= ranks.stop:
         return ranks
-    for block, shift in ((swap.left, size), (swap.right, -size)):
-        if block.start <= ranks.start and ranks.stop <= block.stop:
+    for half, shift in ((swap.left, size), (swap.right, -size)):
+        if half.start <= ranks.start and ranks.stop <= half.stop:
             return range(ranks.start + shift, ranks.stop + shift)
     return None
 

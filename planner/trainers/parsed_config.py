@@ -119,7 +119,7 @@ def consecutive_pools(sizes: Iterable[tuple[str, int]]) -> Iterator[tuple[str, s
 
 
 def _crosses_nodes(sizes: Iterable[int]) -> bool:
-    """True if one of several consecutive pools has parts of two nodes of 8."""
+    """True if one of several consecutive pools begins or ends inside a node of 8 ranks and spans more than one."""
     first = 0
     for size in sizes:
         ranks_left = _USUAL_RANKS - first % _USUAL_RANKS
@@ -177,7 +177,7 @@ LOSS_MEANS: Mapping[object, str] = {
     "seq-mean-token-mean": "sequence",
     "seq-mean-token-sum-norm": "constant",
 }
-"""The mean that a loss takes, by verl's names, which other trainers adopted."""
+"""How a loss is averaged, by verl's names, which other trainers adopted."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class FunctionReward:
         yield ParsedField("reward.function", self.function, self.keys)
 
     def notes(self) -> Iterator[str]:
-        """Sentences on what no key gives."""
+        """Sentences on what the configuration does not specify."""
         if self.function == USER_FUNCTION:
             yield f"{self.keys[0]}: the reward function is {USER_FUNCTION} in the job, which is yours to write."
         yield (
@@ -286,7 +286,7 @@ class TrainingSetup:
             )
 
     def overlong(self, length: str, penalty: str) -> Iterator[ParsedField]:
-        """The penalty that grows over the last tokens of the longest response."""
+        """The length penalty (DAPO), which grows over the last tokens before the maximum length of a response."""
         if self.config.value(length):
             yield from self.setting("overlong_tokens", self.config.integer(length), length)
             if self.config.value(penalty) is not None:
@@ -308,15 +308,15 @@ class TrainingSetup:
         notes: Iterable[str],
         unused: Iterable[str] = (),
     ) -> ParsedConfig:
-        """The configuration in our fields, with the keys that were not read; `unused` are patterns of keys that have no
-        use beside others."""
-        named, unread = self.config.split_unread(trainer, unused)
+        """The configuration in our fields, with the keys that were not read; `unused` are patterns of keys that have
+        no effect because of other keys."""
+        unmodelled, ignored = self.config.split_unread(trainer, unused)
         return ParsedConfig(
             fields=tuple(fields),
             steps_ahead=steps_ahead,
-            notes=(*notes, *self.config.unknown_key_notes(trainer, unread), *self.config.notes),
-            unmodelled=named,
-            ignored=unread,
+            notes=(*notes, *self.config.unknown_key_notes(trainer, ignored), *self.config.notes),
+            unmodelled=unmodelled,
+            ignored=ignored,
             read_keys=frozenset(self.config.read_keys),
         )
 

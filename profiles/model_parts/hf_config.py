@@ -18,10 +18,11 @@ _LARGEST, _LARGEST_NUMBER = 2**40, 1e30
 _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 """Keys in every config that transformers writes: without one the file is incomplete, and a default would be wrong."""
 
-_OWN_EXPERTS = "moe_intermediate_size"
-"""A family with this key needs `intermediate_size` only for dense layers."""
+_EXPERT_SIZE = "moe_intermediate_size"
+"""The size of an expert. A family with this key needs `intermediate_size` only for dense layers."""
 
-_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+"""Keys for the number of experts, by family."""
 
 _ABSENT: Mapping[str, Any] = {
     "attention_bias": False,
@@ -68,7 +69,7 @@ def complete_config(config: Mapping[str, Any], family: str, name: str) -> dict[s
     values = {}
     for key, default in known.defaults.items():
         value = with_aliases.get(key, default)
-        is_needed = key in _REQUIRED and not (key == "intermediate_size" and _OWN_EXPERTS in known.defaults)
+        is_needed = key in _REQUIRED and not (key == "intermediate_size" and _EXPERT_SIZE in known.defaults)
         if (is_needed and key not in with_aliases) or (
             key in with_aliases and value is None and not known.may_be_null(key)
         ):
@@ -80,7 +81,7 @@ def complete_config(config: Mapping[str, Any], family: str, name: str) -> dict[s
 
 def _contradictions(config: Mapping[str, Any], family: str, known: Family) -> Iterator[str]:
     """One sentence for each contradiction between keys, and for each key that the family ignores."""
-    counts = {key: config[key] for key in _COUNTS if config.get(key) is not None}
+    counts = {key: config[key] for key in _EXPERT_COUNTS if config.get(key) is not None}
     if len({str(count) for count in counts.values()}) > 1 and not counts.keys().isdisjoint(known.defaults):
         yield f"{_both(counts)} are two numbers of experts; keep the one that the weights have."
     for key, absent in _ABSENT.items():
@@ -155,11 +156,13 @@ def flag(config: Mapping[str, Any], key: str, name: str, *, default: bool = Fals
     return value
 
 
-_RUN = ("default", "llama3")
-_PLANNED = ("dynamic", "linear", "longrope", "proportional", "yarn")
-"""Types that can be planned, because no cost depends on them, but not run."""
+_RUNNABLE = ("default", "llama3")
+_PLANNABLE = ("dynamic", "linear", "longrope", "proportional", "yarn")
+"""Types of rotary embeddings that can be planned, because no cost depends on them, but not run."""
 
 _FORMS = ("rope_scaling", "rope_parameters")
+"""Keys that may hold the parameters of the rotary embedding: the old and the new one of transformers."""
+
 _LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor")
 _ORIGINAL = "original_max_position_embeddings"
 
@@ -198,7 +201,7 @@ def rope_from_config(config: Mapping[str, Any], max_positions: int, family: str,
     if not theta:
         raise BadInput(f"model {name}: config key 'rope_theta' is {theta}; it must be above 0.")
     kind = form["rope_type"]
-    if kind in _PLANNED:
+    if kind in _PLANNABLE:
         return Rope(theta, planned_type=kind)
     more = {key: value for key, value in form.items() if value is not None}.keys() - {"rope_type", "rope_theta"}
     if unknown := sorted(more - ({*_LLAMA3_KEYS, _ORIGINAL} if kind == "llama3" else set())):
@@ -238,8 +241,8 @@ def _form(config: Mapping[str, Any], key: str, family: str, name: str) -> dict[s
     if len(kinds) > 1:
         raise BadInput(f"model {name}: config key {key!r} has two types, {' and '.join(sorted(kinds))}; keep one.")
     [kind] = kinds
-    if kind not in (*_RUN, *_PLANNED):
-        raise BadInput(f"model {name}: rope type {kind!r} is not known; {suggestion(kind, (*_RUN, *_PLANNED))}")
+    if kind not in (*_RUNNABLE, *_PLANNABLE):
+        raise BadInput(f"model {name}: rope type {kind!r} is not known; {suggestion(kind, (*_RUNNABLE, *_PLANNABLE))}")
     factor = form.get("partial_rotary_factor")
     if factor not in (None, 1):
         raise BadInput(f"model {name}: config key {key!r} has partial_rotary_factor={factor!r}; only 1 is supported.")
@@ -254,7 +257,7 @@ def _completed(form: Mapping[str, Any], config: Mapping[str, Any], family: str) 
 
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_LONGEST = "max_position_embeddings"
+_MAX_POSITIONS = "max_position_embeddings"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,7 +296,7 @@ def window_from_config(config: Mapping[str, Any], family: str, name: str) -> Sli
             f"model {name}: config key 'layer_types' lists {_SLIDING} and 'use_sliding_window' is false; set that to "
             "true, or list full_attention."
         )
-    if not size or not is_on or (isinstance(size, int) and size >= count_or_none(config, _LONGEST, name)):
+    if not size or not is_on or (isinstance(size, int) and size >= count_or_none(config, _MAX_POSITIONS, name)):
         return None
     num_tokens = required_size(config, "sliding_window", name)
     num_layers = required_size(config, "num_hidden_layers", name)

@@ -16,7 +16,7 @@ from meshwright.planner.trainers.importer import Imported
 from meshwright.profiles.stages import GENERATE
 
 _MAX_CLAUSES = 12
-"""Choices without a setting that are listed; export.json has them all."""
+"""The maximum number of choices without a setting that are printed; export.json has them all."""
 
 
 def print_export(exported: Exported, output: Path) -> None:

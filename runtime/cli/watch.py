@@ -43,69 +43,70 @@ _FAULT_THRESHOLDS = {PROB_ERROR: 1.05, KL_ERROR: 0.02}
 """Thresholds above which generator and trainer disagree, from NeMo-RL's tests."""
 
 _MAX_CAUSES, _MIN_SHARE = 4, 0.001
+"""Limits on the causes of idle time that are shown: their number, and the share of the time that each takes."""
 
 _MIN_STEP_SHARE = 0.01
 """Share of a step below which no error is shown."""
 
 
-def run_view(standing: RunStatus) -> RenderableType:
+def run_view(status: RunStatus) -> RenderableType:
     """The tables of a run's recent steps."""
-    if not standing.num_recent:
-        return Text(f"{standing.directory}: {_state(standing)}, no step has been finished yet")
-    return Group(Text(_head(standing)), _times(standing), _uses(standing), _signals(standing), *_held_out(standing))
+    if not status.num_recent:
+        return Text(f"{status.directory}: {_state(status)}, no step has been finished yet")
+    return Group(Text(_head(status)), _times(status), _uses(status), _signals(status), *_held_out(status))
 
 
-def _state(standing: RunStatus) -> str:
-    return "running" if standing.is_running else "not running"
+def _state(status: RunStatus) -> str:
+    return "running" if status.is_running else "not running"
 
 
-def _head(standing: RunStatus) -> str:
-    assert standing.step_seconds is not None
-    assert standing.tokens_per_second is not None
-    assert standing.quiet_seconds is not None
-    learned = standing.learned
+def _head(status: RunStatus) -> str:
+    assert status.step_seconds is not None
+    assert status.tokens_per_second is not None
+    assert status.quiet_seconds is not None
+    learned = status.learned
     staleness = (
         f"; staleness {learned['staleness']:.2f} on average, {learned['max_staleness']:.0f} at most, "
-        f"{standing.staleness_bound} allowed"
+        f"{status.staleness_bound} allowed"
         if "staleness" in learned
         else ""
     )
     return (
-        f"{standing.directory}: {_state(standing)}, {standing.updates} steps, the last "
-        f"{standing.quiet_seconds:.0f} s ago\n"
-        f"{count(standing.tokens_per_second)} response tokens/s, step {seconds(standing.step_seconds)}, planned "
-        f"{seconds(standing.plan_seconds)} (last {standing.num_recent} steps){staleness}"
+        f"{status.directory}: {_state(status)}, {status.updates} steps, the last "
+        f"{status.quiet_seconds:.0f} s ago\n"
+        f"{count(status.tokens_per_second)} response tokens/s, step {seconds(status.step_seconds)}, planned "
+        f"{seconds(status.plan_seconds)} (last {status.num_recent} steps){staleness}"
     )
 
 
-def _times(standing: RunStatus) -> Table:
+def _times(status: RunStatus) -> Table:
     table = Table(title="seconds of a step", box=box.SIMPLE)
     for heading in ("", "predicted", "measured", "error"):
         table.add_column(heading, justify="right" if heading else "left")
-    min_seconds = _MIN_STEP_SHARE * max(row.measured_seconds for row in standing.comparisons)
-    for row in standing.comparisons:
+    min_seconds = _MIN_STEP_SHARE * max(row.measured_seconds for row in status.comparisons)
+    for row in status.comparisons:
         error = difference(row.error) if row.measured_seconds > min_seconds else ""
         table.add_row(row.name, f"{row.predicted_seconds:.3f}", f"{row.measured_seconds:.3f}", error)
     return table
 
 
-def _uses(standing: RunStatus) -> Table:
+def _uses(status: RunStatus) -> Table:
     table = Table(title="idle time", box=box.SIMPLE)
     for heading in ("", "idle", "waiting for"):
         table.add_column(heading, justify="right" if heading == "idle" else "left")
-    for use in standing.uses[:1] + tuple(use for use in standing.uses[1:] if use.ranks != standing.uses[0].ranks):
+    for use in status.uses[:1] + tuple(use for use in status.uses[1:] if use.ranks != status.uses[0].ranks):
         causes = [f"{one.what} {percent(one.share)}" for one in use.waits[:_MAX_CAUSES] if one.share >= _MIN_SHARE]
         table.add_row(use.name, percent(use.idle_share), ", ".join(causes) or "-")
     return table
 
 
-def _signals(standing: RunStatus) -> Table:
-    table = Table(title=f"training, mean of {standing.num_recent} steps", box=box.SIMPLE)
+def _signals(status: RunStatus) -> Table:
+    table = Table(title=f"training, mean of {status.num_recent} steps", box=box.SIMPLE)
     for heading in ("", "mean", ""):
         table.add_column(heading, justify="right" if heading else "left")
     for name, label in _SIGNALS:
-        if name in standing.learned:
-            table.add_row(label, f"{standing.learned[name]:.4g}", _disagreement(name, standing.learned))
+        if name in status.learned:
+            table.add_row(label, f"{status.learned[name]:.4g}", _disagreement(name, status.learned))
     return table
 
 
@@ -114,9 +115,9 @@ def _disagreement(name: str, learned: Mapping[str, float]) -> str:
     return f"above {threshold:g}: they disagree" if threshold is not None and learned[name] > threshold else ""
 
 
-def _held_out(standing: RunStatus) -> Iterator[Text]:
-    if standing.held_out:
-        first, last, by_teachers = standing.held_out[0], standing.held_out[-1], KL_TO_TEACHERS in standing.learned
+def _held_out(status: RunStatus) -> Iterator[Text]:
+    if status.held_out:
+        first, last, by_teachers = status.held_out[0], status.held_out[-1], KL_TO_TEACHERS in status.learned
         metric, sign = ("KL to the teachers per token", -1) if by_teachers else ("reward", 1)
         yield Text(
             f"held-out {metric} after {last['step']:.0f} updates: {sign * last['mean_score']:.3f} ± "
@@ -142,27 +143,27 @@ def watch(
     prints the current state once.
     """
     watcher, console = StatusReader(run), Console()
-    standing = watcher.read()
+    status = watcher.read()
     if as_json:
-        typer.echo(json.dumps(_plain(standing), indent=2, sort_keys=True))
+        typer.echo(json.dumps(_plain(status), indent=2, sort_keys=True))
     elif once or not console.is_terminal:
-        console.print(run_view(standing))
+        console.print(run_view(status))
     else:
-        _follow(watcher, standing, every, console)
+        _follow(watcher, status, every, console)
 
 
-def _follow(watcher: StatusReader, standing: RunStatus, every: float, console: Console) -> None:
-    with Live(run_view(standing), console=console, auto_refresh=False) as live:
+def _follow(watcher: StatusReader, status: RunStatus, every: float, console: Console) -> None:
+    with Live(run_view(status), console=console, auto_refresh=False) as live:
         try:
-            while standing.is_running:
+            while status.is_running:
                 time.sleep(every)
-                standing = watcher.read()
-                live.update(run_view(standing), refresh=True)
+                status = watcher.read()
+                live.update(run_view(status), refresh=True)
         except KeyboardInterrupt:
             return
 
 
-def _plain(standing: RunStatus) -> dict[str, object]:
+def _plain(status: RunStatus) -> dict[str, object]:
     """Return the state as plain data, each comparison with its error."""
-    rows = [asdict(row) | {"error": row.error if row.measured_seconds else None} for row in standing.comparisons]
-    return asdict(standing) | {"comparisons": rows}
+    rows = [asdict(row) | {"error": row.error if row.measured_seconds else None} for row in status.comparisons]
+    return asdict(status) | {"comparisons": rows}

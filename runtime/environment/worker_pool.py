@@ -244,7 +244,7 @@ class ToolWorkers:
     def call(self, call: ToolCall) -> Future[ToolAnswer]:
         """Submit a call and return the future of its answer.
 
-        The future raises RewardError if the call failed and the job states no failure_answer.
+        The future raises RewardError if the call failed and the job has no failure_answer.
         """
         start = time.monotonic()
         return self._threads.submit(lambda: ToolAnswer(self._answer(call), time.monotonic() - start))

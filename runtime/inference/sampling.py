@@ -22,7 +22,7 @@ _HASHED_AT_ONCE = 128
 """Positions whose uniform numbers are hashed together."""
 
 _BLOCK_BITS = 24
-"""Bits that number the blocks of positions of a response, which is then shorter than 2^31."""
+"""Bits of the number of a block in a key. A block is `_HASHED_AT_ONCE` positions, so positions are below 2^31."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +31,9 @@ class Sampling:
 
     Filters do not change the policy: a token's log-probability is the policy's, whatever the filters excluded. It is
     what the trainer computes for the same token, so that a fresh token has importance weight 1 against the policy that
-    sampled it, and neither a loss nor a weight depends on how a plan samples. Log-probabilities over the filtered
-    tokens would put their share S of the policy into every ratio (https://github.com/huggingface/trl/issues/6789).
+    sampled it, and neither a loss nor a weight depends on how a plan samples. Log-probabilities renormalised over the
+    tokens that the filters leave would put the policy's total probability S of these tokens into every ratio
+    (https://github.com/huggingface/trl/issues/6789).
 
     The approximation: with q = policy / S the distribution that is sampled from, E_q[A grad log policy] is E_q[A grad
     log q] + E_q[A] grad log S. The second term, which would raise S, is zero if advantages have mean zero under q, and
@@ -63,14 +64,14 @@ class Sampling:
 
             return sample_tokens(logits, uniform, self.temperature)
         scaled = logits.float() if self.temperature == 1.0 else logits.float() / self.temperature
-        left, last = self._filtered(scaled), scaled.shape[-1] - 1
+        filtered, last = self._filtered(scaled), scaled.shape[-1] - 1
         policy = scaled.softmax(dim=-1)
-        weights = policy if left is scaled else policy.masked_fill(left.isneginf(), 0.0)
+        weights = policy if filtered is scaled else policy.masked_fill(filtered.isneginf(), 0.0)
         cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
         kept_sum = cumulative.narrow(1, last, 1)
         tokens = torch.searchsorted(cumulative, kept_sum * uniform.unsqueeze(1), right=True).clamp_(max=last)
         # The fp32 sum over many tokens, by which softmax divides, is accurate to five digits only.
-        total = kept_sum if left is scaled else policy.sum(dim=-1, keepdim=True, dtype=torch.float64)
+        total = kept_sum if filtered is scaled else policy.sum(dim=-1, keepdim=True, dtype=torch.float64)
         return tokens.squeeze(1), (policy.gather(1, tokens) / total).log_().squeeze(1).float()
 
     def is_filtered(self, num_tokens: int) -> bool:
@@ -109,8 +110,7 @@ class Uniforms:
         `_HASHED_AT_ONCE`, in one number."""
 
     def at(self, rows: Numbers, sample_ids: Numbers, positions: Numbers) -> Tensor:
-        """Return the numbers [B] at these positions, for sequences that are identified by their sample ids
-        `sample_ids`."""
+        """Return the numbers [B] at these positions of the sequences with these sample ids."""
         return self.ahead(rows, sample_ids, positions, 1)[0]
 
     @staticmethod
@@ -121,18 +121,18 @@ class Uniforms:
     def ahead(self, rows: Numbers, sample_ids: Numbers, positions: Numbers, count: int) -> Tensor:
         """Return the numbers [count, B] for `count` consecutive positions from these on, at most as many as
         `num_hashed` returns."""
-        parts, places = positions // _HASHED_AT_ONCE, positions % _HASHED_AT_ONCE
-        keys = (sample_ids << _BLOCK_BITS) + parts
+        blocks, offsets = positions // _HASHED_AT_ONCE, positions % _HASHED_AT_ONCE
+        keys = (sample_ids << _BLOCK_BITS) + blocks
         stale = self._keys[rows] != keys
         if stale.any():
-            new = parts[stale, None]
+            new = blocks[stale, None]
             # Sequences that start together have the same positions, whose part of the hash is then computed once.
             first = (new if (new != new[0]).any() else new[:1]) * _HASHED_AT_ONCE
             self._hashed[rows[stale]] = uniforms(
                 self._seed, sample_ids[stale, None], first + np.arange(_HASHED_AT_ONCE)
             )
             self._keys[rows[stale]] = keys[stale]
-        return torch.from_numpy(self._hashed[rows, places + np.arange(count)[:, None]])
+        return torch.from_numpy(self._hashed[rows, offsets + np.arange(count)[:, None]])
 
 
 def _mask_below(scaled: Tensor, lowest: Tensor) -> Tensor:

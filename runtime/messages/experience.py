@@ -92,7 +92,7 @@ class Experience:
         return self.put_tensors(dict(_tensors(payload)))
 
     def put_tensors(self, tensors: Mapping[str, Tensor]) -> int:
-        """Stores every row of the result of `tensors`, as views of its [N] per field; returns its step."""
+        """Stores every row of the result of `to_tensors`, as views of its tensors [N]; returns its step."""
         for name, values in tensors.items():
             if name != _STEP and not name.endswith(_ROWS):
                 rows, lengths = tensors[name + _ROWS].view(2, -1).tolist()

@@ -35,7 +35,7 @@ from meshwright.profiles.model_parts.adapter import Adapter, Linear
 from meshwright.profiles.model_shape import ModelSpec
 
 DOWN, UP = "adapter_down", "adapter_up"
-"""The parameters A [rank, inputs] and B [outputs, rank] of a linear."""
+"""Names of the parameters A [rank, inputs] and B [outputs, rank] of a linear."""
 
 
 def is_adapter_parameter(parameter: str) -> bool:
@@ -64,7 +64,7 @@ class _Adapted:
     ) -> tuple[Tensor, Tensor | None]:
         """Adds the adapter's product to the linear's output, [S, B, outputs of this rank] and a bias.
 
-        `communicate` is the collective between A and B: it makes B's input of A's output [S, B, rank] on this rank.
+        `communicate` is the collective between A and B: it turns A's output into B's input [S, B, rank] on this rank.
         """
         if not self.uses_adapter:
             return linear_output
@@ -92,7 +92,8 @@ class AdaptedColumnParallelLinear(_Adapted, ColumnParallelLinear):
         return self._add_adapter(linear_output, input_, partial(communicate, group=self.tp_group))
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
-        """The sharded state, in which B is sharded as the weight is: gate and up, joined on each rank, separately."""
+        """The sharded state, in which B is sharded as the weight is: if each rank holds its shards of gate and up
+        concatenated, the two are saved separately."""
         state = _sharded(self, prefix, sharded_offsets, metadata, {"weight": 0, "bias": 0, UP: 0})
         if self.weight.partition_stride > 1:
             state[f"{prefix}{UP}"] = apply_swiglu_sharded_factory(state[f"{prefix}{UP}"], sharded_offsets)

@@ -2,9 +2,9 @@
 
 It replaces Megatron's core attention module, whose input is this rank's heads of the whole sequence of packed rows.
 Adjacent rows of equal lengths form a batch, which takes one SDPA call; one call for rows of different lengths would
-compute scores between rows too. With torch's variable-length kernel, which runs on a GPU only, all rows that start in
-the pass take one call: https://docs.pytorch.org/docs/2.12/nn.attention.varlen.html
-For which of the two a run uses see `runtime.model.kernel_choice`.
+compute scores between rows too. With torch's variable-length kernel, which runs on a GPU only, all rows of a pass
+without cached tokens take one call: https://docs.pytorch.org/docs/2.12/nn.attention.varlen.html
+`runtime.model.kernel_choice` chooses between the two.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ def torch_varlen_kernel() -> VarlenKernel:
 
 def attend_rows(query: Tensor, key: Tensor, value: Tensor, rows: RowBounds, kernel: VarlenKernel) -> Tensor:
     """The output [T, 1, heads, D] for packed query [T, 1, heads, D], key and value [T, 1, kv_heads, D]."""
-    begins, longest, grouped = rows.offsets, rows.max_length, query.shape[2] > key.shape[2]
+    offsets, longest, grouped = rows.offsets, rows.max_length, query.shape[2] > key.shape[2]
     query, key, value = (heads.squeeze(1).contiguous() for heads in (query, key, value))
-    attended = kernel(query, key, value, begins, begins, longest, longest, window_size=_CAUSAL, enable_gqa=grouped)
+    attended = kernel(query, key, value, offsets, offsets, longest, longest, window_size=_CAUSAL, enable_gqa=grouped)
     return attended.unsqueeze(1)
 
 
@@ -121,8 +121,8 @@ class Packing:
     def bounds(self) -> RowBounds:
         """The bounds of the rows, on the device of the angles."""
         lengths = [run.length for run in self.runs for _ in range(run.num_rows)]
-        begins = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=self.cos.device)
-        return RowBounds(begins, max(lengths))
+        offsets = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=self.cos.device)
+        return RowBounds(offsets, max(lengths))
 
 
 Rotate = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -143,7 +143,7 @@ class CoreAttention(nn.Module):
     ) -> None:
         """`layer_number` counts from 1 through the whole model; `first_layer` layers are on earlier stages.
 
-        `varlen` computes rows that start in a pass, and `rotate_kernel` replaces `rotate`. The ignored arguments are
+        `varlen` computes passes without cached tokens, and `rotate_kernel` replaces `rotate`. The ignored arguments are
         Megatron's for its own kinds of attention.
         """
         super().__init__()
@@ -286,7 +286,7 @@ class Rotary:
         """The lower-right causal mask; on a CPU repeated for the query heads of a group, as `_attend_to_end` needs."""
         if like.is_cuda:
             return causal_lower_right(num_queries, num_keys)
-        # On a CPU torch would materialise the mask in every layer, and warn that no kernel takes it otherwise.
+        # On a CPU torch would materialise torch's own lower-right mask in every layer, with a warning each time.
         later = torch.full((num_queries, num_keys), -torch.inf, dtype=like.dtype).triu(num_keys - num_queries + 1)
         return later.repeat(self._heads_per_group, 1)
 

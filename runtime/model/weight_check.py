@@ -1,6 +1,6 @@
 """A check that the weights in a Hugging Face directory match its config.json.
 
-Only headers of files are read, and a stored output head that config.json ties to the embedding.
+It reads only the headers of files and, if config.json ties the output head to the embedding, both if both are stored.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The directory of a run: the lock that allows one run at a time in it, and the run file with the job.
 
-The kernel releases the lock when the process ends. Resumes and exports read the run file.
+The kernel releases the lock when the process ends. `run --resume` and `export` read the run file.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from meshwright.profiles.documents import Document, canonical_json, read_json, w
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.untrusted_text import require_file
 
-_NAME = "run.lock"
+_LOCK_FILE = "run.lock"
 _MAX_BYTES = 0
+"""Size limit of the lock file, which is always empty."""
 
 WAIT_SECONDS = 10.0
 """Time for a process that is ending to release the lock; it first frees its memory and that of its devices."""
 
 _SILENT_SECONDS, _POLL_SECONDS = 1.0, 0.05
+"""Time until a message says that the lock is waited for, and time between two attempts to take it."""
 
 
 @contextmanager
@@ -35,7 +37,7 @@ def locked(directory: Path) -> Iterator[None]:
 
     In a run only rank 0 holds it.
     """
-    with (directory / _NAME).open("a") as file:
+    with (directory / _LOCK_FILE).open("a") as file:
         _lock(file, directory, fcntl.LOCK_EX, WAIT_SECONDS)
         yield
 
@@ -43,11 +45,11 @@ def locked(directory: Path) -> Iterator[None]:
 def require_unlocked(directory: Path, seconds: float | None = None) -> None:
     """Raises BadInput if a process holds the lock for longer than `seconds` (default `WAIT_SECONDS`).
 
-    Several processes may ask at once.
+    Several processes may check at the same time.
     """
-    if (directory / _NAME).exists():
-        require_file(directory / _NAME, "the lock of a run", _MAX_BYTES)
-        with (directory / _NAME).open() as file:
+    if (directory / _LOCK_FILE).exists():
+        require_file(directory / _LOCK_FILE, "the lock of a run", _MAX_BYTES)
+        with (directory / _LOCK_FILE).open() as file:
             _lock(file, directory, fcntl.LOCK_SH, WAIT_SECONDS if seconds is None else seconds)
 
 

@@ -21,14 +21,17 @@ from meshwright.runtime.inference.slots import Finish, PartialResponse, Response
 
 @dataclass(frozen=True, kw_only=True)
 class Resumed:
-    """The prompts and samples taken over from another plan. `reassigned` is by step and `samples` by sample id."""
+    """The prompts and samples taken over from another plan.
+
+    `reassigned` has, by step, the sample ids of each batch that is not the original one; `samples` is by sample id.
+    """
 
     reassigned: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     samples: Mapping[int, ResumedSample] = field(default_factory=dict)
     num_resampled: int = 0
     """Responses that were started and are sampled again."""
     num_wave_prompts: int = 0
-    """Prompts that waves have used, under any plan."""
+    """Prompts that the waves of dynamic sampling have used, under any plan."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -55,16 +58,16 @@ def resume_under_new_plan(
 
     With `resamples` it takes over prompts and no tokens. Raises BadInput if prompts are missing.
     """
-    drawings = [state.generation for state in states if state.generation]
+    generations = [state.generation for state in states if state.generation]
     if plan.facts.workload.selects_samples:
-        return Resumed(num_wave_prompts=_num_dealt(drawings))
-    if not drawings:
+        return Resumed(num_wave_prompts=_num_wave_prompts(generations))
+    if not generations:
         return Resumed()
-    batches = _assign_batches(drawings, states[0].reassigned, num_updates, batch_size)
+    batches = _assign_batches(generations, states[0].reassigned, num_updates, batch_size)
     steps = {sample_id: step for step, sample_ids in batches.items() for sample_id in sample_ids}
     started = {
         sample_id: response
-        for sample_id, response in _all_sampled(states, drawings)
+        for sample_id, response in _all_sampled(states, generations)
         if steps.get(sample_id, -1) >= num_updates
     }
     resumed = {
@@ -80,59 +83,61 @@ def resume_under_new_plan(
     )
 
 
-def _num_dealt(drawings: Sequence[GenerationState]) -> int:
-    """Return how many prompts waves have used, on which all replicas agree. Nothing is in flight between their
-    steps."""
-    if not drawings:
+def _num_wave_prompts(generations: Sequence[GenerationState]) -> int:
+    """Return the number of prompts that the waves of dynamic sampling have used, which all replicas record.
+
+    With waves nothing is in flight between two steps.
+    """
+    if not generations:
         raise BadInput(
             "the checkpoint does not record how many prompts were used so far, as its underway-*.safetensors "
             "are missing; resume from a checkpoint that has them, or start a new run in another --out."
         )
-    return drawings[0].num_wave_prompts
+    return generations[0].num_wave_prompts
 
 
 def _assign_batches(
-    drawings: Sequence[GenerationState], before: Mapping[int, tuple[int, ...]], done: int, batch_size: int
+    generations: Sequence[GenerationState], reassigned: Mapping[int, tuple[int, ...]], done: int, batch_size: int
 ) -> dict[int, tuple[int, ...]]:
     """Return, by step, the sample ids of the batches after `done` updates."""
-    until = drawings[0].end_step
-    unused = sorted({sample_id for drawing in drawings for sample_id in _unused_sample_ids(drawing, done)})
-    if len(unused) != (until - done) * batch_size:
+    end_step = generations[0].end_step
+    unused = sorted({sample_id for generation in generations for sample_id in _unused_sample_ids(generation, done)})
+    if len(unused) != (end_step - done) * batch_size:
         raise BadInput(
-            f"the checkpoint has {len(unused)} prompts for the batches of steps {done} to {until - 1}, which take "
-            f"{(until - done) * batch_size}; resume under the plan of the run, in plan.json of its --out."
+            f"the checkpoint has {len(unused)} prompts for the batches of steps {done} to {end_step - 1}, which take "
+            f"{(end_step - done) * batch_size}; resume under the plan of the run, in plan.json of its --out."
         )
     batches = (tuple(unused[first : first + batch_size]) for first in range(0, len(unused), batch_size))
-    assigned = dict(zip(range(done, until), batches, strict=True))
-    return {step: sample_ids for step, sample_ids in before.items() if step >= until} | assigned
+    assigned = dict(zip(range(done, end_step), batches, strict=True))
+    return {step: sample_ids for step, sample_ids in reassigned.items() if step >= end_step} | assigned
 
 
-def _unused_sample_ids(drawing: GenerationState, done: int) -> Iterator[int]:
+def _unused_sample_ids(generation: GenerationState, done: int) -> Iterator[int]:
     """Yield the sample ids of a replica's prompts that none of the first `done` updates has used."""
-    yield from drawing.unadmitted
-    yield from (sample_id for step, rows in drawing.delivered.items() if step >= done for sample_id in rows.values())
-    if flight := drawing.in_flight:
+    yield from generation.unadmitted
+    yield from (sample_id for step, rows in generation.delivered.items() if step >= done for sample_id in rows.values())
+    if flight := generation.in_flight:
         yield from (one.prompt.sample_id for group in (*flight.live, flight.paused) for one in group)
         yield from (prompt.sample_id for prompt in flight.waiting)
         yield from (response.prompt.sample_id for response in flight.ended)
 
 
 def _all_sampled(
-    states: Sequence[InFlightState], drawings: Sequence[GenerationState]
+    states: Sequence[InFlightState], generations: Sequence[GenerationState]
 ) -> Iterator[tuple[int, ResumedSample]]:
-    """Yield, by sample id, what has been sampled for a prompt, delivered or not; the ranks of a replica agree on it."""
+    """Yield sample ids with what has been sampled for the prompt, delivered or not; equal on all ranks of a replica."""
     rows = {
         (step, row): sample_id
-        for drawing in drawings
-        for step, sample_ids in drawing.delivered.items()
+        for generation in generations
+        for step, sample_ids in generation.delivered.items()
         for row, sample_id in sample_ids.items()
     }
     for state in states:
         yield from _delivered_samples(state, rows)
-    for drawing in drawings:
-        yield from drawing.resumed.items()
-        if drawing.in_flight:
-            flight = drawing.in_flight
+    for generation in generations:
+        yield from generation.resumed.items()
+        if generation.in_flight:
+            flight = generation.in_flight
             yield from _in_flight_samples(one for group in (*flight.live, flight.paused, flight.ended) for one in group)
 
 
@@ -152,8 +157,10 @@ def _in_flight_samples(sequences: Iterable[PartialResponse]) -> Iterator[tuple[i
 def _delivered_samples(
     state: InFlightState, rows: Mapping[tuple[int, int], int]
 ) -> Iterator[tuple[int, ResumedSample]]:
-    """Yield the responses of batches that no update has used. A value per token stands one position before its
-    token."""
+    """Yield the responses of batches that no update has used.
+
+    Per-token values are at the position that predicts the token, which is one before it.
+    """
     for step, fields in state.experience.items():
         for row in fields.get("behaviour_logprobs", ()):
             if (step, row) not in rows:
@@ -171,8 +178,11 @@ def _delivered_samples(
 
 
 def _is_within_staleness(plan: Plan, response: ResumedSample, step: int) -> bool:
-    """True if the plan could have started the response for the batch of `step`. A plan with deferral delivers it later
-    than that, by as much as the staleness bound leaves to a sequence that starts with the batch."""
+    """True if the plan could have started the response for the batch of `step`.
+
+    A plan that overcommits may deliver a response after the step of its batch, and needs the rest of the staleness
+    bound for that; so the response may be as old as the stage works ahead.
+    """
     placement = plan.placement(GENERATE)
     allowed = placement.steps_ahead if placement.schedule.overcommit else plan.staleness
     return step - response.versions[0] <= allowed

@@ -123,7 +123,7 @@ def distributed_optimizers(
 
 
 def clip_gradients(optimizers: Sequence[DistributedOptimizer]) -> float:
-    """Clips all gradients to the maximum norm of the settings; returns their total norm before."""
+    """Clips all gradients to the maximum norm of the settings; returns their total norm before clipping."""
     norm = ChainedOptimizer([*optimizers]).get_grad_norm()
     for optimizer in optimizers:
         megatron_optimizer.clip_grad_by_total_norm_fp32(optimizer.get_parameters(), optimizer.config.clip_grad, norm)
