@@ -161,11 +161,11 @@ class _CorrectedNetwork(Network):
         super().__init__(cluster, efficiency, table.collectives, peer_reductions=peer_reductions)
         self._table = table
 
-    def _law(self, operation: str, group: Group) -> SecondsByBytes:
-        law = super()._law(operation, group)
+    def _time_function(self, operation: str, group: Group) -> SecondsByBytes:
+        seconds_by_bytes = super()._time_function(operation, group)
 
         def corrected(num_bytes: float) -> tuple[float, Source]:
-            seconds, source = law(num_bytes)
+            seconds, source = seconds_by_bytes(num_bytes)
             if not seconds:
                 return seconds, source
             return self._table.corrected(Traffic.COLLECTIVE, seconds), least_trusted([source, Source.INTERPOLATED])

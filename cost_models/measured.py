@@ -117,8 +117,8 @@ def split_by_depth(
     for measurement in table.measurements:
         point, measured = measurement.point, amount(measurement)
         if point.shape == shape and measured is not None:
-            length = point.context if point.body is TimedPass.DECODE else point.tokens
-            by_depth.setdefault((point.body, point.rows, length), {})[point.num_layers] = measured
+            num_tokens = point.context if point.body is TimedPass.DECODE else point.tokens
+            by_depth.setdefault((point.body, point.rows, num_tokens), {})[point.num_layers] = measured
     parts_by_body: dict[TimedPass, dict[tuple[float, float], tuple[float, float]]] = {}
     for (body, rows, length), by_layers in by_depth.items():
         if len(by_layers) > 1:

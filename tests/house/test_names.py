@@ -70,6 +70,8 @@ def everywhere() -> frozenset[str]:
         for node in ast.walk(module.tree):
             if isinstance(node, ast.ClassDef | ast.FunctionDef):
                 found.add(node.name)
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                found.add(node.target.id)
         for node in module.tree.body:
             targets = (
                 node.targets
