@@ -149,12 +149,10 @@ class GenerationStage:
         else:
             responses, facts = self._run_period(batch.step, version)
             rows = self._admission.rows(responses)
-            self._record_delivered(
-                batch.step, {row: r.prompt.sample_id for row, r in zip(rows, responses, strict=True)}
-            )
-            delivered = {self._number(r.prompt): row for row, r in zip(rows, responses, strict=True)}
+            delivered = {r.prompt.sample_id: row for row, r in zip(rows, responses, strict=True)}
+            self._record_delivered(batch.step, {row: sample_id for sample_id, row in delivered.items()})
             for sending in self._sending:
-                sending.sender.end(delivered)
+                sending.sender.end({self._number(r.prompt): row for row, r in zip(rows, responses, strict=True)})
         if self._scoring:
             self._scoring.on_round((), responses)
             self._scoring.deliver(batch, delivered)

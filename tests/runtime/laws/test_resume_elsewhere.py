@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
@@ -18,11 +19,13 @@ from meshwright.profiles.errors import RunFailed
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.run import RankRun
 from meshwright.runtime.execution.train import run_plan
+from meshwright.runtime.inference.slots import Prompt
 from meshwright.runtime.messages.experience import StepExperience
-from meshwright.runtime.rollout.prompts import read_data
+from meshwright.runtime.rollout.prompts import PromptData, read_data
 from tests.runtime.execution.test_train import read_lines
 from tests.runtime.laws.test_ahead import DISJOINT, working_ahead
 from tests.runtime.ranks import RankError, run_on_ranks
+from tests.runtime.rewarded import rewarded, write_rewarded
 from tests.runtime.small_job import OF_TIME, request, write_job
 from tests.seeds import cases
 
@@ -141,3 +144,34 @@ def test_every_prompt_is_trained_on_once_whatever_was_under_way(
         assert 0 < line["max_cache_gap"] < 1e-5  # its keys and values are those of the latter
     if then == "one rank" or draw_again:
         assert line["max_staleness"] == 0
+
+
+def scored_on(run: RunRequest) -> list[tuple[float, float]]:
+    """Two steps whose prompts are dealt backwards, as another plan may deal them: the score of each response, and the
+    one that is its own."""
+    batch_of = PromptData.batch
+
+    def backwards(data: PromptData, step: int) -> tuple[Prompt, ...]:
+        usual = range(step * data.batch_size, (step + 1) * data.batch_size)
+        return batch_of(replace(data, reassigned={step: tuple(reversed(usual))}), step)
+
+    found = []
+    with mock.patch.object(PromptData, "batch", backwards):
+        rank = RankRun(run)
+        rank.recorder.open(rank.steps.start)
+        for step in range(2):
+            batch = rank.run_period(step)
+            for row in batch.experience.rows("environment_scores"):
+                tokens = tuple(batch.experience.get("tokens", row).tolist())
+                words = rank.data.text(tokens[batch.prompt_length(row) :]).split()
+                score = batch.experience.get("environment_scores", row).item()
+                found.append((score, words.count("w3") / max(1, len(words))))
+    return found
+
+
+def test_rewards_of_hosts_stay_with_their_responses_whatever_rows_their_prompts_are_dealt_to(tmp_path: Path) -> None:
+    reward = {"name": "third", "function": "tests.runtime.rewarding:third_word"}
+    run = rewarded(write_rewarded(tmp_path, reward, algorithm="ppo", num_ranks=1), tmp_path / "run", steps=2)
+    ((*scores,),) = run_on_ranks(1, scored_on, run)
+    assert len({own for _, own in scores}) > 4
+    assert [score for score, _ in scores] == pytest.approx([own for _, own in scores], abs=1e-6)
