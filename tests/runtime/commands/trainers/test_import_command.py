@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.planner.plan.plan import read_plan
 from meshwright.planner.trainers.importer import Imported
-from meshwright.runtime.cli.import_ import _plain, _shapes
+from meshwright.runtime.cli.import_ import _as_json, _model_paths
 from tests.planner.imports.written import plan_of, written
 from tests.planner.plans import random_plan
 from tests.runtime.command import Call
@@ -76,12 +76,12 @@ def test_the_best_plan_of_a_trainer_is_told_apart_from_the_best_of_all() -> None
     as_it_is, within, best = (
         random_plan(1).model_copy(update={"period_seconds": seconds}) for seconds in (9.0, 7.0, 5.0)
     )
-    found = _plain(Imported(plan=as_it_is, best_in_trainer=within, best=best, deciding=(), notes=(), unread=()))
+    found = _as_json(Imported(plan=as_it_is, best_in_trainer=within, best=best, deciding=(), notes=(), unread=()))
     assert (found["step_seconds"], found["within_seconds"], found["best_seconds"]) == (9.0, 7.0, 5.0)
 
 
 def test_a_path_of_a_model_may_hold_an_equals_sign() -> None:
-    assert _shapes(["actor=a=b/config.json", "c/config.json"]) == {
+    assert _model_paths(["actor=a=b/config.json", "c/config.json"]) == {
         "actor": Path("a=b/config.json"),
         "": Path("c/config.json"),
     }
