@@ -164,6 +164,9 @@ def server(parts: Callable[[], Iterator[bytes]], family: int = socket.AF_INET) -
                 asked.append(connection.recv(2**16))
                 for part in parts():
                     connection.sendall(part)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(2**16):  # to close on what was not read would reset what was sent
+                    pass
 
         def accept() -> None:
             with suppress(OSError):
