@@ -201,7 +201,7 @@ class _Search:
 
 @dataclass
 class _Findings:
-    """What a search has found so far; a plan and a bound can be made of it whenever the search ends.
+    """The findings of a search so far; a plan and a bound can be made of them whenever the search ends.
 
     `is_closed` is True once no remaining plan can improve on the known one by more than the gap.
     """

@@ -195,8 +195,7 @@ def _check_together(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> None:
 def _broken_by_degree(facts: Facts, stage: Stage, pin: Pin) -> Iterator[str]:
     """Yield the rules that a pinned degree breaks by itself, such as one that does not divide the attention heads."""
     if pin.key in _INDEPENDENT_DEGREES and isinstance(pin.value, int) and not pin.forbids:
-        layouts = {"tp": Layout(tp=pin.value), "pp": Layout(pp=pin.value), "cp": Layout(cp=pin.value)}
-        for sentence in layout_rules(facts, stage, layouts[pin.key]):
+        for sentence in layout_rules(facts, stage, Layout.parse(f"{pin.key}{pin.value}")):
             if sentence.startswith(f"{pin.key}={pin.value} "):
                 yield sentence
 

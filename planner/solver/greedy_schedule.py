@@ -274,15 +274,12 @@ Neighbours = Sequence[Sequence[int]]
 """Indices of some options for each call."""
 
 
-Array_of_greedy: TypeAlias = NDArray[np.int64]
-
-
 class _Table(NamedTuple):
     """The memory units of each option of a call on each atom, [options, atoms]."""
 
-    resident: Array_of_greedy
-    shared: Array_of_greedy
-    transient: Array_of_greedy
+    resident: Array
+    shared: Array
+    transient: Array
 
 
 class Greedy:
@@ -359,7 +356,7 @@ class Greedy:
         stop = np.array([option.place.ranks.stop for option in options])
         is_covered = (start[:, np.newaxis] <= self._atoms) & (self._atoms < stop[:, np.newaxis])
 
-        def per_atom(amounts: Iterable[int]) -> Array_of_greedy:
+        def per_atom(amounts: Iterable[int]) -> Array:
             return is_covered * np.array(list(amounts), dtype=np.int64)[:, np.newaxis]
 
         return _Table(
@@ -368,7 +365,7 @@ class Greedy:
             transient=per_atom(option.transient_units for option in options),
         )
 
-    def _excess(self, columns: Columns) -> Array_of_greedy:
+    def _excess(self, columns: Columns) -> Array:
         """Return the memory units above the device, [choices]."""
         held, peak = (np.zeros((1, len(self._atoms)), dtype=np.int64) for _ in range(2))
         for call, (table, chosen) in enumerate(zip(self._tables, columns, strict=True)):
@@ -376,14 +373,14 @@ class Greedy:
             peak = np.maximum(peak, table.transient[chosen])
             if self._owners[call]:
                 held = held - table.shared[chosen] * self._timetable.shares(call, columns)[:, np.newaxis]
-        excess: Array_of_greedy = np.maximum(held + peak - self._device, 0).sum(axis=-1)
+        excess: Array = np.maximum(held + peak - self._device, 0).sum(axis=-1)
         return excess + self._crossing.count(columns) * (self._device + 1)
 
 
-def _columns(picks: Picks) -> list[Array_of_greedy]:
+def _columns(picks: Picks) -> list[Array]:
     return [np.array([index], dtype=np.int64) for index in picks]
 
 
-def _selected(columns: Columns, mask: NDArray[np.bool_]) -> list[Array_of_greedy]:
+def _selected(columns: Columns, mask: NDArray[np.bool_]) -> list[Array]:
     """Select some of the choices; a column that is the same for all choices stays."""
     return [column[mask] if len(column) == len(mask) else column for column in columns]

@@ -111,7 +111,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
         "update-weight-disk-*", "update-weight-local-checkpoint-dir", "update-weight-delta-checksum",
     ),
 }  # fmt: skip
-"""By trainer, patterns (as in `fnmatch`) of keys that a plan does not depend on."""
+"""Patterns (as in `fnmatch`) of keys that a plan does not depend on, by trainer."""
 
 _DYNAMIC_SAMPLING = (
     "no key gives the share of groups with non-zero reward variance: give workload.dynamic_sampling in the job"
@@ -287,7 +287,7 @@ def has_no_effect(trainer: str, key: str) -> bool:
 
 
 def reasons_not_read(trainer: str, keys: Iterable[str]) -> dict[str, str]:
-    """Those of the keys that may change a step, each with the reason why it is not read."""
+    """Return the keys that may change a step, each with the reason why it is not read."""
     return {key: _reason(key) for key in keys if not has_no_effect(trainer, key)}
 
 

@@ -38,7 +38,7 @@ class SharedPrompts:
     def __init__(self, group_size: int) -> None:
         self._group_size = group_size
         self._slots: dict[PromptGroup, list[int]] = {}
-        """By group, the slots of live samples whose prompt was cached with the weights of this period."""
+        """The slots of live samples whose prompt was cached with the weights of this period, by group."""
         self._prompt_logits: dict[PromptGroup, Tensor | None] = {}
         """Logits [V / tp] of the last prompt token, by group; None before the last pipeline stage."""
 
