@@ -1,17 +1,18 @@
 """Assignment of rows to replicas, micro-batches and prefill passes, and of tokens to KV blocks.
 
-The runtime and the cost models use the same functions; for micro-batches see `runtime.messages.experience` and
-`cost_models.micro_batches`.
+The only place where rows are split: a run and its rehearsal call `generation_rows`, `assigned_rows` and `micro_batches`
+with the rows of a batch; `cost_models.micro_batches` calls the functions below these with expected lengths.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, count, pairwise
 from typing import NamedTuple
 
 from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.schedule import Schedule
 
 BLOCK_TOKENS = 32
 """Tokens of a KV block. Smaller ones waste less at the end of a row but slow attention: 16 by a third on a CPU core."""
@@ -24,6 +25,14 @@ def rows_per_replica(num_rows: int, num_replicas: int) -> tuple[int, ...]:
     """Split rows evenly over replicas; if the split has a remainder, the first replicas have one row more."""
     each, remainder = divmod(num_rows, num_replicas)
     return (each + 1,) * remainder + (each,) * (num_replicas - remainder)
+
+
+def generation_rows(
+    rows: Sequence[int], lengths: Mapping[int, int], replica: int, num_replicas: int, group_size: int = 1
+) -> tuple[int, ...]:
+    """Return the rows that one replica generates, in the order of their prompt lengths."""
+    ordered = sorted(rows, key=lambda row: (lengths[row], row))
+    return tuple(ordered[index] for index in replica_rows(len(rows), group_size, replica, num_replicas))
 
 
 def replica_rows(num_rows: int, group_size: int, replica: int, num_replicas: int) -> tuple[int, ...]:
@@ -40,6 +49,17 @@ def replica_rows(num_rows: int, group_size: int, replica: int, num_replicas: int
 def rows_per_prompt(num_rows: int, group_size: int, num_replicas: int) -> int:
     """Return how many rows of a replica share a prompt: a whole group if the replicas divide the groups, else 1."""
     return 1 if num_rows // group_size % num_replicas else group_size
+
+
+def micro_batches(rows: Sequence[int], lengths: Mapping[int, int], schedule: Schedule) -> tuple[tuple[int, ...], ...]:
+    """Split rows into micro-batches within the schedule's limit on tokens, or on rows, of a micro-batch."""
+    row_lengths, max_tokens = [lengths[row] for row in rows], schedule.micro_batch_tokens
+    batches = (
+        micro_batches_by_tokens(row_lengths, max_tokens)
+        if max_tokens
+        else micro_batches_by_rows(row_lengths, schedule.micro_batch_size)
+    )
+    return tuple(tuple(rows[index] for index in indices) for indices in batches)
 
 
 def micro_batches_by_rows(lengths: Sequence[int], micro_batch_size: int) -> tuple[tuple[int, ...], ...]:
@@ -83,6 +103,16 @@ class ReplicaAssignment(NamedTuple):
     def assign(self, lengths: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         """Assign rows to replicas so that their work is balanced; return indices into `lengths` for each replica."""
         return assign_to_replicas(row_work(self.model, lengths), self.replicas, self.rows, any_number=self.any_number)
+
+
+def assigned_rows(
+    rows: Sequence[int], lengths: Mapping[int, int], replica: int, split: ReplicaAssignment
+) -> tuple[int, ...]:
+    """Return the rows of one replica, with nearly as much work as every other's.
+
+    Every rank that has the lengths computes the same split.
+    """
+    return tuple(rows[index] for index in split.assign([lengths[row] for row in rows])[replica])
 
 
 def row_work(model: ModelSpec, lengths: Sequence[int]) -> list[int]:

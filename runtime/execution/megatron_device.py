@@ -18,6 +18,7 @@ from meshwright.planner.job.algorithm_settings import Distill
 from meshwright.planner.job.job import Job
 from meshwright.planner.plan.layout_and_schedule_rules import in_flight
 from meshwright.planner.plan.plan import Plan
+from meshwright.profiles.packing import assigned_rows, micro_batches
 from meshwright.profiles.stages import GENERATE, Stage, field_type
 from meshwright.runtime.device import host
 from meshwright.runtime.device.used_memory import peak_bytes, reset_peak
@@ -26,7 +27,7 @@ from meshwright.runtime.environment.worker_pool import ToolWorkers
 from meshwright.runtime.inference.chunk_streaming import ChunkedStage, ChunkScorer
 from meshwright.runtime.inference.in_flight import GenerationState
 from meshwright.runtime.inference.slots import ResumedSample
-from meshwright.runtime.messages.experience import StepExperience, assigned_rows, micro_batches
+from meshwright.runtime.messages.experience import StepExperience
 from meshwright.runtime.messages.streaming import Streaming
 from meshwright.runtime.model.adapters import without_adapter
 from meshwright.runtime.records.results import InstructionResult

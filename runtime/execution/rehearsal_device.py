@@ -21,9 +21,10 @@ from meshwright.planner.program.durations import Durations
 from meshwright.planner.program.program import MoveWeights
 from meshwright.planner.simulation.sampled_durations import sample_lengths
 from meshwright.profiles.errors import RunFailed
+from meshwright.profiles.packing import assigned_rows, generation_rows
 from meshwright.profiles.stages import GENERATE, Stage, field_type
 from meshwright.profiles.trace import instruction_name
-from meshwright.runtime.messages.experience import Experience, StepExperience, assigned_rows, generation_rows
+from meshwright.runtime.messages.experience import Experience, StepExperience
 from meshwright.runtime.messages.streaming import Streaming, TokenChunk
 from meshwright.runtime.messages.transport import Barriers
 from meshwright.runtime.records.results import InstructionResult

@@ -18,8 +18,6 @@ from torch import Tensor
 
 from meshwright.planner.program.program import Receive, Send
 from meshwright.profiles.errors import RunFailed
-from meshwright.profiles.packing import ReplicaAssignment, micro_batches_by_rows, micro_batches_by_tokens, replica_rows
-from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import REWARDS, SCORE_SIZES, SEQUENCE_DIGESTS, TOOL_TOKEN_VERSION, TOTAL_SCORES
 from meshwright.runtime.messages.transport import Transport
 
@@ -151,35 +149,6 @@ class ExperienceTransport:
     def flush(self) -> None:
         """Waits until all sent messages have arrived."""
         self._transport.flush()
-
-
-def assigned_rows(
-    rows: Sequence[int], lengths: Mapping[int, int], replica: int, split: ReplicaAssignment
-) -> tuple[int, ...]:
-    """The rows of one replica, with nearly as much work as every other's: see `profiles.packing.ReplicaAssignment`.
-
-    Every rank that has the lengths computes the same split.
-    """
-    return tuple(rows[index] for index in split.assign([lengths[row] for row in rows])[replica])
-
-
-def generation_rows(
-    rows: Sequence[int], lengths: Mapping[int, int], replica: int, num_replicas: int, group_size: int = 1
-) -> tuple[int, ...]:
-    """The rows that one replica generates, in the order of prompt lengths: see `profiles.packing.replica_rows`."""
-    ordered = sorted(rows, key=lambda row: (lengths[row], row))
-    return tuple(ordered[index] for index in replica_rows(len(rows), group_size, replica, num_replicas))
-
-
-def micro_batches(rows: Sequence[int], lengths: Mapping[int, int], schedule: Schedule) -> tuple[tuple[int, ...], ...]:
-    """The rows of each micro-batch, within the schedule's limit on rows or tokens of a micro-batch."""
-    row_lengths, max_tokens = [lengths[row] for row in rows], schedule.micro_batch_tokens
-    batches = (
-        micro_batches_by_tokens(row_lengths, max_tokens)
-        if max_tokens
-        else micro_batches_by_rows(row_lengths, schedule.micro_batch_size)
-    )
-    return tuple(tuple(rows[index] for index in indices) for indices in batches)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.simulation.flight import AllSequences, DeliveryRule, FirstEnded, WholeStep
 from meshwright.planner.simulation.pacing import Pacer, num_deferred
-from meshwright.profiles.packing import rows_per_replica
+from meshwright.profiles.packing import generation_rows, rows_per_replica
 from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.trace import NUM_SAMPLED_TOKENS, NUM_SAMPLES
 from meshwright.runtime.inference.slots import Prompt, Response
-from meshwright.runtime.messages.experience import generation_rows
 from meshwright.runtime.rollout.prompts import PromptData
 
 

@@ -2,7 +2,7 @@
 
 The executor runs these functions and the profiler times them. Micro-batches go through Megatron's pipeline schedules,
 which with one pipeline stage are a plain loop. Every rank of a replica passes the same micro-batches in the same order.
-For how rows are split into them see `runtime.messages.experience.micro_batches`.
+For how rows are split into them see `profiles.packing.micro_batches`.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ class TrainingBatch:
         return len(rows) * (self._workload.max_response if mean == "constant" else 1)
 
     def micro_batch(self, rows: Sequence[int]) -> MicroBatch:
-        """A micro-batch of these rows; for their split see `runtime.messages.experience.micro_batches`."""
+        """A micro-batch of these rows; for their split see `profiles.packing.micro_batches`."""
         ends = [(row, self._lengths[row]) for row in rows]
         fields = {name: [values[row, :end] for row, end in ends] for name, values in self._fields.items()}
         return MicroBatch.pack([self._tokens[row, :end] for row, end in ends], fields)

@@ -20,13 +20,13 @@ from meshwright.planner.plan.steps_ahead import synchronous
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.profiles.packing import assign_to_replicas
+from meshwright.profiles.packing import assign_to_replicas, micro_batches
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import GENERATE, Role
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.inference.engine import Generator
 from meshwright.runtime.inference.slots import Finish
-from meshwright.runtime.messages.experience import StepExperience, micro_batches
+from meshwright.runtime.messages.experience import StepExperience
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
 from meshwright.runtime.model.weights import load_weights
