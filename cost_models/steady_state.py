@@ -4,7 +4,7 @@ Batches in flight: slots are refilled from the next prompt batches, and a period
 Overcommit: more prompts than a batch are in flight, and a period ends when as many sequences as a batch has have ended,
 among them all that are due; the first to end are delivered and the others continue (Yan et al., OPPO,
 arXiv:2509.25762, inter-step overlap). Prompts arrive in one stream, so both differ only in when a period ends; the
-rules are those of `planner.simulation.flight`, as arithmetic on arrays with one row for each replica.
+rule is that of `cost_models.period_ends`, applied to arrays with one row for each replica.
 
 A period waits for the longest response of its batch. A long one delays the batches behind it and a short one does not
 make up for it, so several sampled batches are simulated, not one mean batch. A period lasts as long as that of the
@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.cost_models.period_ends import PeriodEnds
 from meshwright.cost_models.rounds import (
     NUM_ORDERS,
     Batch,
@@ -36,66 +37,11 @@ from meshwright.cost_models.rounds import (
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.workload import Workload
 
-_BEFORE_ALL = 2**62
-"""More than any round; subtracting it sorts a sequence before all others."""
-
-
-class PeriodEnds:
-    """The periods of replicas with equally many sequences; each period delivers `num_rows` of them per replica.
-
-    Without `max_deferral` a period ends when its own batch is complete. With it (overcommit), a period ends when
-    `num_rows` undelivered sequences have ended and every sequence that is due has: those that started `max_deferral`
-    periods ago or earlier.
-    """
-
-    def __init__(self, num_replicas: int, num_rows: int, max_deferral: int | None) -> None:
-        self._num_rows, self._max_deferral = num_rows, max_deferral
-        self._bounds = [np.zeros(num_replicas, dtype=np.int64)]
-        self._start = self._end = np.zeros((num_replicas, 0), dtype=np.int64)
-        self._replicas = np.arange(num_replicas)[:, None]
-
-    @property
-    def bounds(self) -> Integers:
-        """The rounds at which the periods begin and end, [replica, 1 + periods]."""
-        return np.stack(self._bounds, axis=1)
-
-    def add(self, start: Integers, end: Integers) -> None:
-        """Add admitted sequences in order of arrival, with their first and end rounds: [replica, sequence]."""
-        self._start, self._end = (np.concatenate(both, axis=1) for both in ((self._start, start), (self._end, end)))
-
-    def end_period(self) -> Integers:
-        """End the current period and deliver its sequences; return the rounds in which it ends, [replica]."""
-        ended = self._in_order() if self._max_deferral is None else self._first_ended(self._max_deferral)
-        self._bounds.append(np.maximum(self._bounds[-1], ended))
-        return self._bounds[-1]
-
-    def _in_order(self) -> Integers:
-        """Deliver the sequences that arrived first; return the rounds in which the last of them end."""
-        ended: Integers = self._end[:, : self._num_rows].max(axis=1)
-        self._start, self._end = self._start[:, self._num_rows :], self._end[:, self._num_rows :]
-        return ended
-
-    def _first_ended(self, max_deferral: int) -> Integers:
-        """Deliver the sequences that are due and the first others to end.
-
-        Returns the rounds in which enough sequences have ended and all due ones.
-        """
-        first_allowed = len(self._bounds) - max_deferral
-        due = self._start < (self._bounds[first_allowed][:, None] if first_allowed > 0 else 0)
-        count_reached = np.partition(self._end, self._num_rows - 1, axis=1)[:, self._num_rows - 1]
-        ended: Integers = np.maximum(count_reached, np.where(due, self._end, 0).max(axis=1))
-        undelivered = np.argsort(np.where(due, self._end - _BEFORE_ALL, self._end), axis=1, kind="stable")[
-            :, self._num_rows :
-        ]
-        undelivered.sort(axis=1)
-        self._start, self._end = self._start[self._replicas, undelivered], self._end[self._replicas, undelivered]
-        return ended
-
 
 def period_bounds(
     responses: Integers, *, num_slots: int, num_rows: int, in_flight: int, num_periods: int, max_deferral: int | None
 ) -> Integers:
-    """Return the rounds at which the periods begin and end, [replica, 1 + num_periods], by the rules of `PeriodEnds`.
+    """Return the rounds at which the periods begin and end, [replica, 1 + num_periods], by the rule of `PeriodEnds`.
 
     `responses` [replica, sequence] arrive in order: `in_flight` of them at the start, `num_rows` in each later
     period.

@@ -1,9 +1,9 @@
-"""The sequences in flight on one replica: the slot groups in which they decode, and the rules by which a period of
-generation ends.
+"""The sequences in flight on one replica, and the slot groups in which they decode, period by period.
 
 A replica's slots are divided into groups, one for each pipeline stage. A period delivers some of the sequences that
-have ended; the others stay in flight. Groups and rules depend only on counts of this replica's own sequences, so all of
-its ranks decide alike, without messages and independent of wall-clock time, and a simulation decides as they do.
+have ended, by a rule of `cost_models.period_ends`; the others stay in flight. Groups and rule depend only on counts of
+this replica's own sequences, so all of its ranks decide alike, without messages and independent of wall-clock time, and
+a simulation decides as they do.
 `runtime.rollout.admission` and `simulated_generation` choose the rule, `pacing` the minimum number of rounds.
 """
 
@@ -12,11 +12,10 @@ from __future__ import annotations
 import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
-from meshwright.profiles.errors import BadInput
+from meshwright.cost_models.period_ends import DeliveryRule, Queued, Started
 
 S = TypeVar("S")
 Waiting = TypeVar("Waiting")
@@ -48,79 +47,9 @@ class SlotGroup(Generic[S]):
         self.live = list(itertools.compress(self.live, kept))
 
 
-class Queued(Protocol):
-    """A prompt or its sequence; `row` is its index in the prompt batch of `step`."""
-
-    @property
-    def step(self) -> int: ...
-    @property
-    def row(self) -> int: ...
-
-
-class Started(Queued, Protocol):
-    """A sequence with at least one sampled token."""
-
-    @property
-    def first_period(self) -> int:
-        """The period in which its first token was sampled."""
-        ...
-
-
 W = TypeVar("W", bound=Queued)
 G = TypeVar("G", bound=SlotGroup[Any])
 E = TypeVar("E", bound=Started)
-
-
-@dataclass(frozen=True)
-class AllSequences:
-    """The rule of synchronous generation: the period ends when all sequences have, and delivers all of them."""
-
-    def __call__(self, flight: Flight[Any, Any, E]) -> Sequence[E] | None:
-        return None if flight.num_unfinished.total() else tuple(flight.ended)
-
-
-@dataclass(frozen=True)
-class WholeStep:
-    """The rule for batches in flight: the period ends when all sequences of batch `step` have, and delivers them."""
-
-    step: int
-
-    def __call__(self, flight: Flight[Any, Any, E]) -> Sequence[E] | None:
-        if flight.num_unfinished[self.step]:
-            return None
-        return [sequence for sequence in flight.ended if sequence.step == self.step]
-
-
-@dataclass(frozen=True)
-class FirstEnded:
-    """The rule for overcommit: the period delivers `count` sequences, those that are due and then the first to end.
-
-    A sequence is due `max_deferral` periods after the one that sampled its first token, and the period does not end
-    before every due sequence has. If fewer than `count` sequences are in flight, all of them are delivered.
-    """
-
-    count: int
-    max_deferral: int
-
-    def __call__(self, flight: Flight[Any, Any, E]) -> Sequence[E] | None:
-        """Return the sequences to deliver, or None. Raises BadInput if more are due than are delivered."""
-        started_by = flight.turn - self.max_deferral
-        if any(number for period, number in flight.num_live.items() if period <= started_by):
-            return None
-        if len(flight.ended) < self.count and flight.num_unfinished.total():
-            return None
-        due = [sequence for sequence in flight.ended if sequence.first_period <= started_by]
-        not_due = [sequence for sequence in flight.ended if sequence.first_period > started_by]
-        if len(due) > self.count:
-            raise BadInput(
-                f"overcommit: {len(due)} sequences are due in one turn that delivers {self.count}; "
-                "overcommit at most as many prompts as the batch has."
-            )
-        return (*due, *not_due)[: self.count]
-
-
-DeliveryRule: TypeAlias = AllSequences | WholeStep | FirstEnded
-"""The rule that returns the ended sequences to deliver, or None while the period continues."""
 
 
 class Flight(Generic[W, G, E]):

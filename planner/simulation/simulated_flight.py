@@ -19,11 +19,12 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost_models.period_ends import DeliveryRule
 from meshwright.cost_models.protocol import Call
 from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import CostModelBuilder
 from meshwright.planner.program.durations import HeldBlocks
-from meshwright.planner.simulation.flight import DeliveryRule, Flight, SlotGroup
+from meshwright.planner.simulation.flight import Flight, SlotGroup
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.packing import BLOCK_TOKENS
 from meshwright.profiles.schedule import Schedule

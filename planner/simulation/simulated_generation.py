@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost_models.generation_cost import RECOMPUTATION
+from meshwright.cost_models.period_ends import DeliveryRule, FirstEnded, WholeStep
 from meshwright.cost_models.sampling_waves import WAVE_REWARDS
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.durations import HeldBlocks
 from meshwright.planner.program.program import generation_version
-from meshwright.planner.simulation.flight import DeliveryRule, FirstEnded, WholeStep
 from meshwright.planner.simulation.pacing import Pacer, num_deferred
 from meshwright.planner.simulation.simulated_flight import (
     PeriodResult,

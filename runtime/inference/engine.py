@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.planner.simulation.flight import AllSequences, DeliveryRule, Flight
+from meshwright.cost_models.period_ends import AllSequences, DeliveryRule
+from meshwright.planner.simulation.flight import Flight
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import max_prefill_tokens, num_blocks_for
 from meshwright.runtime.inference.chunk_streaming import Listener

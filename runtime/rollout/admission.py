@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from meshwright.cost_models.period_ends import AllSequences, DeliveryRule, FirstEnded, WholeStep
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.simulation.flight import AllSequences, DeliveryRule, FirstEnded, WholeStep
 from meshwright.planner.simulation.pacing import Pacer, num_deferred
 from meshwright.profiles.packing import generation_rows, rows_per_replica
 from meshwright.profiles.stages import GENERATE

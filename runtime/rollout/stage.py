@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
+from meshwright.cost_models.period_ends import AllSequences
 from meshwright.planner.job.job import Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.controllers import Setting, setting_facts
-from meshwright.planner.simulation.flight import AllSequences
 from meshwright.profiles.frameworks import GRAPH
 from meshwright.profiles.packing import rows_per_prompt
 from meshwright.profiles.schedule import WhileWaiting

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from meshwright.cost_models import steady_state
+from meshwright.cost_models.period_ends import PeriodEnds
 from meshwright.cost_models.rounds import Batch
-from meshwright.cost_models.steady_state import Overlap, PeriodEnds, SteadyState, period_bounds, simulate_periods
+from meshwright.cost_models.steady_state import Overlap, SteadyState, period_bounds, simulate_periods
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.workload import Workload
 

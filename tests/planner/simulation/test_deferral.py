@@ -9,8 +9,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from meshwright.cost_models.period_ends import FirstEnded
 from meshwright.planner.program.controllers import Controllers, OvercommitTuner, StepObservation
-from meshwright.planner.simulation.flight import FirstEnded
 from meshwright.planner.simulation.pacing import num_deferred, ramp_up_steps
 from meshwright.planner.simulation.simulated_flight import PeriodResult, SimulatedFlight, SimulatedSequence
 from tests.planner.drawn import carrying_over

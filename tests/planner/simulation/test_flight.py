@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate, islice, product
 
 import numpy as np
 import pytest
 
+from meshwright.cost_models.period_ends import AllSequences, FirstEnded, WholeStep
 from meshwright.cost_models.rounds import Batch
-from meshwright.cost_models.steady_state import Overlap, simulate_periods
-from meshwright.planner.simulation.flight import AllSequences, FirstEnded, Flight, WholeStep
+from meshwright.cost_models.steady_state import Overlap, period_bounds, simulate_periods
+from meshwright.planner.simulation.flight import Flight
 from meshwright.planner.simulation.simulated_flight import SimulatedFlight, SimulatedGroup, SimulatedSequence
 from meshwright.profiles.errors import BadInput
 from tests.planner.simulation.test_simulated_flight import TIMES
@@ -63,7 +64,7 @@ def test_what_is_delivered_leaves_the_flight_in_order_and_what_is_not_stays() ->
 
 def test_those_that_ended_first_are_delivered_first_but_due_ones_before_them() -> None:
     ended = [sequence(5, first_turn=3), sequence(6, first_turn=3), sequence(7, first_turn=2)]
-    assert rows(FirstEnded(2, max_deferral=1)(flight(ended=ended, turn=3))) == [7, 5]
+    assert rows(FirstEnded(2, max_deferral=1)(flight(ended=ended, turn=3))) == [5, 7]
 
 
 @pytest.mark.parametrize(("max_deferral", "delivered"), [(1, None), (2, [0, 1])])
@@ -99,16 +100,50 @@ def test_the_cost_model_ends_turns_in_the_rounds_in_which_a_flight_ends_them(ove
     batches = np.array(lengths).reshape(-1, NUM_ROWS)
     played = simulate_periods(tuple(Batch(rows, rows) for rows in batches), num_slots, NUM_TURNS, overlap)
 
+    assert played.bounds == [0, *accumulate(_rounds_of_a_flight(batches, num_slots, overlap, NUM_TURNS))]
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 4])
+@pytest.mark.parametrize(
+    "overlap",
+    [
+        Overlap(),
+        Overlap(batches_in_flight=2),
+        *(Overlap(overcommit=extra, max_deferral=turns) for extra in (1, 2) for turns in (1, 2)),
+    ],
+    ids=str,
+)
+def test_every_small_flight_ends_its_turns_when_the_arrays_do(overlap: Overlap, num_slots: int) -> None:
+    """All orders of short and long sequences, two rows a turn, in three turns; the arrays have a case in each row."""
+    num_rows, num_turns = 2, 3
+    in_flight = overlap.in_flight(num_rows)
+    cases = np.array(list(product((1, 3), repeat=in_flight + (num_turns - 1) * num_rows)))
+    bounds = period_bounds(
+        cases,
+        num_slots=num_slots,
+        num_rows=num_rows,
+        in_flight=in_flight,
+        num_periods=num_turns,
+        max_deferral=overlap.deferral,
+    )
+    for case, ends in zip(cases, bounds.tolist(), strict=True):
+        batches = np.resize(case, (len(case) // num_rows + 1, num_rows))
+        assert ends == [0, *accumulate(_rounds_of_a_flight(batches, num_slots, overlap, num_turns))], case
+
+
+def _rounds_of_a_flight(batches: np.ndarray, num_slots: int, overlap: Overlap, num_turns: int) -> list[int]:
+    """The rounds of each turn of a flight whose responses have these lengths, [batch, row]."""
+    num_rows = batches.shape[1]
     arriving = (
         SimulatedSequence(step=step, row=row, prompt_tokens=1, response_tokens=int(tokens))
-        for step, rows in enumerate(batches)
-        for row, tokens in enumerate(rows)
+        for step, of_step in enumerate(batches)
+        for row, tokens in enumerate(of_step)
     )
     simulated, num_rounds = SimulatedFlight(num_slots, 1, TIMES), []
-    for turn in range(NUM_TURNS):
-        admitted = list(islice(arriving, NUM_ROWS if turn else overlap.in_flight(NUM_ROWS)))
+    for turn in range(num_turns):
+        admitted = list(islice(arriving, num_rows if turn else overlap.in_flight(num_rows)))
         simulated.run_period(
-            admitted, FirstEnded(NUM_ROWS, overlap.max_deferral) if overlap.overcommit else WholeStep(turn)
+            admitted, FirstEnded(num_rows, overlap.max_deferral) if overlap.overcommit else WholeStep(turn)
         )
         num_rounds.append(simulated.num_rounds)
-    assert played.bounds == [0, *accumulate(num_rounds)]
+    return num_rounds

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from meshwright.planner.simulation.flight import DeliveryRule, FirstEnded, Flight, WholeStep
+from meshwright.cost_models.period_ends import DeliveryRule, FirstEnded, WholeStep
+from meshwright.planner.simulation.flight import Flight
 from meshwright.planner.simulation.simulated_flight import (
     Grid,
     PeriodResult,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from meshwright.cost_models.period_ends import AllSequences, FirstEnded, WholeStep
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.simulation.flight import AllSequences, FirstEnded, WholeStep
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.trace import NUM_SAMPLED_TOKENS, NUM_SAMPLES
 from meshwright.runtime.inference.slots import Finish, Prompt, Response

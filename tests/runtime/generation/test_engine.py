@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from meshwright.planner.simulation.flight import FirstEnded, WholeStep
+from meshwright.cost_models.period_ends import FirstEnded, WholeStep
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.inference import decode_rounds

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from meshwright.cost_models.period_ends import AllSequences, FirstEnded
 from meshwright.planner.plan.micro_batch_rules import ExtraChoices
 from meshwright.planner.search.legal_choices import legal_choices
-from meshwright.planner.simulation.flight import AllSequences, FirstEnded
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.layout import Layout

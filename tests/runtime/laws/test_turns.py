@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.planner.simulation.flight import FirstEnded
+from meshwright.cost_models.period_ends import FirstEnded
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.inference.engine import Generator
