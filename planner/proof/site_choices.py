@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import le
 from typing import NamedTuple, TypeAlias
 
-from meshwright.cost_models.protocol import Bytes, LayoutCosts
+from meshwright.cost_models.protocol import Bytes, LayoutCosts, Memo
 from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.layout_and_schedule_rules import layout_rules, max_context_parallel, offered_layouts
 from meshwright.profiles.layout import Layout, divisors
@@ -158,14 +159,12 @@ class ParetoFront:
     least: Callable[[Schedule], float]
     fits: Callable[[Bytes], bool]
     rows: list[Row] = field(default_factory=list)
-    _least: dict[Schedule, float] = field(default_factory=dict)
+    _least: Memo[Schedule, float] = field(default_factory=Memo)
 
     def add(self, family: Family) -> None:
         """Add the schedules of a family."""
         for schedule, quickest in family.members:
-            if quickest not in self._least:
-                self._least[quickest] = self.least(quickest)
-            least = self._least[quickest]
+            least = self._least.memoize(quickest, partial(self.least, quickest))
             if not self.allowance.allows(self.num_ranks, least):
                 continue
             required = self.costs.bytes(schedule)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost_models.protocol import Call, CostModel, LayoutCosts, Move
+from meshwright.cost_models.protocol import Call, CostModel, LayoutCosts, Memo, Move
 from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import Choice, query_for_choice, stage_transfers
 from meshwright.planner.plan.layout_and_schedule_rules import available_bytes, schedules, streaming_rules
@@ -46,7 +46,7 @@ class Refits:
 
     facts: Facts
     model: CostModel
-    _seconds_cache: dict[object, float] = field(default_factory=dict)
+    _seconds: Memo[object, float] = field(default_factory=Memo)
 
     def seconds(self, stage: Stage, sources: Sequence[Site], targets: Sequence[Site]) -> NDArray[np.float64]:
         """Return a lower bound on the seconds of a refit between each pair of sites, [sources, targets].
@@ -72,23 +72,25 @@ class Refits:
     ) -> NDArray[np.float64]:
         """Return the seconds between two different sites of each pair of kinds; 0 if there are no such sites."""
         weight_layouts = [targets[0].layout.weight_layout for targets in target_kinds]
-        num_overlapping: dict[object, int] = {}
+        num_overlapping: Memo[object, int] = Memo()
         seconds = np.zeros((len(source_kinds), len(target_kinds)))
         for row, sources in enumerate(source_kinds):
             part, layout = sources[0]
             size, axes = layout.num_ranks, _axes(layout)
             for column, (targets, weight_layout) in enumerate(zip(target_kinds, weight_layouts, strict=True)):
-                pair = axes, _axes(weight_layout)
-                if pair not in num_overlapping:
-                    num_overlapping[pair] = layout.max_overlapping_shards(weight_layout)
-                key = stage.name, part, size, num_overlapping[pair], targets[0].part, weight_layout
-                if key not in self._seconds_cache:
-                    distinct_sites = next((pair for pair in product(sources, targets) if pair[0] != pair[1]), None)
-                    if distinct_sites is None:
-                        continue
-                    self._seconds_cache[key] = self._least(stage, *distinct_sites)
-                seconds[row, column] = self._seconds_cache[key]
+                if len(sources) == len(targets) == 1 and sources[0] == targets[0]:
+                    continue
+                overlap = num_overlapping.memoize(
+                    (axes, _axes(weight_layout)), partial(layout.max_overlapping_shards, weight_layout)
+                )
+                key = stage.name, part, size, overlap, targets[0].part, weight_layout
+                seconds[row, column] = self._seconds.memoize(
+                    key, partial(self._least_of_different, stage, sources, targets)
+                )
         return seconds
+
+    def _least_of_different(self, stage: Stage, sources: Sequence[Site], targets: Sequence[Site]) -> float:
+        return self._least(stage, *next(pair for pair in product(sources, targets) if pair[0] != pair[1]))
 
     def _least(self, stage: Stage, source: Site, target: Site) -> float:
         """Return the shorter time of two cases: disjoint pools, and pools of which one contains the other."""
@@ -199,16 +201,17 @@ class Space:
     carried: Mapping[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
     late: frozenset[str] = frozenset()
     arrival_seconds: float = 0.0
-    _seconds_cache: dict[object, float] = field(default_factory=dict)
+    _refit_seconds: Memo[object, float] = field(default_factory=Memo)
 
     def refit_seconds(self, target: str, sources: frozenset[int], targets: frozenset[int]) -> float:
         """Return the least seconds of a stage's refit between some sites of its training stage and some of its own."""
-        key = target, sources, targets
-        if key not in self._seconds_cache:
+
+        def least() -> float:
             ends = ((self.graph.trainer_of(target), sources), (target, targets))
             indices = (np.searchsorted(self.choices[name].sites, sorted(sites)) for name, sites in ends)
-            self._seconds_cache[key] = float(self.refits[target][np.ix_(*indices)].min())
-        return self._seconds_cache[key]
+            return float(self.refits[target][np.ix_(*indices)].min())
+
+        return self._refit_seconds.memoize((target, sources, targets), least)
 
 
 @dataclass(frozen=True)
@@ -224,7 +227,7 @@ class Enumeration:
     max_period_seconds: float
     _choices: dict[tuple[str, SearchCaseKey], tuple[Allowance, Choices]] = field(default_factory=dict)
     sites: dict[Site, int] = field(default_factory=dict)
-    _families: dict[int, tuple[object, tuple[Family, ...]]] = field(default_factory=dict)
+    _families: Memo[int, tuple[object, tuple[Family, ...]]] = field(default_factory=Memo)
 
     def spaces(self, search_cases: Sequence[SearchCase]) -> tuple[Space, ...]:
         """Return the spaces of some search cases.
@@ -364,9 +367,8 @@ class Enumeration:
                 self.model.with_row_split(self._call(stage, search_case, site, schedule)) for schedule in all_schedules
             )
         # Very many sites share one list of schedules. The list is kept with its families so that its id stays valid.
-        if id(all_schedules) not in self._families:
-            self._families[id(all_schedules)] = all_schedules, families_in(all_schedules)
-        return self._families[id(all_schedules)][1]
+        _, families = self._families.memoize(id(all_schedules), lambda: (all_schedules, families_in(all_schedules)))
+        return families
 
     def _least_seconds(
         self, stage: Stage, search_case: SearchCase, site: Site, quickest: Schedule, costs: LayoutCosts

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost_models.protocol import Memo
 from meshwright.cost_models.sampling_waves import processes_all_samples
 from meshwright.planner.job.reward_tail import response_ends, sampled_tail_seconds
 from meshwright.planner.plan.cost_queries import CostModelBuilder, query_for_placement
@@ -56,7 +57,7 @@ class SimulatedControllers:
         self._steps_ahead, self._first = plan.placement(GENERATE).steps_ahead, -max(plan.ahead.values())
         self._controllers = Controllers(plan)
         self._settings: list[Setting] = []
-        self._plans: dict[int, Plan] = {}
+        self._plans: Memo[int, Plan] = Memo()
 
     def of_step(self, step: int) -> Setting:
         """Return the setting of the period that generates a step."""
@@ -68,13 +69,13 @@ class SimulatedControllers:
     def plan_in(self, setting: Setting) -> Plan:
         """Return the plan with chunks no longer than the setting's, re-evaluated; the same plan if nothing changes."""
         size = setting.chunk_tokens
-        if size not in self._plans:
+
+        def re_evaluated() -> Plan:
             placements = tuple(self._with_chunks(placement, size) for placement in self._plan.placements)
             changed = placements != self._plan.placements
-            self._plans[size] = (
-                evaluate(self._plan.model_copy(update={"placements": placements})) if changed else self._plan
-            )
-        return self._plans[size]
+            return evaluate(self._plan.model_copy(update={"placements": placements})) if changed else self._plan
+
+        return self._plans.memoize(size, re_evaluated)
 
     def _next(self) -> Setting:
         period = self._first + len(self._settings)
@@ -228,16 +229,14 @@ class Sampled:
 
 
 class _SampledLengths:
-    """The sampled lengths of each step, cached."""
+    """The sampled lengths of each step, computed once."""
 
     def __init__(self, workload: Workload, seed: int) -> None:
         self._workload, self._seed = workload, seed
-        self._cache: dict[int, tuple[Lengths, Lengths]] = {}
+        self._lengths: Memo[int, tuple[Lengths, Lengths]] = Memo()
 
     def __call__(self, step: int) -> tuple[Lengths, Lengths]:
-        if step not in self._cache:
-            self._cache[step] = sample_lengths(self._workload, seed=self._seed, step=step)
-        return self._cache[step]
+        return self._lengths.memoize(step, lambda: sample_lengths(self._workload, seed=self._seed, step=step))
 
 
 def sample_lengths(workload: Workload, *, seed: int, step: int) -> tuple[Lengths, Lengths]:

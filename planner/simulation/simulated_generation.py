@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from meshwright.cost_models.generation_cost import RECOMPUTATION
 from meshwright.cost_models.period_ends import DeliveryRule, FirstEnded, WholeStep
+from meshwright.cost_models.protocol import Memo
 from meshwright.cost_models.sampling_waves import WAVE_REWARDS
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.durations import HeldBlocks
@@ -357,8 +358,8 @@ class BestOfGeneration:
 
     def __init__(self, plan: Plan, of_all: Callable[[int], Generated], *, seed: int) -> None:
         self._workload, self._of_all, self._seed = plan.facts.workload, of_all, seed
+        self._generated: Memo[int, Generated] = Memo()
         self._reward_seconds = plan.placement(GENERATE).cost.amount(WAVE_REWARDS)
-        self._last_generated: tuple[int, Generated] | None = None
 
     def of_step(self, step: int) -> Generated:
         """Return the generation of a step; every replica waits for the scores of its samples."""
@@ -379,10 +380,8 @@ class BestOfGeneration:
         return generated.prompts + generated.responses
 
     def _all_samples(self, step: int) -> Generated:
-        """Return the generation of all samples of a step, cached."""
-        if self._last_generated is None or self._last_generated[0] != step:
-            self._last_generated = step, self._of_all(step)
-        return self._last_generated[1]
+        """Return the generation of all samples of a step."""
+        return self._generated.memoize(step, lambda: self._of_all(step))
 
     def kept(self, step: int) -> NDArray[np.int64]:
         """Return the rows that are trained on, ascending; rows of a prompt are adjacent."""

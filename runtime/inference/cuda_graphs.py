@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from meshwright.cost_models.protocol import Memo
 from meshwright.runtime.device.garbage_collection import no_garbage_collection
 from meshwright.runtime.inference.attention import PrefillReads, StepReads, TableReads
 from meshwright.runtime.inference.decode_step import DecodeStep, PackedStep
@@ -52,7 +53,7 @@ class GraphedDecodeStep:
     def _forget(self) -> None:
         self._weights = addresses(self._model)
         self._record = self._custom_record or CudaGraphs()
-        self._recordings: dict[tuple[int, int], _RecordedStep] = {}
+        self._recordings: Memo[tuple[int, int], _RecordedStep] = Memo()
         """The recordings by number of rows and of blocks."""
 
     def __call__(self, inputs: Tensor, reads: StepReads) -> Tensor:
@@ -82,9 +83,7 @@ class GraphedDecodeStep:
         `like`."""
         num_rows, num_blocks = reads.tables.shape
         shape = _rounded_rows(num_rows), min(power_of_two(num_blocks), self._max_blocks)
-        if shape not in self._recordings:
-            self._recordings[shape] = _RecordedStep(self._step, shape, like)
-        return self._recordings[shape]
+        return self._recordings.memoize(shape, lambda: _RecordedStep(self._step, shape, like))
 
 
 class RecordedWork:
@@ -210,7 +209,7 @@ class GraphedPrefills(Prefills):
     def _forget(self) -> None:
         self._weights = addresses(self._model)
         self._record = self._custom_record or CudaGraphs()
-        self._recordings: dict[tuple[int, int, int], _RecordedPrefill] = {}
+        self._recordings: Memo[tuple[int, int, int], _RecordedPrefill] = Memo()
         """The recordings by number of tokens, of rows and of tokens of the longest row."""
 
     def __call__(self, inputs: Tensor, reads: PrefillReads) -> Tensor:
@@ -218,9 +217,7 @@ class GraphedPrefills(Prefills):
         if num_tokens > _MAX_RECORDED_TOKENS:
             return super().__call__(inputs, reads)
         shape = _rounded_tokens(num_tokens), power_of_two(num_rows), max(_MIN_TOKENS, power_of_two(reads.longest))
-        if shape not in self._recordings:
-            self._recordings[shape] = _RecordedPrefill(self._step, shape, inputs)
-        recording = self._recordings[shape]
+        recording = self._recordings.memoize(shape, lambda: _RecordedPrefill(self._step, shape, inputs))
         recording.copy_inputs(inputs, reads)
         output = recording.work.run(self._record)
         # Others may read it only after the next pass has overwritten it.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from meshwright.cost_models.period_ends import AllSequences, DeliveryRule, FirstEnded, WholeStep
 from meshwright.planner.plan.plan import Plan
@@ -50,8 +51,7 @@ class Admission:
         """The partly delivered prompt batches by step: how many responses of this replica were delivered, and their
         tokens."""
 
-        self._share: tuple[int, tuple[Prompt, ...]] = -1, ()
-        """The step of the prompt batch that was used last, and this replica's share of it."""
+        self._share = lru_cache(maxsize=1)(self._share_of)
 
     @property
     def num_admitted(self) -> int:
@@ -138,11 +138,11 @@ class Admission:
     def _prompt(self, position: int) -> Prompt:
         """Return the prompt at a position of the replica's concatenated shares; positions must come in order."""
         steps, index = divmod(position, self._prompts_per_step)
-        step = self._steps.start + steps
-        if self._share[0] != step:
-            prompts = self._data.batch(step)
-            self._share = step, replica_share(prompts, self._replica, self._num_replicas, self._data.group_size)
-        return self._share[1][index]
+        return self._share(self._steps.start + steps)[index]
+
+    def _share_of(self, step: int) -> tuple[Prompt, ...]:
+        """Return this replica's share of the prompt batch of a step."""
+        return replica_share(self._data.batch(step), self._replica, self._num_replicas, self._data.group_size)
 
 
 def replica_share(

@@ -8,10 +8,7 @@ import torch.distributed as dist
 
 from meshwright.planner.program.program import Receive, Send
 from meshwright.profiles.errors import RunFailed
-from meshwright.runtime.messages.experience import (
-    Experience,
-    ExperienceTransport,
-)
+from meshwright.runtime.messages.experience import Experience, ExperienceTransport
 from meshwright.runtime.messages.transport import ProcessRanks, Transport
 from tests.runtime.ranks import run_on_ranks
 
