@@ -30,12 +30,12 @@ def _with_a_bad_value(asked: RunRequest) -> None:
     run.recorder.open(0)
     run.run_period(0)
     run.save(1)
-    after = run._actions._bad_steps["critic_train"].record
+    after = run._stages._bad_steps["critic_train"].record
 
     def spoilt(found: object) -> None:
         after(replace(found, reasons=("planted",)))  # type: ignore[type-var]
 
-    run._actions._bad_steps["critic_train"].record = spoilt  # type: ignore[method-assign, assignment]
+    run._stages._bad_steps["critic_train"].record = spoilt  # type: ignore[method-assign, assignment]
     run.run_period(1)
     run.finish()
     run.close()
