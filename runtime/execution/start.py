@@ -185,9 +185,9 @@ class Connections:
     consensus: Consensus
     host_memory: OffloadedStages
     environment: Environment | None
-    """The rewards, on ranks that own responses which they score."""
+    """The processes that compute rewards, on ranks that own generated responses."""
     tools: ToolWorkers | None
-    """The tool, on the first rank of each generating replica of a job with multi-turn rollouts."""
+    """The processes that run the tool, on the first rank of each generating replica with multi-turn rollouts."""
     batches: OpenBatches
     stages: StageRunner
     watch: RunWatch
@@ -287,7 +287,7 @@ def _tools(request: RunRequest, models: Models) -> ToolWorkers | None:
 
 
 def recorder_of(request: RunRequest, models: Models, progress: Progress) -> Recorder:
-    """Return the recorder; its notes are those on checkpoints and data, and the job's changes on resume."""
+    """Return the recorder of a run, which notes what is noteworthy of its checkpoint, its data and a changed job."""
     run_file, is_writer = request.run_file(progress.data), dist.get_rank() == 0
     return Recorder(
         request.plan,
