@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import argparse
 import re
-from importlib.resources import files
+from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
+
+from markupsafe import Markup
 
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.job.job import read_job, resolve
 from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.report import formatting
-from meshwright.planner.report.html import Html, join, tag
+from meshwright.planner.report.rendering import ENVIRONMENT
 from meshwright.planner.report.timelines import overview
 from meshwright.planner.search.no_plan import NoPlan
 from meshwright.planner.solver.result import Limits
@@ -27,13 +29,33 @@ _MARGIN, _WIDTH, _EDGE, _LEGEND = 150, 900, 12, 24
 """Pixels: width of the nodes' names, width of the plot, margin around both, height of the legend."""
 
 _PLACE = re.compile(r"top:([\d.]+)px;height:([\d.]+)px")
-_BESIDE_THE_REPORT = """
+_PICTURE = ENVIRONMENT.from_string(
+    """\
+<svg width="{{ width }}" height="{{ height }}" viewBox="0 0 {{ width }} {{ height }}"
+  xmlns="http://www.w3.org/2000/svg">
+<style>
+{% include "style.css" %}
 svg { font: 14px/1.45 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; }
 svg text.roomy { display: inline; }
 svg text.node { fill: var(--soft); font-size: 12.5px; text-anchor: end; dominant-baseline: middle; }
 svg text.colour { fill: var(--soft); font-size: 12.5px; }
 svg rect.paper { fill: var(--paper); }
+</style>
+<rect class="paper" width="100%" height="100%"/>
+{% for node in nodes %}
+<text x="{{ node.x }}" y="{{ node.y }}" class="node">{{ node.text }}</text>
+{% endfor %}
+{{ plot }}
+{% for entry in legend %}
+<g class="{{ entry.colour }}">
+<rect x="{{ entry.x }}" y="{{ entry.y - 10 }}" width="12" height="12" class="solid"/>
+<text x="{{ entry.x + 17 }}" y="{{ entry.y }}" class="colour">{{ entry.text }}</text>
+</g>
+{% endfor %}
+</svg>
 """
+)
+"""The report's plot and style sheet, with what the page has beside them: names of nodes, and a legend."""
 
 
 def main() -> None:
@@ -65,44 +87,39 @@ def picture_of(plan: Plan) -> str:
     plot.set("x", str(_EDGE + _MARGIN))
     plot.set("y", str(_EDGE))
     plot.set("width", str(_WIDTH))
-    whole_width, whole_height = 2 * _EDGE + _MARGIN + _WIDTH, height + _LEGEND + 2 * _EDGE
-    style = files("meshwright.planner.report").joinpath("style.css").read_text(encoding="utf-8")
-    picture = tag(
-        "svg",
-        tag("style", Html(style + _BESIDE_THE_REPORT)),
-        tag("rect", class_="paper", width="100%", height="100%"),
-        *(_node(span) for span in names),
-        Html(ElementTree.tostring(plot, encoding="unicode")),
-        _legend(_EDGE + height + _LEGEND - 4, plan.graph),
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {whole_width:g} {whole_height:g}",
-        width=whole_width,
-        height=whole_height,
+    return _PICTURE.render(
+        width=2 * _EDGE + _MARGIN + _WIDTH,
+        height=height + _LEGEND + 2 * _EDGE,
+        nodes=[_node(span) for span in names],
+        plot=Markup(ElementTree.tostring(plot, encoding="unicode")),
+        legend=_legend(_EDGE + height + _LEGEND - 4, plan.graph),
     )
-    return f"{picture}\n"
 
 
-def _node(span: ElementTree.Element) -> Html:
+@dataclass(frozen=True)
+class _Text:
+    """A text at its position in pixels, in a colour of the report if it explains one."""
+
+    x: float
+    y: float
+    text: str
+    colour: str = ""
+
+
+def _node(span: ElementTree.Element) -> _Text:
     place = _PLACE.match(span.attrib["style"])
     assert place is not None
     top, height = map(float, place.groups())
-    return tag("text", span.text or "", x=_EDGE + _MARGIN - 10, y=_EDGE + top + height / 2, class_="node")
+    return _Text(_EDGE + _MARGIN - 10, _EDGE + top + height / 2, span.text or "")
 
 
-def _legend(baseline: float, graph: StageGraph) -> Html:
+def _legend(baseline: float, graph: StageGraph) -> list[_Text]:
     """The meaning of each colour, from left to right."""
     names = (*graph.names, "refit")
     each = (_MARGIN + _WIDTH) / len(names)
-    lefts = [_EDGE + each * place for place in range(len(names))]
-    return join(
-        tag(
-            "g",
-            tag("rect", x=left, y=baseline - 10, width=12, height=12, class_="solid"),
-            tag("text", name, x=left + 17, y=baseline, class_="colour"),
-            class_=formatting.colour(name, graph),
-        )
-        for left, name in zip(lefts, names, strict=True)
-    )
+    return [
+        _Text(_EDGE + each * place, baseline, name, formatting.colour(name, graph)) for place, name in enumerate(names)
+    ]
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from meshwright import api
 from meshwright.planner.plan.evaluate import ranks_of
 from meshwright.planner.report import formatting
 from meshwright.planner.report.charts import Box, Label, lane_chart, linear
-from meshwright.planner.report.html import page, tag
+from meshwright.planner.report.rendering import page
 
 _HEIGHT = 480.0
 """Pixels of both plans together."""
@@ -89,7 +89,7 @@ def page_of(plans: Mapping[str, api.Plan]) -> str:
     )
     title = f"The job {' and '.join(plans)}"
     said = "One turn of each plan as predicted: ranks from top to bottom, seconds from left to right."
-    return page(title, tag("header", tag("h1", title), tag("p", said, class_="lead")), drawn)
+    return page(title, said, drawn)
 
 
 def _boxes(plan: api.Plan, first_lane: int) -> Iterator[Box]:

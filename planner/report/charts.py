@@ -6,11 +6,13 @@ Positions along an axis are percentages and text keeps its size, so a chart fits
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from meshwright.planner.report.html import Html, join, tag
+from markupsafe import Markup
+
+from meshwright.planner.report.rendering import render
 
 _MAX_TICKS = 8
 """Maximum number of intervals between ticks, so that neighbouring labels fit on a narrow page."""
@@ -120,74 +122,86 @@ def lane_chart(
     rules: Sequence[float] = (),
     marks: Sequence[Mark] = (),
     describe: str,
-) -> Html:
+) -> Markup:
     """Return the chart: lanes from top to bottom, `rules` as lines between lanes, and `marks`. `describe` is the title
     for screen readers."""
-    height = num_lanes * lane_height
     above = _LINE_HEIGHT + 4 if marks else 0.0
-    elements = [
-        *_grid(axis, height, unit),
-        *(tag("line", x1="0", x2="100%", y1=at * lane_height, y2=at * lane_height, class_="rule") for at in rules),
-        *(_box(box, axis, lane_height) for box in boxes),
-        *(_mark(mark, axis, height) for mark in marks),
-    ]
-    plot = tag(
-        "svg",
-        tag("title", describe),
-        tag("svg", *elements, y=above, overflow="visible"),
-        class_="plot",
-        role="img",
-        width="100%",
-        height=above + height + _AXIS_HEIGHT,
+    return render(
+        "lane_chart.html",
+        describe=describe,
+        above=above,
+        height=num_lanes * lane_height,
+        below=_AXIS_HEIGHT,
+        labels=[_placed_label(label, above, lane_height) for label in labels],
+        ticks=[_tick(axis, value, unit) for value in axis.ticks],
+        rules=[at * lane_height for at in rules],
+        boxes=[_placed_box(box, axis, lane_height) for box in boxes],
+        marks=[_placed_mark(mark, axis) for mark in marks],
     )
-    margin = tag("div", *(_label(label, above, lane_height) for label in labels), class_="margin")
-    return tag("div", margin, plot, class_="picture")
 
 
-def legend(entries: Iterable[tuple[str, str, str]]) -> Html:
-    """Return a legend; each entry is (CSS class of the colour, look, text)."""
-    items = [
-        tag("li", tag("svg", tag("rect", width="100%", height="100%", **_fill(colour, look)), class_=colour), text)
-        for colour, look, text in entries
-    ]
-    return tag("ul", *items, class_="legend")
+@dataclass(frozen=True)
+class _Tick:
+    """A tick of an axis: its position, and its text with the SVG anchor."""
+
+    x: str
+    text: str
+    anchor: str = "middle"
 
 
-def _grid(axis: Axis, height: float, unit: str) -> Iterable[Html]:
-    for tick in axis.ticks:
-        x, percent = axis.x(tick), axis.percent(tick)
-        anchor = "start" if percent < 2 else "end" if percent > 95 else "middle"
-        last = tick == axis.ticks[-1]
-        yield tag("line", x1=x, x2=x, y1="0", y2=height + 4, class_="grid")
-        text = f"{tick:g} {unit}" if last else f"{tick:g}"
-        yield tag("text", text, x=x, y=height + 18, text_anchor=anchor, class_="tick")
+def _tick(axis: Axis, value: float, unit: str) -> _Tick:
+    """A tick whose text stays within the plot; the last one names the unit."""
+    percent = axis.percent(value)
+    anchor = "start" if percent < 2 else "end" if percent > 95 else "middle"
+    return _Tick(axis.x(value), f"{value:g} {unit}" if value == axis.ticks[-1] else f"{value:g}", anchor)
 
 
-def _box(box: Box, axis: Axis, lane_height: float) -> Html:
+@dataclass(frozen=True)
+class _PlacedLine:
+    """A line of text in a box. The style sheet hides a `roomy` line where the page is narrow."""
+
+    text: str
+    y: float
+    classes: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PlacedBox:
+    """A box at its position in the plot; heights in pixels, widths in percent."""
+
+    x: str
+    y: float
+    width: str
+    height: float
+    colour: str
+    look: str
+    opacity: float
+    title: str
+    lines: tuple[_PlacedLine, ...]
+
+
+def _placed_box(box: Box, axis: Axis, lane_height: float) -> _PlacedBox:
     start, end = (min(max(value, axis.low), axis.high) for value in (box.start, box.end))
     width = axis.percent(end) - axis.percent(start)
     height = max((box.last + 1 - box.first) * lane_height - 1, _MIN_BOX_HEIGHT)
-    geometry = {"x": axis.x(start), "y": box.first * lane_height + 0.5, "width": f"{width:.4g}%", "height": height}
-    title = tag("title", box.title)
     fits_narrow, fits_full = (
         _num_lines(box.lines, width / 100 * page_width, height) for page_width in (_NARROW_WIDTH, _FULL_WIDTH)
     )
-    if not fits_full:
-        shape = Html(tag("rect", **geometry, **_fill(box.colour, box.look)).removesuffix("/>") + f">{title}</rect>")
-        return tag("g", shape, class_=box.colour, opacity=box.opacity if box.opacity < 1 else None)
     top = (height - _LINE_HEIGHT * fits_full) / 2 + 11
-    shown = join(
-        tag("text", line, x="6", y=top + _LINE_HEIGHT * number, class_=_line_class(number, fits_narrow))
-        for number, line in enumerate(box.lines[:fits_full])
+    return _PlacedBox(
+        x=axis.x(start),
+        y=box.first * lane_height + 0.5,
+        width=f"{width:.4g}%",
+        height=height,
+        colour=box.colour,
+        look=box.look,
+        opacity=box.opacity,
+        title=box.title,
+        lines=tuple(
+            _PlacedLine(line, top + _LINE_HEIGHT * number, _line_classes(number, fits_narrow))
+            for number, line in enumerate(box.lines[:fits_full])
+        ),
     )
-    shape = tag(
-        "rect",
-        width="100%",
-        height="100%",
-        opacity=box.opacity if box.opacity < 1 else None,
-        **_fill(box.colour, box.look),
-    )
-    return tag("svg", title, shape, shown, class_=f"box {box.colour} {box.look}", **geometry)
 
 
 def _num_lines(lines: Sequence[str], width: float, height: float) -> int:
@@ -197,27 +211,37 @@ def _num_lines(lines: Sequence[str], width: float, height: float) -> int:
     return next(too_long, len(rows))
 
 
-def _line_class(number: int, fits_narrow: int) -> str | None:
-    classes = ["strong"] * (number == 0) + ["roomy"] * (number >= fits_narrow)
-    return " ".join(classes) or None
+def _line_classes(number: int, fits_narrow: int) -> str:
+    return " ".join(["strong"] * (number == 0) + ["roomy"] * (number >= fits_narrow))
 
 
-def _fill(colour: str, look: str) -> dict[str, str]:
-    if look == "hatched":
-        return {"fill": f"url(#hatch-{colour})", "class_": "hatched"}
-    return {"class_": look}
+@dataclass(frozen=True)
+class _PlacedMark:
+    """A mark at its position, with its text on the side that has room."""
+
+    x: str
+    text: str
+    anchor: str
+    look: str
 
 
-def _mark(mark: Mark, axis: Axis, height: float) -> Html:
-    x, percent = axis.x(mark.at), axis.percent(mark.at)
-    look = "limit" if mark.limit else "mark"
-    text = tag("text", mark.text, x=x, y="-6", text_anchor="end" if percent > 12 else "start", class_=look)
-    return join([tag("line", x1=x, x2=x, y1="-4", y2=height + 4, class_=look), text])
+def _placed_mark(mark: Mark, axis: Axis) -> _PlacedMark:
+    anchor = "end" if axis.percent(mark.at) > 12 else "start"
+    return _PlacedMark(axis.x(mark.at), mark.text, anchor, "limit" if mark.limit else "mark")
 
 
-def _label(label: Label, above: float, lane_height: float) -> Html:
+@dataclass(frozen=True)
+class _PlacedLabel:
+    """A label at its position in pixels."""
+
+    top: float
+    height: float
+    text: str
+
+
+def _placed_label(label: Label, above: float, lane_height: float) -> _PlacedLabel:
     top, height = above + label.first * lane_height, (label.last + 1 - label.first) * lane_height
-    return tag("span", label.text, style=f"top:{top:.1f}px;height:{height:.1f}px", title=label.text)
+    return _PlacedLabel(top, height, label.text)
 
 
 _HEIGHT = 250.0
@@ -225,8 +249,6 @@ _HEIGHT = 250.0
 
 _SPACE_ABOVE, _SPACE_BELOW = 12.0, 44.0
 """Space above and below the plot in pixels: for half a label, and for two rows of text."""
-
-_POINT_CLASS = {True: "point", False: "point open"}
 
 
 @dataclass(frozen=True)
@@ -253,54 +275,71 @@ class Series:
     marked: bool = True
 
 
-def plot(series: Sequence[Series], *, across: Axis, names: Sequence[str], what: str, up: str, describe: str) -> Html:
+def plot(series: Sequence[Series], *, across: Axis, names: Sequence[str], what: str, up: str, describe: str) -> Markup:
     """Return a plot. `names` are the labels of the ticks of the axis `across`, `what` is the swept quantity, and `up`
     is the plotted quantity with its unit. The vertical axis starts at zero, or at the lowest negative value."""
     values = [point.y for one in series for point in one.points]
     lowest, highest = min(0.0, *values, 0.0), max(values, default=1.0)
     margin = 0.08 * (highest - lowest)
     upwards = linear(lowest - margin if lowest < 0 else 0.0, highest + margin or 1.0)
-    elements = [
-        *_plot_grid(across, upwards, names),
-        *(_line(one, across, upwards) for one in series),
-        tag("text", what, x="100%", y=_HEIGHT + 36, text_anchor="end", class_="tick"),
-    ]
-    title = tag("title", describe)
-    inner = tag("svg", *elements, y=_SPACE_ABOVE, overflow="visible")
-    chart = tag(
-        "svg", title, inner, class_="plot", role="img", width="100%", height=_SPACE_ABOVE + _HEIGHT + _SPACE_BELOW
+    return render(
+        "plot.html",
+        describe=describe,
+        up=up,
+        what=what,
+        above=_SPACE_ABOVE,
+        height=_HEIGHT,
+        below=_SPACE_BELOW,
+        upward_ticks=[_UpwardTick(_y(upwards, tick), f"{tick:,g}") for tick in upwards.ticks],
+        ticks=[_Tick(across.x(tick), name) for tick, name in zip(across.ticks, names, strict=True)],
+        series=[_placed_series(one, across, upwards) for one in series],
     )
-    ticks = (
-        tag("span", f"{tick:,g}", style=f"top:{_SPACE_ABOVE + _y(upwards, tick) - 9:.1f}px;height:18px")
-        for tick in upwards.ticks
-    )
-    return tag("div", tag("h3", up), tag("div", tag("div", *ticks, class_="margin"), chart, class_="picture lines"))
 
 
-def _plot_grid(across: Axis, upwards: Axis, names: Sequence[str]) -> Iterator[Html]:
-    for tick in upwards.ticks:
-        yield tag("line", x1="0", x2="100%", y1=_y(upwards, tick), y2=_y(upwards, tick), class_="grid")
-    for tick, name in zip(across.ticks, names, strict=True):
-        x = across.x(tick)
-        yield tag("line", x1=x, x2=x, y1="0", y2=_HEIGHT + 4, class_="grid")
-        yield tag("text", name, x=x, y=_HEIGHT + 18, text_anchor="middle", class_="tick")
+@dataclass(frozen=True)
+class _UpwardTick:
+    """A tick of the vertical axis: its position in pixels, and its text."""
+
+    y: float
+    text: str
 
 
-def _line(series: Series, across: Axis, upwards: Axis) -> Html:
-    look = "ideal" if series.guide else "series"
-    lines = [
-        tag("line", x1=across.x(a.x), x2=across.x(b.x), y1=_y(upwards, a.y), y2=_y(upwards, b.y), class_=look)
-        for a, b in pairwise(series.points if series.joined else ())
-    ]
+@dataclass(frozen=True)
+class _PlacedPoint:
+    """A point at its position in the plot."""
+
+    x: str
+    y: float
+    title: str
+    look: str
+
+
+@dataclass(frozen=True)
+class _PlacedSeries:
+    """A series at its position: the ends of its lines, and the points that are drawn as circles."""
+
+    colour: str
+    look: str
+    lines: Sequence[tuple[_PlacedPoint, _PlacedPoint]]
+    circles: Sequence[_PlacedPoint]
+
+
+def _placed_series(series: Series, across: Axis, upwards: Axis) -> _PlacedSeries:
     points = [
-        tag(
-            "g",
-            tag("title", f"{series.name} {point.title}".strip()),
-            tag("circle", cx=across.x(point.x), cy=_y(upwards, point.y), r="4", class_=_POINT_CLASS[point.is_valid]),
+        _PlacedPoint(
+            across.x(point.x),
+            _y(upwards, point.y),
+            f"{series.name} {point.title}".strip(),
+            "point" if point.is_valid else "point open",
         )
-        for point in (series.points if series.marked and not series.guide else ())
+        for point in series.points
     ]
-    return tag("g", *lines, *points, class_=series.colour)
+    return _PlacedSeries(
+        colour=series.colour,
+        look="ideal" if series.guide else "series",
+        lines=list(pairwise(points)) if series.joined else [],
+        circles=points if series.marked and not series.guide else [],
+    )
 
 
 def _y(upwards: Axis, value: float) -> float:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from markupsafe import Markup
 
 from meshwright.planner.analysis.optional_features import (
     adapter_summary,
@@ -13,7 +16,7 @@ from meshwright.planner.analysis.optional_features import (
 from meshwright.planner.analysis.wave_size import sampled_waves
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.report import formatting
-from meshwright.planner.report.html import Html, note, section, table, tag
+from meshwright.planner.report.rendering import render
 from meshwright.profiles.hardware import Cluster, Link, MixedCluster
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.workload import Workload
@@ -25,7 +28,7 @@ _PROOFS = {
 }
 
 
-def proof(plan: Plan) -> Html:
+def proof(plan: Plan) -> Markup:
     """Return the section with the solver's record, the staleness and the pins."""
     solver = plan.solver
     rows = [
@@ -39,32 +42,20 @@ def proof(plan: Plan) -> Html:
         ("staleness", _staleness(plan)),
         ("works ahead", _steps_ahead(plan)),
     ]
-    return section("proof", "Proof", note(_PROOFS[solver.status]), table(("", ""), rows))
+    return render("proof.html", meaning=_PROOFS[solver.status], rows=rows)
 
 
-def facts(plan: Plan) -> Html:
+def facts(plan: Plan) -> Markup:
     """Return the section with models, cluster, workload, and the digests of all inputs."""
-    plan_facts = plan.facts
-    return section(
-        "facts",
-        "Facts",
-        tag("h3", "Models"),
-        table(_MODEL_HEADINGS, _models(plan), numbers=range(2, 8)),
-        tag("h3", "Cluster"),
-        table(("", ""), _cluster(plan)),
-        tag("h3", "Workload"),
-        table(("", ""), _workload(plan)),
-        *_adapter(plan),
-        *_rewards(plan),
-        *_latencies(plan),
-        *_waves(plan),
-        tag("h3", "Inputs"),
-        table(("", "SHA-256"), sorted(plan.digests.items())),
-        *(note(f"{part.device.name}: {part.device.source}") for part in plan_facts.cluster.parts),
+    return render(
+        "facts.html",
+        models=_models(plan),
+        cluster=_cluster(plan),
+        workload=_workload(plan),
+        optional_features=_optional_features(plan),
+        digests=sorted(plan.digests.items()),
+        devices=[part.device for part in plan.facts.cluster.parts],
     )
-
-
-_MODEL_HEADINGS = ("role", "model", "parameters", "layers", "hidden", "heads", "KV heads", "vocabulary")
 
 
 def _models(plan: Plan) -> Iterator[tuple[str, ...]]:
@@ -113,30 +104,25 @@ def _workload(plan: Plan) -> Iterable[tuple[str, str]]:
     )
 
 
-def _adapter(plan: Plan) -> Iterable[Html]:
-    """The adapter of the actor, if it has one."""
-    adapter = adapter_summary(plan)
-    return (tag("h3", "Adapter"), *map(note, adapter.sentences)) if adapter else ()
+@dataclass(frozen=True)
+class _OptionalFeature:
+    """An optional feature of a plan, with the sentences on it."""
+
+    heading: str
+    sentences: tuple[str, ...]
 
 
-def _rewards(plan: Plan) -> Iterable[Html]:
-    """The rewards on hosts, if there are any."""
-    rewards = host_rewards(plan)
-    return (tag("h3", "Rewards on hosts"), *map(note, rewards.sentences)) if rewards else ()
-
-
-def _latencies(plan: Plan) -> Iterable[Html]:
-    """The measured latencies of rewards and of the tool, if there are any."""
-    latencies = measured_latencies(plan.facts)
-    return (tag("h3", "Measured latencies"), *map(note, latencies.sentences)) if latencies else ()
-
-
-def _waves(plan: Plan) -> Iterable[Html]:
-    """The samples of a step with best-of-n or dynamic sampling."""
-    if best := best_samples(plan):
-        return (tag("h3", "Best of several samples"), *map(note, best.sentences))
-    sampling_waves = sampled_waves(plan)
-    return (tag("h3", "Dynamic sampling"), *map(note, sampling_waves.sentences)) if sampling_waves else ()
+def _optional_features(plan: Plan) -> Iterator[_OptionalFeature]:
+    summaries = {
+        "Adapter": adapter_summary(plan),
+        "Rewards on hosts": host_rewards(plan),
+        "Measured latencies": measured_latencies(plan.facts),
+        "Best of several samples": best_samples(plan),
+        "Dynamic sampling": sampled_waves(plan),
+    }
+    for heading, summary in summaries.items():
+        if summary:
+            yield _OptionalFeature(heading, tuple(summary.sentences))
 
 
 def _responses(workload: Workload) -> str:

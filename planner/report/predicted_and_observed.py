@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+
+from markupsafe import Markup
 
 from meshwright.planner.analysis.trace_analysis import Comparison, compare, step_seconds
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.report import formatting
-from meshwright.planner.report.charts import Box, Label, lane_chart, legend, linear
+from meshwright.planner.report.charts import Box, Label, lane_chart, linear
 from meshwright.planner.report.contents import Contents, clock_label, run_label
-from meshwright.planner.report.html import Html, note, section, table
+from meshwright.planner.report.rendering import render
 from meshwright.profiles.trace import Run
 
 _BAR_HEIGHT = 13.0
@@ -19,7 +21,7 @@ _GAP_BARS = 1
 """Number of empty bars between two stages."""
 
 
-def predicted_and_observed(contents: Contents) -> Html:
+def predicted_and_observed(contents: Contents) -> Markup:
     """Return the section: a pale bar for the prediction above a solid bar for each run, and a table with the errors."""
     plan = contents.plan
     simulated = Run(spans=contents.simulation.spans)
@@ -44,16 +46,13 @@ def predicted_and_observed(contents: Contents) -> Html:
         labels=labels,
         describe="predicted seconds of the stages and those of every run",
     )
-    run_names = ", then ".join(runs)
-    entries = (("c-other", "faint", "predicted"), ("c-other", "solid", f"below it: {run_names}"))
-    notes = [
-        "Seconds of the slowest rank of a stage, as the median over steps after the first. The error is (predicted - "
-        "measured) / measured."
-    ]
-    if any(clock_label(run) == "REHEARSAL" for run in contents.runs):
-        notes.append("A rehearsal waits where a device would compute: it shows scheduling and messages, not computing.")
-    return section(
-        "compared", "Predicted and observed", note(" ".join(notes)), legend(entries), chart, _seconds_table(names, runs)
+    return render(
+        "compared.html",
+        has_rehearsal=any(clock_label(run) == "REHEARSAL" for run in contents.runs),
+        run_names=", then ".join(runs),
+        chart=chart,
+        headings=["", "predicted s", *(heading for run in runs for heading in (f"{run} s", "error"))],
+        rows=_seconds_rows(names, runs),
     )
 
 
@@ -74,15 +73,10 @@ def _seconds_bar(plan: Plan, lane: int, name: str, run: str, seconds: float) -> 
     )
 
 
-def _seconds_table(names: list[str], runs: Mapping[str, Mapping[str, Comparison]]) -> Html:
-    rows = []
+def _seconds_rows(names: list[str], runs: Mapping[str, Mapping[str, Comparison]]) -> Iterator[tuple[str, ...]]:
     for name in names:
         cells = [f"{next(iter(runs.values()))[name].predicted_seconds:.3f}"]
         for comparisons in runs.values():
             measured = comparisons[name].measured_seconds
             cells += [f"{measured:.3f}", formatting.difference(comparisons[name].error) if measured else ""]
-        rows.append((name, *cells))
-    headings = ["", "predicted s"]
-    for run in runs:
-        headings += [f"{run} s", "error"]
-    return table(headings, rows, numbers=range(1, len(headings)))
+        yield name, *cells

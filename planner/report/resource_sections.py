@@ -8,12 +8,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from markupsafe import Markup
+
 from meshwright.cost_models.cost import Source, Term
 from meshwright.planner.plan.evaluate import Item, items, resident_bytes, task_name_of
 from meshwright.planner.plan.plan import Placement, Plan
 from meshwright.planner.report import formatting
-from meshwright.planner.report.charts import Box, Label, Mark, lane_chart, legend, linear
-from meshwright.planner.report.html import Html, badge, note, section, table, tag
+from meshwright.planner.report.charts import Box, Label, Mark, lane_chart, linear
+from meshwright.planner.report.rendering import render
 from meshwright.planner.simulation.simulate import Simulation, TimeUse
 from meshwright.profiles.stages import StageGraph
 
@@ -27,7 +29,7 @@ _MIN_TERM_SHARE = 0.001
 """The smallest share of a cost with which a term is listed in the table."""
 
 
-def terms(plan: Plan) -> Html:
+def terms(plan: Plan) -> Markup:
     """Return the section on costs: a bar for each task, its terms from the largest to the smallest.
 
     Extrapolated terms are hatched.
@@ -43,18 +45,8 @@ def terms(plan: Plan) -> Html:
         describe="the terms of the cost of each task",
     )
     rows = [(task_name_of(item), f"{item.cost.total:.3f}", _terms_text(item), item.cost.source.value) for item in shown]
-    headings = ("task", "seconds", "terms", "least trusted source")
-    extrapolated_tasks = [task_name_of(item) for item in shown if item.cost.source is Source.EXTRAPOLATED]
-    warning = f"Extrapolated beyond the measurements: {', '.join(extrapolated_tasks)}." if extrapolated_tasks else ""
-    entries = (("c-other", "solid", "a term, the largest first"), ("c-other", "hatched", "extrapolated"))
-    return section(
-        "terms",
-        "Costs",
-        note("Every predicted time is a sum of named terms. ", tag("span", warning, class_="alarm")),
-        legend(entries),
-        chart,
-        table(headings, rows, numbers=(1,)),
-    )
+    extrapolated = [task_name_of(item) for item in shown if item.cost.source is Source.EXTRAPOLATED]
+    return render("terms.html", extrapolated=extrapolated, chart=chart, rows=rows)
 
 
 def _largest_first(item: Item) -> Sequence[Term]:
@@ -132,7 +124,7 @@ def memory_of_ranks(plan: Plan) -> tuple[RankMemory, ...]:
     return tuple(_rank_memory(plan, stages, ranks) for (_, stages), ranks in ranks_by_contents.items())
 
 
-def memory(plan: Plan) -> Html:
+def memory(plan: Plan) -> Markup:
     """Return the section on memory: a bar for each group of ranks with equal contents, against the usable memory."""
     cluster, rank_groups = plan.facts.cluster, memory_of_ranks(plan)
     limits = sorted({part.device.usable_bytes for part in cluster.parts})
@@ -150,15 +142,13 @@ def memory(plan: Plan) -> Html:
         describe="peak memory of the ranks against the limit",
     )
     owners = dict.fromkeys(stage for group in rank_groups for stage, _ in group.resident)
-    entries = [(formatting.colour(stage, plan.graph), "solid", f"{stage}, stays") for stage in owners]
-    entries.append(("c-other", "hatched", "the most that a stage needs while it runs"))
-    rows = [_row(group, cluster.usable_bytes(group.ranks[0])) for group in rank_groups]
-    headings = ("ranks", "stays", "largest copy", "while a stage runs", "which", "at worst", "free")
-    summary = note(
-        f"{_device_memory(plan)}: what stays on a rank whatever runs, and the most that a stage needs on top. "
-        "Stages that share weights count them once."
+    return render(
+        "memory.html",
+        devices=_device_memory(plan),
+        colours_of_stages=[(formatting.colour(stage, plan.graph), "solid", f"{stage}, stays") for stage in owners],
+        chart=chart,
+        rows=[_row(group, cluster.usable_bytes(group.ranks[0])) for group in rank_groups],
     )
-    return section("memory", "Memory", summary, legend(entries), chart, table(headings, rows, numbers=(1, 3, 5, 6)))
 
 
 def _device_memory(plan: Plan) -> str:
@@ -227,7 +217,7 @@ _MAX_CAUSES, _MIN_CAUSE_SHARE = 4, 0.0005
 """The causes of waiting that are listed for a pool: their number, and the smallest share, which does not round to 0."""
 
 
-def idle(simulation: Simulation, graph: StageGraph) -> Html:
+def idle(simulation: Simulation, graph: StageGraph) -> Markup:
     """Return the section on idle time: a bar for each pool, busy time solid, waiting hatched in its cause's colour."""
     pools = simulation.pools
     chart = lane_chart(
@@ -240,18 +230,14 @@ def idle(simulation: Simulation, graph: StageGraph) -> Html:
         describe="what the pools are busy with and what they wait for",
     )
     steps = simulation.steps
-    summary = note(
-        badge("SIMULATED"),
+    summary = (
         f"{len(steps.seconds)} steps with {simulation.durations} durations: mean {formatting.seconds(steps.mean)}, "
-        f"median "
-        f"{formatting.seconds(steps.p50)}, p90 {formatting.seconds(steps.p90)}, p99 {formatting.seconds(steps.p99)}; "
-        f"the plan says "
-        f"{formatting.seconds(simulation.plan_seconds)}. {formatting.count(simulation.tokens_per_second)} response "
-        f"tokens/s.",
+        f"median {formatting.seconds(steps.p50)}, p90 {formatting.seconds(steps.p90)}, "
+        f"p99 {formatting.seconds(steps.p99)}; the plan says {formatting.seconds(simulation.plan_seconds)}. "
+        f"{formatting.count(simulation.tokens_per_second)} response tokens/s."
     )
-    entries = (("c-other", "solid", "busy, in the colour of the stage"), ("c-other", "hatched", "waiting for it"))
     rows = [(use.name, formatting.percent(use.idle_share), _causes(use)) for use in pools]
-    return section("idle", "Idle time", summary, legend(entries), chart, table(("pool", "idle", "waiting for"), rows))
+    return render("idle.html", summary=summary, chart=chart, rows=rows)
 
 
 def _pool_bar(lane: int, use: TimeUse, graph: StageGraph) -> list[Box]:

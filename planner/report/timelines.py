@@ -6,16 +6,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+
+from markupsafe import Markup
 
 from meshwright.planner.analysis.explain import explain
 from meshwright.planner.analysis.trace_analysis import step_ends
 from meshwright.planner.plan.evaluate import items, ranks_of, task_name_of
 from meshwright.planner.plan.plan import Placement, Plan, Refit
 from meshwright.planner.report import formatting
-from meshwright.planner.report.charts import Box, Label, Mark, lane_chart, legend, linear
+from meshwright.planner.report.charts import Box, Label, Mark, lane_chart, linear
 from meshwright.planner.report.contents import Contents, clock_label, run_label
-from meshwright.planner.report.html import Html, badge, note, section, table, tag
+from meshwright.planner.report.rendering import render
 from meshwright.profiles.stages import StageGraph
 from meshwright.profiles.trace import Run, Span
 
@@ -26,7 +29,7 @@ _MAX_NODE_LABELS = 24
 """The most labels beside a chart of the largest height, so that they do not overlap."""
 
 
-def overview(plan: Plan) -> Html:
+def overview(plan: Plan) -> Markup:
     """Return the section with a chart of ranks over one period and a table of all placements."""
     cluster = plan.facts.cluster
     nodes = _nodes(plan)
@@ -41,7 +44,7 @@ def overview(plan: Plan) -> Html:
         rules=[*(label.first for label in nodes), cluster.num_ranks],
         describe="which stage runs on which ranks at what time of a period",
     )
-    return section("glance", "The plan at a glance", note(_caption(plan)), chart, _placements_table(plan))
+    return render("overview.html", caption=_caption(plan), chart=chart, placements=_placement_rows(plan))
 
 
 def works_ahead(plan: Plan) -> bool:
@@ -94,9 +97,9 @@ def _nodes(plan: Plan) -> list[Label]:
     return labels
 
 
-def _placements_table(plan: Plan) -> Html:
-    rows = [
-        (
+def _placement_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
+    for p in sorted(plan.placements, key=lambda p: p.start_seconds):
+        yield (
             p.stage,
             formatting.ranks(plan.pool(p.pool).ranks),
             str(p.layout),
@@ -105,17 +108,13 @@ def _placements_table(plan: Plan) -> Html:
             f"{p.start_seconds:.3f}",
             f"{p.cost.total:.3f}",
         )
-        for p in sorted(plan.placements, key=lambda p: p.start_seconds)
-    ]
-    headings = ("stage", "ranks", "layout", "schedule", "works on", "start s", "seconds")
-    return table(headings, rows, numbers=(5, 6))
 
 
 _PERIOD_LANE_HEIGHT = 24.0
 """Height of a task in pixels, with room for its text."""
 
 
-def period_timeline(plan: Plan) -> Html:
+def period_timeline(plan: Plan) -> Markup:
     """Return the section with the tasks of a period in the order of their start, pale off the critical path."""
     path = explain(plan).critical_path
     critical = {entry.task for entry in path}
@@ -155,9 +154,7 @@ def period_timeline(plan: Plan) -> Html:
         )
         for entry in path
     ]
-    headings = ("start s", "seconds", "task", "because it", "mostly")
-    caption = note("Predicted. Tasks on the critical path are in full colour, tasks with slack are pale.")
-    return section("turn", "The period", caption, chart, table(headings, rows, numbers=(0, 1)))
+    return render("period.html", chart=chart, critical_path=rows)
 
 
 _MAX_STEPS = 3
@@ -179,25 +176,33 @@ _HIDDEN_KINDS = ("send", "receive")
 """Kinds of spans that are not drawn: a rank that waits for a message is idle."""
 
 
-def timelines(contents: Contents) -> Html:
+def timelines(contents: Contents) -> Markup:
     """Return the section with a chart of the simulation and of each run."""
     plan, simulation = contents.plan, contents.simulation
     simulated = Run(spans=simulation.spans, name=f"with {simulation.durations} durations")
-    charts = [part for run in (simulated, *contents.runs) for part in _timeline(plan, run)]
-    caption = (
-        "Every rank over some steps; ranks are idle where nothing is drawn. Rest the pointer on a box for its times."
+    return render(
+        "timelines.html",
+        colours_of_stages=[(formatting.colour(p.stage, plan.graph), "solid", p.stage) for p in plan.placements],
+        runs=[_timeline(plan, run) for run in (simulated, *contents.runs)],
     )
-    entries = [(formatting.colour(p.stage, plan.graph), "solid", p.stage) for p in plan.placements]
-    entries += [("c-refit", "solid", "refit"), ("c-other", "solid", "evaluation, checkpoint")]
-    return section("timelines", "Timelines", note(caption), legend(entries), *charts)
 
 
-def _timeline(plan: Plan, run: Run) -> Iterator[Html]:
+@dataclass(frozen=True, kw_only=True)
+class _Timeline:
+    """The chart of a run; `which_ranks` is empty if it shows all of them."""
+
+    clock: str
+    name: str
+    which_ranks: str
+    chart: Markup
+
+
+def _timeline(plan: Plan, run: Run) -> _Timeline:
     start, end, ends = _window(plan.graph, run.spans)
     num_ranks = plan.facts.cluster.num_ranks
     shown = shown_ranks(plan)
     height = min(max(_TIMELINE_RANK_HEIGHT * len(shown), _MIN_TIMELINE_HEIGHT), _MAX_TIMELINE_HEIGHT)
-    charts = lane_chart(
+    chart = lane_chart(
         _span_boxes(plan.graph, _between(run.spans, start, end), shown, start, height),
         axis=linear(0.0, end - start),
         unit="s",
@@ -208,11 +213,10 @@ def _timeline(plan: Plan, run: Run) -> Iterator[Html]:
         marks=[Mark(at - start, f"end of step {step}") for step, at in ends.items()],
         describe=f"what every rank does over some steps, {run_label(run)}",
     )
-    shown_note = (
+    which_ranks = (
         f"; {len(shown)} of the {num_ranks} ranks are shown, some of every pool" if len(shown) < num_ranks else ""
     )
-    yield tag("h3", badge(clock_label(run)), run.name, shown_note, class_="timeline")
-    yield charts
+    return _Timeline(clock=clock_label(run), name=run.name, which_ranks=which_ranks, chart=chart)
 
 
 def shown_ranks(plan: Plan) -> list[int]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from markupsafe import Markup
+
 from meshwright.planner.report import formatting
 from meshwright.planner.report.charts import PlotPoint, Series, linear, plot
-from meshwright.planner.report.html import Html, note, section, table, tag
+from meshwright.planner.report.rendering import render
 from meshwright.profiles.untrusted_text import printable
 
 CURVES = {
@@ -53,28 +55,33 @@ class TrainingCurves:
     samples: Sequence[ShownSample] = ()
 
 
-def training_section(runs: Sequence[TrainingCurves]) -> Html:
+@dataclass(frozen=True, kw_only=True)
+class _DrawnRun:
+    """The plots of a run, and the rows of the table of its samples."""
+
+    name: str
+    plots: Sequence[Markup]
+    samples: Sequence[tuple[str, ...]]
+
+
+def training_section(runs: Sequence[TrainingCurves]) -> Markup:
     """Return the section: a plot for each curve of each run, and a table of its last responses; or a hint on how
     to get them."""
-    trained_runs = [run for run in runs if any(run.curves.values())]
-    if not trained_runs:
-        return section("learning", "Training", note("No run that trains: name the --out of a `meshwright run`."))
-    return section("learning", "Training", *(part for run in trained_runs for part in _run_parts(run)))
+    return render("learning.html", runs=[_drawn(run) for run in runs if any(run.curves.values())])
 
 
-def _run_parts(run: TrainingCurves) -> Iterator[Html]:
-    yield tag("h3", run.run)
-    plots = [_curve(name, points) for name, points in run.curves.items() if len(points) > 1]
-    yield tag("div", *plots, class_="pair")
-    if run.samples:
-        rows = [
+def _drawn(run: TrainingCurves) -> _DrawnRun:
+    return _DrawnRun(
+        name=run.run,
+        plots=[_curve(name, points) for name, points in run.curves.items() if len(points) > 1],
+        samples=[
             (str(sample.step), f"{sample.score:.3f}", _shortened(sample.prompt), _shortened(sample.response))
             for sample in run.samples
-        ]
-        yield table(("step", "score", "prompt", "response"), rows, numbers=range(2))
+        ],
+    )
 
 
-def _curve(name: str, points: Sequence[tuple[int, float]]) -> Html:
+def _curve(name: str, points: Sequence[tuple[int, float]]) -> Markup:
     title = CURVES.get(name, name)
     plot_points = tuple(PlotPoint(x, y, f"step {x:.0f}: {y:.4g}") for x, y in _thinned(points))
     x_axis = linear(plot_points[0].x, plot_points[-1].x)

@@ -7,21 +7,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from markupsafe import Markup
+
 from meshwright.planner.analysis.whatif import Consequence, Outlook, WhatIf
 from meshwright.planner.job.whatif_settings import Setting
 from meshwright.planner.report import formatting
-from meshwright.planner.report.charts import PlotPoint, Series, at_values, legend, plot
-from meshwright.planner.report.html import Html, join, note, page, section, table, tag
+from meshwright.planner.report.charts import PlotPoint, Series, at_values, plot
+from meshwright.planner.report.rendering import page, render
 from meshwright.profiles.errors import BadInput
 
 
-def sizes(what_if: WhatIf | None) -> Html:
+def sizes(what_if: WhatIf | None) -> Markup:
     """Return the section on other numbers of GPUs: the plot and the table, or a hint on how to get them."""
     if what_if is None:
-        return section("sizes", "Other numbers of GPUs", note("Not requested: --sizes 8,16,32 plans the job on each."))
+        return render("sizes.html", is_requested=False)
     outlooks = {_num_ranks(answer.setting): answer for answer in what_if.answers}
     planned = {size: answer.outlook for size, answer in sorted(outlooks.items()) if answer.outlook}
-    plots = [_sizes_plot(planned)] if planned else []
     rows = [
         (
             str(size),
@@ -30,17 +31,25 @@ def sizes(what_if: WhatIf | None) -> Html:
         )
         for size, answer in sorted(outlooks.items())
     ]
-    headings = ("GPUs", "step s", "tokens/s", "speed-up", "efficiency", "GPU-hours of 1000 steps", "why not")
-    summary = note("Predicted: the best plan of the same job on each number of GPUs.")
-    notes = [note(sentence) for sentence in what_if.notes]
-    return section("sizes", "Other numbers of GPUs", summary, *plots, table(headings, rows, numbers=range(6)), *notes)
+    entries = (
+        (formatting.COLOURS[0], "solid", "the best plan"),
+        ("c-other", "faint", f"{min(planned, default=0)} GPUs in proportion"),
+    )
+    return render(
+        "sizes.html",
+        is_requested=True,
+        entries=entries,
+        chart=_sizes_plot(planned) if planned else "",
+        rows=rows,
+        notes=what_if.notes,
+    )
 
 
 def _num_ranks(setting: Setting) -> int:
     return int(setting["cluster.nodes"]) * int(setting["cluster.ranks_per_node"])
 
 
-def _sizes_plot(planned: dict[int, Outlook]) -> Html:
+def _sizes_plot(planned: dict[int, Outlook]) -> Markup:
     smallest = min(planned)
     work = planned[smallest].step_seconds * smallest
     points = tuple(
@@ -49,7 +58,7 @@ def _sizes_plot(planned: dict[int, Outlook]) -> Html:
     )
     ideal = tuple(PlotPoint(point.x, work / point.x, "") for point in points)
     series = (Series("in proportion", "c-other", ideal, guide=True), Series("", formatting.COLOURS[0], points))
-    chart = plot(
+    return plot(
         series,
         across=at_values([point.x for point in points]),
         names=[str(size) for size in planned],
@@ -57,11 +66,6 @@ def _sizes_plot(planned: dict[int, Outlook]) -> Html:
         up="step time, s",
         describe="step time against the number of GPUs",
     )
-    entries = (
-        (formatting.COLOURS[0], "solid", "the best plan"),
-        ("c-other", "faint", f"{smallest} GPUs in proportion"),
-    )
-    return join([legend(entries), chart])
 
 
 def _size_numbers(size: int, outlook: Outlook, planned: dict[int, Outlook]) -> tuple[str, ...]:
@@ -110,29 +114,25 @@ def sweep(what_if: WhatIf) -> str:
     """Return the HTML page of a sweep: two plots and a table. Raises BadInput if no field has several values."""
     swept = _swept(what_if)
     method = "planned again for each value" if what_if.replanned else "the same placements re-evaluated"
-    return page(
-        f"What if {swept.field} changes",
-        tag("header", tag("h1", f"What if {swept.field} changes"), tag("p", f"Predicted, {method}.", class_="lead")),
-        _plots(swept),
-        _sweep_table(what_if),
-        *(
-            note(f"{formatting.setting(answer.setting)}: {sentence}")
-            for answer in what_if.answers
-            for sentence in _answer_notes(answer)
-        ),
-        *(note(sentence) for sentence in what_if.notes),
-    )
-
-
-def _plots(swept: _Swept) -> Html:
-    """The plots of step time and tokens/s, side by side where there is room."""
     axis = _axis_positions(swept)
-    plots = [
-        _sweep_plot(swept, axis, y_label, value_of)
-        for y_label, value_of in (("step time, s", _step_seconds), ("response tokens/s", _tokens))
+    notes = [
+        f"{formatting.setting(answer.setting)}: {sentence}"
+        for answer in what_if.answers
+        for sentence in _answer_notes(answer)
     ]
-    entries = [(colour, "solid", name) for colour, name in zip(formatting.COLOURS, swept.lines, strict=False) if name]
-    return tag("div", legend(entries), tag("div", *plots, class_="pair"), note("Open circles do not fit in memory."))
+    content = render(
+        "sweep.html",
+        entries=[
+            (colour, "solid", name) for colour, name in zip(formatting.COLOURS, swept.lines, strict=False) if name
+        ],
+        plots=[
+            _sweep_plot(swept, axis, y_label, value_of)
+            for y_label, value_of in (("step time, s", _step_seconds), ("response tokens/s", _tokens))
+        ],
+        rows=_sweep_rows(what_if),
+        notes=[*notes, *what_if.notes],
+    )
+    return page(f"What if {swept.field} changes", f"Predicted, {method}.", content)
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _axis_positions(swept: _Swept) -> _AxisPositions:
     return _AxisPositions({str(v): float(v) if ordered else float(place) for place, v in enumerate(values)}, ordered)
 
 
-def _sweep_plot(swept: _Swept, axis: _AxisPositions, y_label: str, value_of: Callable[[Outlook], float]) -> Html:
+def _sweep_plot(swept: _Swept, axis: _AxisPositions, y_label: str, value_of: Callable[[Outlook], float]) -> Markup:
     """A plot of one number of the answers against the field of the sweep."""
     series = []
     for number, (name, answers) in enumerate(swept.lines.items()):
@@ -176,19 +176,12 @@ def _sweep_plot(swept: _Swept, axis: _AxisPositions, y_label: str, value_of: Cal
     )
 
 
-def _sweep_table(answered: WhatIf) -> Html:
-    headings = ("", "step s", "against", "tokens/s", "idle", "headroom", "GPU-hours of 1000 steps", "fits")
-    rows = [
-        (
-            "as planned",
-            *_sweep_numbers(answered.baseline, None),
-            "yes" if answered.baseline.headroom_bytes >= 0 else "no",
-        )
-    ]
+def _sweep_rows(answered: WhatIf) -> Iterator[tuple[str, ...]]:
+    fits = "yes" if answered.baseline.headroom_bytes >= 0 else "no"
+    yield "as planned", *_sweep_numbers(answered.baseline, None), fits
     for answer in answered.answers:
         numbers = _sweep_numbers(answer.outlook, answer.difference) if answer.outlook else ("",) * 6
-        rows.append((formatting.setting(answer.setting), *numbers, "yes" if answer.fits else " ".join(answer.broken)))
-    return table(headings, rows, numbers=range(1, 7))
+        yield formatting.setting(answer.setting), *numbers, "yes" if answer.fits else " ".join(answer.broken)
 
 
 def _sweep_numbers(outlook: Outlook, difference: Outlook | None) -> tuple[str, ...]:
@@ -220,6 +213,5 @@ def _tokens(outlook: Outlook) -> float:
 
 def fit_page(what_if: WhatIf, least_ranks: int) -> str:
     """Return the HTML page of `fit`: the smallest number of devices, the plot and the table."""
-    title = "How many devices"
     summary = f"Predicted: a plan fits on {least_ranks} devices, and on none of the smaller numbers that were tried."
-    return page(title, tag("header", tag("h1", title), tag("p", summary, class_="lead")), sizes(what_if))
+    return page("How many devices", summary, sizes(what_if))

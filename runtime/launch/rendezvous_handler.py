@@ -1,9 +1,18 @@
 """The rendezvous handler that brings the nodes of a run together, on top of torch elastic's c10d rendezvous.
 
-Beyond what torch does, nodes exchange their arrivals and are put in the plan's order, a waiting node reports for
-whom it waits, one that times out reports how many joined, and one that loses its heartbeat later ends the run on the
-others.
-Blocking library calls run in a separate thread, so that the waiting main thread still handles signals.
+torch has the store (TCPStore, PrefixStore), the consensus on who takes part (DynamicRendezvousHandler with
+C10dRendezvousBackend), the exchange of messages and the barrier (torch.distributed.elastic.utils.store), and the agent
+that calls this handler. Ours is what torch lacks:
+
+- The store listens on the address of the rendezvous only, where torch's c10d backend listens on every network.
+- A port that another program or another run holds is refused. torch's c10d backend waits for the former in C++, where
+  no signal is handled, and joins the store of the latter. Calls that block run in a separate thread here, so that the
+  waiting main thread handles signals.
+- Nodes that run different work are refused, and the others are put in the plan's order, by their node ranks if they
+  have any. torch's static rendezvous needs a node rank of every node and compares nothing.
+- A waiting node reports for whom it waits, and one that times out reports how many joined.
+- A node whose heartbeat stops ends the run on the others. torch compares the clocks of the nodes to find such a node,
+  and does not tell the agent that it has left.
 """
 
 from __future__ import annotations
@@ -29,6 +38,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
+from torch.distributed.elastic.utils.store import barrier, synchronize
 
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.runtime.launch.interruption import nothing_to_finish
@@ -268,12 +278,10 @@ class HeartbeatThread:
 
 def _exchange(store: Store, index: int, nodes: int, arrival: Arrival, token: str) -> list[Arrival]:
     """Return the arrivals of all nodes by their torch ranks. No node continues or leaves before all have read them."""
-    store.set(f"arrival/{index}", arrival.message(token))
-    messages = [store.get(f"arrival/{number}") for number in range(nodes)]
-    if store.add("read", 1) == nodes:
-        store.set("all read", "")
+    seconds = _STORE_TIMEOUT.total_seconds()
+    messages = synchronize(store, arrival.message(token).encode(), index, nodes, "arrival/", seconds)
     with contextlib.suppress(DistError):  # the node that hosts the store may be gone by now
-        store.wait(["all read"], _STORE_TIMEOUT)
+        barrier(store, nodes, "arrivals are read", seconds)
     return [Arrival.parse(message, token) for message in messages]
 
 

@@ -19,7 +19,7 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import GENERATE
-from tests.runtime.commands.test_report_command import small_plan
+from tests.runtime.cli.test_report_command import small_plan
 
 
 def taking(seconds: float) -> Plan:

@@ -29,7 +29,7 @@ def contents_of(plan: Plan, *clocks: str) -> Contents:
 
 
 class Outline(HTMLParser):
-    """The elements of a page; raises when one is not closed where it should be."""
+    """The elements of a page, and its text between them; raises when one is not closed where it should be."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Outline(HTMLParser):
         self.names: list[str] = []
         self.attributes: list[tuple[str, str]] = []
         self.text: list[str] = []
-        self.feed(text)
+        self.feed(str(text))
         self.close()
         assert self.open == []
 
@@ -56,7 +56,8 @@ class Outline(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.text.append(data)
+        if data.strip():
+            self.text.append(data)
 
 
 def titles(markup: str) -> list[str]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 
 import pytest
+from markupsafe import Markup
 
-from meshwright.planner.report.charts import Box, Label, Mark, lane_chart, legend, linear
-from meshwright.planner.report.html import Html
+from meshwright.planner.report.charts import Box, Label, Mark, lane_chart, linear
 from tests.planner.report.pages import Outline, titles
 
 
-def drawn(*boxes: Box, marks: tuple[Mark, ...] = (), labels: tuple[Label, ...] = (), lane_height: float = 40.0) -> Html:
+def drawn(
+    *boxes: Box, marks: tuple[Mark, ...] = (), labels: tuple[Label, ...] = (), lane_height: float = 40.0
+) -> Markup:
     axis = linear(0.0, 10.0)
     return lane_chart(
         boxes, axis=axis, unit="s", num_lanes=3, lane_height=lane_height, marks=marks, labels=labels, describe="boxes"
@@ -54,9 +56,3 @@ def test_marks_and_labels_stand_beside_the_boxes() -> None:
     assert "limit" in outline.text
     assert "all <lanes>" in outline.text
     assert ("class", "limit") in outline.attributes
-
-
-def test_a_legend_has_an_entry_for_each_colour_and_look() -> None:
-    outline = Outline(legend([("c-a", "solid", "one"), ("c-b", "hatched", "two")]))
-    assert outline.names.count("li") == 2
-    assert [text for text in outline.text if text] == ["one", "two"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
+from markupsafe import Markup
+
 from meshwright.planner.report.charts import PlotPoint, Series, at_values, plot
-from meshwright.planner.report.html import Html
 from tests.planner.report.pages import Outline, circles, titles
 
 VALUES = (1.0, 2.0, 4.0)
@@ -16,7 +17,7 @@ def series(*heights: float, joined: bool = True, guide: bool = False, sound: boo
     return Series("ours", "c-other", points, joined=joined, guide=guide)
 
 
-def drawn(*found: Series) -> Html:
+def drawn(*found: Series) -> Markup:
     names = [f"{value:g} nodes" for value in VALUES]
     return plot(found, across=at_values(VALUES), names=names, what="nodes", up="step time, s", describe="a plot")
 

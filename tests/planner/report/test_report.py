@@ -12,7 +12,19 @@ from meshwright.planner.report.timelines import overview, period_timeline
 from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.report.pages import Outline, contents_of, plan_of
 
-SECTIONS = ["glance", "turn", "timelines", "memory", "idle", "terms", "compared", "learning", "sizes", "proof", "facts"]
+SECTIONS = [
+    "overview",
+    "period",
+    "timelines",
+    "memory",
+    "idle",
+    "terms",
+    "compared",
+    "learning",
+    "sizes",
+    "proof",
+    "facts",
+]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from meshwright.planner.search.frontiers import frontiers
 from meshwright.planner.search.search_case import count_work, solver_record, with_gap
 from meshwright.planner.solver.result import Effort, Limits
 from tests.planner.jobs import ToyModel, small_facts
-from tests.runtime.commands.test_report_command import small_plan
+from tests.runtime.cli.test_report_command import small_plan
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from meshwright.planner.plan.verify import verify
 from meshwright.profiles.errors import BadInput
 from meshwright.runtime.execution.replanning import replan_for_nodes
 from meshwright.runtime.execution.request import RunRequest
-from tests.runtime.commands.starting.test_trace_options import run_with_tokens
+from tests.runtime.cli.test_trace_options import run_with_tokens
 from tests.runtime.small_job import request, write_job
 
 

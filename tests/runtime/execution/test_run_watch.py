@@ -11,7 +11,7 @@ from meshwright.planner.program.durations import max_waves_ratio
 from meshwright.planner.program.program import RunStage
 from meshwright.runtime.execution.watchdog import RunWatch, Watchdog
 from tests.planner.analysis.test_oversampling import planned, sampled_facts
-from tests.runtime.commands.test_report_command import small_plan
+from tests.runtime.cli.test_report_command import small_plan
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.ranks import run_on_ranks
 

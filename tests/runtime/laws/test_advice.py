@@ -14,8 +14,8 @@ from meshwright.planner.job.job import read_job, resolve
 from meshwright.planner.plan.plan import read_plan, write_plan
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.trace import write_spans
+from tests.runtime.cli.test_report_command import small_plan
 from tests.runtime.command import Call
-from tests.runtime.commands.test_report_command import small_plan
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from meshwright.runtime.training.trainer import MicroBatch, forward_logprobs
 from tests.planner.jobs import small_facts
 from tests.runtime import small_job
 from tests.runtime.checkpoints import expected_logprobs, name_end_tokens, tokens, write_checkpoint
-from tests.runtime.generation.test_engine import PROMPTS, VOCAB_SIZE, generate, open_generator
+from tests.runtime.inference.test_engine import PROMPTS, VOCAB_SIZE, generate, open_generator
 from tests.runtime.model.test_weights import _check as check_logprobs
 from tests.runtime.model.test_weights import _convert
 from tests.runtime.ranks import run_on_ranks

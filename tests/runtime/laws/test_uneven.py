@@ -9,7 +9,7 @@ import pytest
 from meshwright.profiles.layout import layers_per_stage
 from meshwright.profiles.model_shape import read_model
 from tests.runtime.checkpoints import FAMILIES, write_checkpoint
-from tests.runtime.generation.test_engine import VOCAB_SIZE, generate
+from tests.runtime.inference.test_engine import VOCAB_SIZE, generate
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.training.test_checkpoint import Run, _merge
 from tests.runtime.training.test_refit import _check

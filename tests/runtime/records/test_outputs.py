@@ -15,8 +15,8 @@ from meshwright.planner.plan.plan import write_plan
 from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput
 from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
+from tests.runtime.cli.test_report_command import small_plan
 from tests.runtime.command import Call
-from tests.runtime.commands.test_report_command import small_plan
 
 
 @pytest.fixture

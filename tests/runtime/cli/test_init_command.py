@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.runtime.command import Call
 
-MODEL = Path(__file__).parents[4] / "examples/models/llama-2-7b"
+MODEL = Path(__file__).parents[3] / "examples/models/llama-2-7b"
 NUMBERS = ("--device", "h100-sxm", "--batch", 64, "--prompt", 128, "--response", 128)
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from meshwright.planner.job.job import read_job, require_job
 from meshwright.planner.plan.plan import read_plan
+from tests.runtime.cli.test_calibrate_command import run_of
+from tests.runtime.cli.test_trace_options import run_with_tokens
 from tests.runtime.command import Call
-from tests.runtime.commands.starting.test_trace_options import run_with_tokens
-from tests.runtime.commands.test_calibrate_command import run_of
 
 
 def test_the_new_plan_is_written_and_what_it_costs_is_said(call: Call, plan: Path, tmp_path: Path) -> None:

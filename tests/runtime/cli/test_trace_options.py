@@ -11,8 +11,8 @@ from meshwright.planner.plan.plan import read_plan
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.trace import read_spans, write_spans
 from meshwright.runtime.api.job_inputs import observed_lengths
+from tests.runtime.cli.test_calibrate_command import run_of
 from tests.runtime.command import Call
-from tests.runtime.commands.test_calibrate_command import run_of
 
 GAP = ("--gap", 0.3)
 

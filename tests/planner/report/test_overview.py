@@ -1,4 +1,4 @@
-"""The plan at a glance: a box for whatever takes time, on the ranks that it takes."""
+"""The overview: a box for whatever takes time, on the ranks that it takes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.seeds import seeds
 
 
 @seeds(2, all=5)
-def test_the_plan_at_a_glance_has_a_box_for_every_stage_and_refit(seed: int) -> None:
+def test_the_overview_has_a_box_for_every_stage_and_refit(seed: int) -> None:
     plan = plan_of(seed)
     told = titles(overview(plan))
     for placement in plan.placements:

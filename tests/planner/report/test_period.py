@@ -1,4 +1,4 @@
-"""The predicted turn: what is on the critical path is in full colour."""
+"""The predicted period: what is on the critical path is in full colour."""
 
 from __future__ import annotations
 
