@@ -2,8 +2,8 @@
 
     python -m benchmarks.trainers --out benchmarks/trainers/verl_<date>.md
 
-Each example is the script that verl ships, as it is retyped in `tests/planner/imports/shipped`, on H100 with InfiniBand
-NDR. A function pays there, and in both plans. Seconds are PREDICTED, by analytic costs with vLLM.
+Each example is the script that verl ships, as it is retyped in `tests/planner/trainers/shipped`, on H100 with
+InfiniBand NDR. A function pays there, and in both plans. Seconds are PREDICTED, by analytic costs with vLLM.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from meshwright import api
 from meshwright.planner.report.formatting import schedule
 
 _ROOT = Path(__file__).parents[2]
-_SHIPPED = _ROOT / "tests" / "planner" / "imports" / "shipped" / "verl.yaml"
+_SHIPPED = _ROOT / "tests" / "planner" / "trainers" / "shipped" / "verl.yaml"
 _MODELS = _ROOT / "examples" / "models"
 
 

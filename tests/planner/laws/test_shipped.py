@@ -1,6 +1,6 @@
 """Configurations that the four trainers ship are read; one that is not is refused by its key.
 
-The keys that matter are retyped in tests/planner/imports/shipped, each with the file and the commit it was read in.
+The keys that matter are retyped in tests/planner/trainers/shipped, each with the file and the commit it was read in.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from meshwright.planner.trainers.importer import JobSource
 from meshwright.planner.trainers.parsed_config import ParsedConfig
 from meshwright.planner.trainers.registry import READERS
 from meshwright.profiles.errors import BadInput
-from tests.planner.imports.written import CONFIG
+from tests.planner.trainers.written import CONFIG
 
-FOLDER = Path(__file__).parents[1] / "imports" / "shipped"
+FOLDER = Path(__file__).parents[1] / "trainers" / "shipped"
 
 LEAST_SHARE = 0.95
 LEAST_NUMBER = 40

@@ -10,8 +10,8 @@ import pytest
 from meshwright.planner.plan.plan import read_plan
 from meshwright.planner.trainers.importer import Imported
 from meshwright.runtime.cli.import_ import _as_json, _model_paths
-from tests.planner.imports.written import plan_of, written
 from tests.planner.plans import random_plan
+from tests.planner.trainers.written import plan_of, written
 from tests.runtime.command import Call
 
 ASKED = ("--from", "openrlhf", "--device", "l4", "--gap", 0.5)

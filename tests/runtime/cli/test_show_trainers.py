@@ -11,7 +11,7 @@ from meshwright.planner.trainers.exporter import export
 from meshwright.planner.trainers.registry import TRAINERS
 from meshwright.runtime.cli import view_trainers
 from tests.planner.drawn import model_of
-from tests.planner.export.plans import best
+from tests.planner.trainers.plans import best
 
 
 def test_what_cannot_be_said_is_told_with_its_price_and_the_rest_is_counted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from meshwright.planner.job.job import read_job, resolve
 from meshwright.planner.trainers.importer import JobSource
 from meshwright.planner.trainers.registry import READERS
 from meshwright.profiles.errors import BadInput
-from tests.planner.imports.written import plan_of, written
+from tests.planner.trainers.written import plan_of, written
 
 
 def test_the_job_is_read_again_with_what_the_configuration_says(tmp_path: Path) -> None:

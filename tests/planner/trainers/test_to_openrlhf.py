@@ -6,8 +6,8 @@ import pytest
 
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.algorithms import PPO_GRAPH
-from tests.planner.export.configurations import configuration, plan_ahead
-from tests.planner.export.plans import best
+from tests.planner.trainers.configurations import configuration, plan_ahead
+from tests.planner.trainers.plans import best
 
 
 @pytest.fixture(params=["together", "ahead"])

@@ -18,9 +18,9 @@ from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.documents import parse
 from meshwright.profiles.errors import BadInput
 from tests.planner.drawn import model_of
-from tests.planner.export.plans import NAMES, best, facts_of
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
+from tests.planner.trainers.plans import NAMES, best, facts_of
 
 SAMPLES = ("actor_rollout_ref.rollout.n", "rollout.n_samples_per_prompt", "n-samples-per-prompt")
 BATCHES = ("data.train_batch_size", "rollout.batch_size", "rollout-batch-size")

@@ -16,7 +16,7 @@ from meshwright.planner.trainers.exporter import Exported, best_expressible_plan
 from meshwright.planner.trainers.registry import READERS, TRAINERS
 from meshwright.profiles.errors import BadInput
 from tests.planner.drawn import model_of
-from tests.planner.export.plans import facts_of
+from tests.planner.trainers.plans import facts_of
 
 HOOKED = ("verl", "openrlhf", "slime")
 

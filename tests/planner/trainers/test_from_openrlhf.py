@@ -9,7 +9,7 @@ import pytest
 from meshwright.planner.trainers.openrlhf import read_openrlhf
 from meshwright.planner.trainers.parsed_config import ParsedConfig
 from meshwright.profiles.errors import BadInput
-from tests.planner.imports.written import assert_is_read, plan_of, written
+from tests.planner.trainers.written import assert_is_read, plan_of, written
 
 
 @pytest.mark.parametrize("staleness", [0, 1])

@@ -13,8 +13,8 @@ from meshwright.planner.trainers.registry import TRAINERS
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.stages import GENERATE
 from tests.planner.drawn import model_of
-from tests.planner.export.configurations import plan_ahead
-from tests.planner.export.plans import best
+from tests.planner.trainers.configurations import plan_ahead
+from tests.planner.trainers.plans import best
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -15,8 +15,8 @@ from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.stages import GENERATE
 from tests.planner.drawn import model_of
-from tests.planner.export.plans import NAMES, best, facts_of
 from tests.planner.jobs import small_facts
+from tests.planner.trainers.plans import NAMES, best, facts_of
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])

@@ -15,7 +15,7 @@ from meshwright.planner.trainers.registry import TRAINERS
 from meshwright.planner.trainers.trainer import ConfigValue, ExportInput, OtherTrainer
 from meshwright.profiles.algorithms import Algorithm
 from tests.planner.drawn import model_of
-from tests.planner.export.plans import best, facts_of
+from tests.planner.trainers.plans import best, facts_of
 
 
 def configuration(name: str, plan: Plan | None = None) -> dict[str, ConfigValue]:

@@ -16,9 +16,9 @@ from meshwright.planner.trainers.registry import READERS
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.lengths import LengthSpec
 from tests.planner.drawn import model_of
-from tests.planner.export.plans import NAMES, facts_of
-from tests.planner.imports.written import CONFIG, plan_of, written
 from tests.planner.jobs import small_facts
+from tests.planner.trainers.plans import NAMES, facts_of
+from tests.planner.trainers.written import CONFIG, plan_of, written
 
 LIMITS = Limits(gap=0.3)
 

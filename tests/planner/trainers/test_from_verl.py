@@ -9,7 +9,7 @@ import pytest
 from meshwright.planner.trainers.parsed_config import ParsedConfig
 from meshwright.planner.trainers.verl import read_verl
 from meshwright.profiles.errors import BadInput
-from tests.planner.imports.written import assert_is_read, plan_of, written
+from tests.planner.trainers.written import assert_is_read, plan_of, written
 
 ACTOR = "actor_rollout_ref.actor"
 MICRO_BATCHES = (

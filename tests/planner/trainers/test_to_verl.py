@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.planner.export.configurations import configuration, plan_ahead
-from tests.planner.export.plans import best
+from tests.planner.trainers.configurations import configuration, plan_ahead
+from tests.planner.trainers.plans import best
 
 A, R = "actor_rollout_ref", "actor_rollout_ref.rollout"
 

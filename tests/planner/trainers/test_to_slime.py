@@ -7,8 +7,8 @@ import yaml
 from meshwright.planner.trainers.exporter import export
 from meshwright.planner.trainers.registry import TRAINERS
 from tests.planner.drawn import model_of
-from tests.planner.export.configurations import configuration, plan_ahead
-from tests.planner.export.plans import best
+from tests.planner.trainers.configurations import configuration, plan_ahead
+from tests.planner.trainers.plans import best
 
 
 def test_critic_and_reference_have_the_ranks_and_degrees_of_the_actor() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from meshwright.planner.trainers.importer import slot_bounds
 from meshwright.planner.trainers.parsed_config import MEMORY_SHARE
 from tests.planner.drawn import model_of
-from tests.planner.export.plans import facts_of
+from tests.planner.trainers.plans import facts_of
 
 FACTS = facts_of()
 ENGINES = {"actor_generate.pool": f"0:{FACTS.cluster.num_ranks}", "actor_generate.tp": 1, "actor_generate.pp": 1}

@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.planner.analysis.observed_lengths import parse_fields, read_lengths
 from meshwright.profiles.errors import BadInput
-from tests.planner.imports.test_agent_traces import written
+from tests.planner.trainers.test_agent_traces import written
 
 
 def test_a_line_without_a_list_is_a_prompt_and_a_response(tmp_path: Path) -> None:
