@@ -85,11 +85,11 @@ _MAX_YAML_WORD = 500
 class TrainerConfig:
     """A trainer's configuration: `values` are its keys, `known` has the defaults of all others.
 
-    `other_branch` holds, for keys whose value depends on a branch of a script, the value in another branch. `undecided`
-    are keys whose value the script does not determine, with the reason. `missing` are base files that the configuration
-    names and that do not exist beside it. `command` are the words of the command, `remarks` sentences on parts of the
-    script that were not followed, `changed` the keys that the user overrode, and `read_keys` the keys that were read so
-    far.
+    `other_branch` holds, for keys whose value depends on a branch of a script, the value in another branch.
+    `undecided` are keys whose value the script does not determine, with the reason. `missing` are base files that
+    the configuration names and that do not exist beside it. `directory` is that of the configuration's file.
+    `command` are the words of the command, `remarks` sentences on parts of the script that were not followed,
+    `changed` the keys that the user overrode, and `read_keys` the keys that were read so far.
     """
 
     known: KnownKeys
@@ -97,6 +97,7 @@ class TrainerConfig:
     other_branch: Mapping[str, Any] = field(default_factory=dict)
     undecided: Mapping[str, str] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
+    directory: Path = Path()
     command: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     changed: frozenset[str] = frozenset()
@@ -250,7 +251,9 @@ def read_overrides(path: Path, known: KnownKeys, changed: Mapping[str, Any] | No
     """
     if path.suffix in (".yaml", ".yml"):
         missing: list[str] = []
-        config = TrainerConfig(known=known, values=_read_leaves(path, missing, []), missing=tuple(missing))
+        config = TrainerConfig(
+            known=known, values=_read_leaves(path, missing, []), missing=tuple(missing), directory=path.parent
+        )
         return _override(config, changed or {})
     return _read_command(path, known, lambda words: _overrides(words, known), changed or {})
 
@@ -325,6 +328,7 @@ def _read_command(
         values=values,
         other_branch={key: value for key, value in first_branch_keys.items() if values.get(key) != value},
         undecided=undecided,
+        directory=path.parent,
         command=tuple(word.text for word in command),
         remarks=tuple(remarks),
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from string import Template
 from typing import Any
 
@@ -61,18 +61,6 @@ def uneven_stage_layers(plan: Plan, stage: str) -> tuple[int, int] | None:
     layout, role = plan.placement(stage).layout, PPO_GRAPH.by_name[stage].role
     counts = unequal_layers_per_stage(plan.facts.models.spec(role), layout.pp)
     return (counts[0], counts[-1]) if counts else None
-
-
-def megatron_degrees(plan: Plan, stage: str, prefix: str) -> Iterator[KeyValue]:
-    """The degrees of a stage under Megatron's names, below a prefix."""
-    layout, field = plan.placement(stage).layout, f"placements.{stage}.layout"
-    yield KeyValue(f"{prefix}.tensor_model_parallel_size", layout.tp, f"{field}.tp")
-    yield KeyValue(f"{prefix}.pipeline_model_parallel_size", layout.pp, f"{field}.pp")
-    yield KeyValue(f"{prefix}.context_parallel_size", layout.cp, f"{field}.cp")
-    yield KeyValue(f"{prefix}.sequence_parallel", layout.sp, f"{field}.sp")
-    if plan.facts.models.spec(plan.graph.by_name[stage].role).experts:
-        yield KeyValue(f"{prefix}.expert_model_parallel_size", layout.ep, f"{field}.ep")
-        yield KeyValue(f"{prefix}.expert_tensor_parallel_size", layout.etp, f"{field}.etp")
 
 
 def mini_batch(plan: Plan) -> int:

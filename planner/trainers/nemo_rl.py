@@ -10,14 +10,13 @@ on its own ranks, with tensor parallelism alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from meshwright.planner.job.algorithm_settings import PPO
 from meshwright.planner.job.job import Facts
-from meshwright.planner.plan.plan import Plan
+from meshwright.planner.trainers import reads, writes
 from meshwright.planner.trainers.config_keys import TrainerConfig, known_keys, read_overrides
 from meshwright.planner.trainers.deployment_modes import (
     ONE_AHEAD,
@@ -30,20 +29,11 @@ from meshwright.planner.trainers.deployment_modes import (
     pool_divisions,
     ppo_stages,
 )
-from meshwright.planner.trainers.export_settings import (
-    engine_memory_share,
-    megatron_degrees,
-    mini_batch,
-    nested_yaml,
-    pool_nodes,
-    script,
-    uneven_stage_layers,
-)
+from meshwright.planner.trainers.export_settings import engine_memory_share, mini_batch, nested_yaml, script
+from meshwright.planner.trainers.megatron_rows import MEGATRON_SIZES, degree_rows, end_layer_rows
 from meshwright.planner.trainers.parsed_config import (
     GRPO_ESTIMATOR,
     MATHS,
-    MEGATRON_SIZES,
-    MEMORY_SHARE,
     PPO_ESTIMATOR,
     REINFORCE_BASELINE_ESTIMATOR,
     REINFORCE_ESTIMATOR,
@@ -57,7 +47,8 @@ from meshwright.planner.trainers.parsed_config import (
     layout_notes,
     layout_of,
 )
-from meshwright.planner.trainers.trainer import ExportInput, KeyValue, OtherTrainer
+from meshwright.planner.trainers.table import STEPS_AHEAD, Read, Row, Write, read_field, read_table, write_table
+from meshwright.planner.trainers.trainer import ConfigValue, ExportInput, KeyValue, OtherTrainer
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Offload, Recompute
@@ -65,7 +56,28 @@ from meshwright.profiles.stages import GENERATE, Role
 
 _G = "policy.generation"
 _RM = "env.reward_model"
-_MODEL_PREFIXES = {"actor_train": "policy", "critic_train": "value"}
+_ESTIMATORS: Mapping[str, Estimator] = {
+    "gae": PPO_ESTIMATOR,
+    "grpo": GRPO_ESTIMATOR,
+    "reinforce_plus_plus": REINFORCE_ESTIMATOR,
+}
+_DEFAULTS = ("grpo_math_1B.yaml", "ppo_math_1B.yaml")
+"""Base files whose values are known here, even if the file is absent."""
+
+_OTHER_PREFIXES = ("dpo.", "sft.", "distillation.", "teacher.", "teachers.", "rm.", "eval.")
+"""Prefixes of keys that configure training other than reinforcement learning."""
+
+_OTHER_FILES = re.compile(r"^(dpo|sft|distillation|rm|eval)\b|^(dpo|sft|distillation|rm)_")
+"""Names of files that configure training other than reinforcement learning."""
+
+_PRECISIONS = {
+    "policy.precision": ("bfloat16",),
+    "value.precision": ("bfloat16", None),
+    f"{_G}.vllm_cfg.precision": ("bfloat16", "fp8"),
+}
+"""Precisions that a job can have, by key."""
+
+_STAGES = {"policy": ("actor_train", "actor_logprob", "ref_logprob"), "value": ("critic_train", "critic_value")}
 
 
 def deployment_modes(facts: Facts) -> Iterator[DeploymentMode]:
@@ -111,125 +123,539 @@ def _mode(name: str, pool_pins: tuple[str, ...], *, steps_ahead: int = 0) -> Dep
     )
 
 
+# What is peculiar to NeMo-RL in an import
+
+
+def _is_megatron(config: TrainerConfig) -> bool:
+    """True if Megatron-core trains: by its key, by the name of a base file that is absent, by keys that only Megatron
+    has, or by default."""
+    key = "policy.megatron_cfg.enabled"
+    if not config.has(key):
+        names = [Path(name).name for name in config.missing]
+        if any("megatron" in name for name in names):
+            return True
+        if any(name in _DEFAULTS for name in names):
+            return False
+        if names:
+            return any(name.startswith("policy.megatron_cfg.") for name in config.values)
+    return bool(config.value(key))
+
+
+def _if_trained(model: str, read: Read) -> Read:
+    """Read a key of a model only where Megatron-core trains and the job has the model."""
+    stages = _STAGES[model]
+    return reads.if_(lambda setup: _is_megatron(setup.config) and bool(setup.stages(*stages)), read)
+
+
+def _has_reward_model(setup: TrainingSetup) -> bool:
+    return setup.config.has(f"{_RM}.model_name")
+
+
+def _pools(config: TrainerConfig) -> Iterator[tuple[str, str]]:
+    """The pools: the reward model and generation take theirs from the cluster, and the remaining ranks train."""
+    per_node = config.integer("cluster.gpus_per_node")
+    num_ranks = config.integer("cluster.num_nodes") * per_node
+    taken = {}
+    if not config.value(f"{_G}.colocated.enabled"):
+        taken["generate"] = _pool_size(config, f"{_G}.colocated.resources", per_node)
+    if config.has(f"{_RM}.model_name"):
+        taken["score"] = _pool_size(config, f"{_RM}.resources", per_node)
+    if sum(taken.values()) >= num_ranks:
+        raise BadInput(f"cluster.num_nodes={config.value('cluster.num_nodes')} leaves no rank to train; give it more.")
+    yield from consecutive_pools([("train", num_ranks - sum(taken.values())), *taken.items()])
+
+
+def _pool_size(config: TrainerConfig, prefix: str, per_node: int) -> int:
+    return config.integer_or(f"{prefix}.num_nodes", 1) * config.integer_or(f"{prefix}.gpus_per_node", per_node)
+
+
+def _num_train_ranks(config: TrainerConfig) -> int:
+    return int(dict(_pools(config))["train"].partition(":")[2])
+
+
+def _read_pools(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    """The cluster and the pool of every stage."""
+    config, per_node_key = setup.config, "cluster.gpus_per_node"
+    pools = dict(_pools(config))
+    for what, key in (("nodes", row.key), ("ranks_per_node", per_node_key)):
+        yield ParsedField(f"cluster.{what}", config.integer(key), (key,))
+    keys = (f"{_G}.colocated.enabled", f"{_G}.colocated.resources.num_nodes")
+    yield ParsedField(f"{GENERATE}.pool", pools.get("generate", pools["train"]), keys)
+    if setup.reward is None:
+        yield ParsedField("reward_score.pool", pools.get("score", pools["train"]), (f"{_RM}.resources.num_nodes",))
+    for stage in setup.stages(*_STAGES["policy"], *_STAGES["value"]):
+        yield ParsedField(f"{stage}.pool", pools["train"], (row.key, per_node_key))
+
+
+def _layout(config: TrainerConfig, model: str, num_ranks: int) -> Layout:
+    sp = bool(config.value(f"{model}.megatron_cfg.sequence_parallel"))
+    return layout_of(_degrees(config, model), num_ranks, sp=sp)
+
+
+def _degrees(config: TrainerConfig, model: str) -> dict[str, int]:
+    return {axis: config.integer(f"{model}.megatron_cfg.{name}") for axis, name in MEGATRON_SIZES.items()}
+
+
+def _expert_notes(setup: TrainingSetup) -> Iterator[str]:
+    num_ranks = _num_train_ranks(setup.config)
+    for model, stages in _STAGES.items():
+        if setup.stages(*stages):
+            degrees, layout = _degrees(setup.config, model), _layout(setup.config, model, num_ranks)
+            yield from layout_notes(f"{model}.megatron_cfg.{MEGATRON_SIZES['ep']}", degrees, layout)
+
+
+def _read_layout(model: str) -> Read:
+    """The layout of a model's stages."""
+
+    def read(setup: TrainingSetup, _row: Row) -> Iterator[ParsedField]:
+        layout = _layout(setup.config, model, _num_train_ranks(setup.config))
+        keys = tuple(f"{model}.megatron_cfg.{name}" for name in MEGATRON_SIZES.values())
+        for stage in setup.stages(*_STAGES[model]):
+            yield ParsedField(f"{stage}.layout", str(layout), keys)
+
+    return _if_trained(model, read)
+
+
+def _read_recompute(model: str) -> Read:
+    """All activations are recomputed, unless the second key names some."""
+
+    def read(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+        keys = (row.key, f"{model}.megatron_cfg.recompute_granularity")
+        recompute = setup.config.value(keys[1]) or "full" if setup.config.value(keys[0]) else "none"
+        yield ParsedField(f"{_STAGES[model][0]}.recompute", recompute, keys)
+
+    return _if_trained(model, read)
+
+
+def _read_offload(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    keys = (row.key, "policy.megatron_cfg.optimizer.optimizer_cpu_offload")
+    offloaded = [bool(setup.config.value(key)) for key in keys]
+    yield ParsedField("actor_train.offload", "optimizer" if any(offloaded) else "none", keys)
+
+
+_PACKINGS = ("sequence_packing", "dynamic_batching")
+
+
+def _packing(config: TrainerConfig, model: str) -> str | None:
+    """How a model packs its micro-batches to a number of tokens; None where they have a number of rows."""
+    return next((name for name in _PACKINGS if config.value(f"{model}.{name}.enabled")), None)
+
+
+def _read_rows(model: str, *stages: str) -> Read:
+    """Rows of a micro-batch, where the model does not pack."""
+
+    def read(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+        if _packing(setup.config, model) is None:
+            for stage in setup.stages(*stages):
+                yield ParsedField(f"{stage}.micro_batch_size", setup.config.integer(row.key), (row.key,))
+
+    return _if_trained(model, read)
+
+
+def _read_budget(model: str, packing: str, *stages: str) -> Read:
+    """Tokens of a micro-batch for a whole context-parallel group, where the model packs in this way."""
+
+    def read(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+        if _packing(setup.config, model) == packing:
+            keys = (row.key, f"{model}.{packing}.enabled")
+            for stage in setup.stages(*stages):
+                yield ParsedField(f"{stage}.micro_batch_tokens", setup.config.integer(row.key), keys)
+
+    return _if_trained(model, read)
+
+
+def _longest(config: TrainerConfig) -> tuple[int, int]:
+    """The longest prompt and response. A prompt that may fill the whole sequence has what the response leaves of it, or
+    half of it if that is nothing."""
+    total, response = config.integer("policy.max_total_sequence_length"), config.integer(f"{_G}.max_new_tokens")
+    prompt = config.integer("data.max_input_seq_length")
+    if prompt >= total:
+        prompt = max(1, total - response if response < total else total // 2)
+    return prompt, min(response, total - prompt)
+
+
+def _read_prompt(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    yield ParsedField("workload.prompt", _longest(setup.config)[0], (row.key,))
+
+
+def _read_response(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    keys = (row.key, "policy.max_total_sequence_length")
+    yield ParsedField("workload.response", _longest(setup.config)[1], keys)
+
+
+def _read_steps_ahead(group: str) -> Read:
+    """Generation works one step ahead, also where the configuration allows more."""
+
+    def read(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+        if setup.config.value(f"{group}.async_{group}.enabled"):
+            yield ParsedField(STEPS_AHEAD, min(setup.config.integer(row.key), 1), (row.key,))
+
+    return read
+
+
+def _read_reward_degrees(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    if _has_reward_model(setup):
+        yield ParsedField("reward_score.tp", setup.config.integer(row.key), (row.key,))
+        yield ParsedField("reward_score.pp", 1, (row.key,))
+
+
+def _read_fp8(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    if setup.config.value(row.key) == "fp8":
+        yield ParsedField("generation_weights", "fp8", (row.key,))
+
+
+def _read_loss_mean(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    yield from setup.setting("loss_mean", "token" if setup.config.value(row.key) else "sequence", row.key)
+
+
+def _read_by_std(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    """Whether advantages are divided by the deviation, under its present key where the configuration gives that."""
+    present, former = "grpo.adv_estimator.normalize_rewards", "grpo.normalize_rewards"
+    if row.key == (present if setup.config.has(present) else former):
+        yield from setup.setting("normalise_by_std", bool(setup.config.value(row.key)), row.key)
+
+
+# What is peculiar to NeMo-RL in an export
+
+
+def _recomputes_all(stage: str) -> Write:
+    return writes.with_stage(
+        stage, writes.of_plan(lambda plan: plan.placement(stage).schedule.recompute is Recompute.FULL)
+    )
+
+
+def _write_packing(source: ExportInput, _row: Row) -> ConfigValue:
+    return True if source.plan.placement("critic_train").layout.cp > 1 else None
+
+
+def _write_offload(source: ExportInput, _row: Row) -> ConfigValue:
+    return source.plan.placement("actor_train").schedule.offload is Offload.OPTIMIZER
+
+
+def _write_engine_experts(source: ExportInput, _row: Row) -> ConfigValue:
+    layout = source.plan.placement(GENERATE).layout
+    return layout.expert_replicas * layout.tp if layout.ep > 1 else None
+
+
+# The table
+
+
+def _model_rows(model: str) -> tuple[Row, ...]:
+    """The rows of a model's degrees and recomputation."""
+    stage, prefix = _STAGES[model][0], f"{model}.megatron_cfg"
+    return (
+        Row(
+            f"{prefix}.enabled",
+            "rule: degrees of pipeline and experts are Megatron's",
+            None,
+            writes.with_stage(stage, writes.always(True)),
+        ),
+        *degree_rows(stage, prefix, _read_layout(model)),
+        *end_layer_rows(stage, prefix),
+        Row(
+            f"{prefix}.activation_checkpointing",
+            f"placements.{stage}.schedule.recompute",
+            _read_recompute(model),
+            _recomputes_all(stage),
+        ),
+    )
+
+
+def _adapter_rows(prefix: str, is_read: Callable[[TrainerConfig], bool]) -> tuple[Row, ...]:
+    """The rows of an adapter's rank and alpha below a prefix."""
+    return (
+        Row(
+            f"{prefix}.dim",
+            "job: models.actor.adapter.rank",
+            reads.if_(lambda setup: is_read(setup.config), reads.adapter_rank),
+            None,
+        ),
+        Row(
+            f"{prefix}.alpha",
+            "job: models.actor.adapter.alpha",
+            reads.if_(lambda setup: is_read(setup.config), reads.adapter_alpha(f"{prefix}.dim")),
+            None,
+        ),
+    )
+
+
+def _has_peft(config: TrainerConfig) -> bool:
+    return bool(config.value("policy.megatron_cfg.peft.enabled"))
+
+
+def _has_lora(config: TrainerConfig) -> bool:
+    return not _has_peft(config) and bool(config.value("policy.dtensor_cfg.lora_cfg.enabled"))
+
+
+def _by_megatron(setup: TrainingSetup) -> bool:
+    return _is_megatron(setup.config)
+
+
+def _by_dtensor(setup: TrainingSetup) -> bool:
+    return not _is_megatron(setup.config)
+
+
+def _table(group: str) -> tuple[Row, ...]:
+    """The table of a configuration whose algorithm's keys are below `ppo` or `grpo`."""
+    ahead, scored = f"placements.{GENERATE}.steps_ahead", "placements.reward_score"
+    generation, generation_pool = f"placements.{GENERATE}", f"pools: the pool of {GENERATE}"
+    kl = "loss_fn.reference_policy_kl_penalty"
+    return (
+        # batches and lengths
+        Row(
+            f"{group}.num_prompts_per_step",
+            "facts.workload: batch_size / group_size",
+            reads.batch_size(f"{group}.num_generations_per_prompt"),
+            writes.num_prompts,
+        ),
+        Row(f"{group}.num_generations_per_prompt", "facts.workload.group_size", reads.group_size),
+        Row(
+            "ppo.ppo_epochs",
+            "facts.workload.num_epochs",
+            reads.if_(lambda setup: setup.algorithm == "ppo", read_field),
+        ),
+        Row(
+            "policy.train_global_batch_size",
+            "facts.workload.num_minibatches",
+            reads.minibatches(
+                lambda setup: (
+                    setup.config.integer(f"{group}.num_prompts_per_step")
+                    * setup.config.integer(f"{group}.num_generations_per_prompt")
+                )
+            ),
+            writes.of_plan(mini_batch),
+        ),
+        Row(
+            "policy.max_total_sequence_length",
+            "facts.workload: prompt.max + response.max",
+            None,
+            writes.max_tokens,
+            note="read with the lengths of prompt and response",
+        ),
+        Row("data.max_input_seq_length", "facts.workload.prompt.max", _read_prompt),
+        Row(f"{_G}.max_new_tokens", "facts.workload.response.max", _read_response),
+        # degrees and recomputation of each model
+        *_model_rows("policy"),
+        *_model_rows("value"),
+        Row(
+            "value.sequence_packing.enabled",
+            "rule: context parallelism of the value model packs",
+            None,
+            writes.with_stage("critic_train", _write_packing),
+        ),
+        # micro-batches and offload
+        Row(
+            "policy.train_micro_batch_size",
+            "placements.actor_train.schedule.micro_batch_size",
+            _read_rows("policy", "actor_train"),
+        ),
+        Row(
+            "policy.logprob_batch_size",
+            "placements.actor_logprob.schedule.micro_batch_size",
+            _read_rows("policy", "actor_logprob", "ref_logprob"),
+        ),
+        Row(
+            "value.train_micro_batch_size",
+            "placements.critic_train.schedule.micro_batch_size",
+            _read_rows("value", "critic_train", "critic_value"),
+        ),
+        *(
+            Row(
+                f"{model}.{packing}.{kind}_mb_tokens",
+                f"placements.{stages[0]}.schedule.micro_batch_tokens",
+                _read_budget(model, packing, *stages),
+                None,
+            )
+            for packing in _PACKINGS
+            for model, kind, stages in (
+                ("policy", "train", ("actor_train",)),
+                ("policy", "logprob", ("actor_logprob", "ref_logprob")),
+                ("value", "train", ("critic_train",)),
+                ("value", "logprob", ("critic_value",)),
+            )
+        ),
+        Row(
+            "policy.offload_optimizer_for_logprob",
+            "placements.actor_train.schedule.offload",
+            _if_trained("policy", _read_offload),
+            _write_offload,
+        ),
+        # generation
+        Row(f"{_G}.vllm_cfg.tensor_parallel_size", f"{generation}.layout.tp"),
+        Row(f"{_G}.vllm_cfg.pipeline_parallel_size", f"{generation}.layout.pp"),
+        Row(f"{_G}.vllm_cfg.expert_parallel_size", "rule: a multiple of tensor's", None, _write_engine_experts),
+        Row(
+            f"{_G}.vllm_cfg.gpu_memory_utilization",
+            f"{generation}: its weights and cache",
+            reads.memory_share,
+            writes.of_plan(engine_memory_share),
+        ),
+        Row(
+            f"{_G}.colocated.enabled",
+            generation_pool,
+            None,
+            writes.of_plan(lambda plan: not plan.ahead[GENERATE]),
+            note="read with cluster.num_nodes",
+        ),
+        Row(
+            f"{group}.async_{group}.enabled",
+            ahead,
+            None,
+            writes.of_plan(lambda plan: bool(plan.ahead[GENERATE])),
+            note="read with the next key",
+        ),
+        Row(
+            f"{group}.async_{group}.max_trajectory_age_steps",
+            ahead,
+            _read_steps_ahead(group),
+            writes.one_ahead(writes.of_plan(lambda plan: plan.ahead[GENERATE])),
+        ),
+        Row(
+            f"{_G}.colocated.resources.num_nodes",
+            generation_pool,
+            None,
+            writes.one_ahead(writes.number_of_nodes(GENERATE)),
+            note="read with cluster.num_nodes",
+        ),
+        Row(
+            f"{_G}.colocated.resources.gpus_per_node",
+            generation_pool,
+            None,
+            writes.one_ahead(writes.ranks_of_node(GENERATE)),
+            note="read with cluster.num_nodes",
+        ),
+        Row(
+            f"{_G}.vllm_cfg.async_engine",
+            "rule: async_ppo needs it",
+            None,
+            writes.one_ahead(writes.always(True)),
+        ),
+        Row(
+            "loss_fn.use_importance_sampling_correction",
+            "rule: async_ppo needs it",
+            None,
+            writes.one_ahead(writes.always(True)),
+        ),
+        Row(f"{_G}.vllm_cfg.precision", "facts.generation_weights", _read_fp8, None),
+        # rewards
+        Row("env.math.num_workers", "job: rewards.function", reads.function_reward, None),
+        Row("data.default.env_name", scored, None, writes.always("reward_model")),
+        Row(f"{_RM}.enabled", scored, None, writes.always(True)),
+        Row(
+            f"{_RM}.model_name",
+            "job: models.reward.path",
+            reads.if_(_has_reward_model, reads.models(Role.REWARD)),
+            writes.model_path(Role.REWARD),
+        ),
+        Row(f"{_RM}.batch_size", f"{scored}.schedule.micro_batch_size", None),
+        Row(f"{_RM}.max_model_len", "facts.workload", None, writes.max_tokens),
+        Row(
+            f"{_RM}.resources.num_nodes",
+            "pools: the pool of reward_score",
+            None,
+            writes.number_of_nodes("reward_score"),
+            note="read with cluster.num_nodes",
+        ),
+        Row(
+            f"{_RM}.resources.gpus_per_node",
+            "pools: the pool of reward_score",
+            None,
+            writes.ranks_of_node("reward_score"),
+            note="read with cluster.num_nodes",
+        ),
+        Row(f"{_RM}.dtensor_cfg.tensor_parallel_size", f"{scored}.layout.tp", _read_reward_degrees),
+        # models and the algorithm
+        Row(
+            "policy.model_name",
+            "job: models.actor.path",
+            reads.models(Role.ACTOR, Role.REF),
+            writes.model_path(Role.ACTOR),
+        ),
+        Row("value.model_name", "job: models.critic.path", reads.models(Role.CRITIC), writes.model_path(Role.CRITIC)),
+        Row(f"{group}.adv_estimator.name", "job: algorithm", reads.estimator, None),
+        Row(
+            "policy.megatron_cfg.optimizer.lr",
+            "setting: actor_learning_rate",
+            reads.if_(_by_megatron, read_field),
+        ),
+        Row("policy.optimizer.kwargs.lr", "setting: actor_learning_rate", reads.if_(_by_dtensor, read_field), None),
+        Row("value.megatron_cfg.optimizer.lr", "setting: critic_learning_rate"),
+        Row("ppo.adv_estimator.gae_lambda", "setting: gae_lambda"),
+        Row("ppo.adv_estimator.gae_gamma", "setting: gamma"),
+        Row(
+            f"{group}.skip_reference_policy_logprobs_calculation",
+            "placements.ref_logprob",
+            None,
+            writes.always(False),
+        ),
+        Row(
+            f"{group}.reward_shaping.enabled",
+            "rule: async_ppo excludes it, and no stage of the plan does it",
+            None,
+            writes.always(False),
+        ),
+        Row(f"{group}.reward_scaling.enabled", "job: ppo.reward_scale", None, writes.always(False)),
+        Row(kl, "setting: kl_coefficient", reads.kl_penalty),
+        Row("loss_fn.use_kl_in_reward", "placements.ref_logprob", None, writes.always(True)),
+        Row("loss_fn.ratio_clip_min", "setting: clip_ratio"),
+        Row("loss_fn.ratio_clip_max", "setting: clip_ratio", reads.number("clip_ratio_high")),
+        Row("value_loss_fn.cliprange", "setting: value_clip"),
+        Row(f"{_G}.temperature", "setting: temperature"),
+        Row("cluster.num_nodes", "facts.cluster.nodes", _read_pools),
+        Row("cluster.gpus_per_node", "facts.cluster.ranks_per_node", None, note="read with cluster.num_nodes"),
+        # settings that are read and not written
+        *(
+            Row(f"policy.{optimizer}.weight_decay", "setting: weight_decay", reads.if_(is_read, read_field), None)
+            for optimizer, is_read in (("megatron_cfg.optimizer", _by_megatron), ("optimizer.kwargs", _by_dtensor))
+        ),
+        Row("policy.max_grad_norm", "setting: max_grad_norm", write=None),
+        Row(f"{_G}.top_p", "setting: top_p", reads.top_p, None),
+        Row(f"{_G}.top_k", "setting: top_k", reads.top_k, None),
+        *(
+            Row(
+                f"{model}.megatron_cfg.scheduler.lr_warmup_iters",
+                f"setting: {role}_schedule",
+                reads.if_(_by_megatron, reads.warmup_steps(role)),
+                None,
+            )
+            for model, role in (("policy", Role.ACTOR), ("value", Role.CRITIC))
+        ),
+        *(
+            Row(
+                f"{group}.reward_shaping.overlong_buffer_{name}",
+                f"setting: {setting}",
+                reads.if_(lambda setup: bool(setup.config.value(f"{group}.reward_shaping.enabled")), read),
+                None,
+            )
+            for name, setting, read in (
+                ("length", "overlong_tokens", reads.overlong_tokens),
+                (
+                    "penalty",
+                    "overlong_penalty",
+                    reads.overlong_penalty(f"{group}.reward_shaping.overlong_buffer_length"),
+                ),
+            )
+        ),
+        *_adapter_rows("policy.megatron_cfg.peft", _has_peft),
+        *_adapter_rows("policy.dtensor_cfg.lora_cfg", _has_lora),
+        Row("loss_fn.token_level_loss", "job: loss_mean", _read_loss_mean, None),
+        Row("grpo.adv_estimator.normalize_rewards", "setting: normalise_by_std", _read_by_std, None),
+        Row("grpo.normalize_rewards", "setting: normalise_by_std", _read_by_std, None, note="its former name"),
+    )
+
+
+TABLES = {group: _table(group) for group in ("ppo", "grpo")}
+"""NeMo-RL's keys and our fields, in the order of an export, by the group of the algorithm's keys."""
+
+
 def settings(origin: ExportInput) -> Iterator[KeyValue]:
     """The keys of NeMo-RL's configuration that express a plan. Raises BadInput for a reward function."""
-    plan = origin.plan
     if origin.reward_function is not None:
         raise BadInput(
             f"rewards.function={origin.reward_function}: NeMo-RL takes a function as an environment, which is not "
             "exported here; export to verl, openrlhf or slime, or take pools and layouts over by hand."
         )
-    yield from _batch_settings(plan)
-    for stage in _MODEL_PREFIXES:
-        yield from _degree_settings(plan, stage)
-    yield from _micro_batch_settings(plan)
-    yield from _generation_settings(plan)
-    yield from _async_settings(plan)
-    yield from _reward_settings(origin)
-    yield from _algorithm_settings(origin)
-    cluster = plan.facts.cluster
-    yield KeyValue("cluster.num_nodes", cluster.nodes, "facts.cluster.nodes")
-    yield KeyValue("cluster.gpus_per_node", cluster.ranks_per_node, "facts.cluster.ranks_per_node")
-
-
-def _batch_settings(plan: Plan) -> Iterator[KeyValue]:
-    workload = plan.facts.workload
-    yield KeyValue("ppo.num_prompts_per_step", workload.num_prompts, "facts.workload: batch_size / group_size")
-    yield KeyValue("ppo.num_generations_per_prompt", workload.group_size, "facts.workload.group_size")
-    yield KeyValue("ppo.ppo_epochs", workload.num_epochs, "facts.workload.num_epochs")
-    yield KeyValue("policy.train_global_batch_size", mini_batch(plan), "facts.workload.num_minibatches")
-    yield KeyValue("policy.max_total_sequence_length", workload.max_tokens, "facts.workload: prompt.max + response.max")
-    yield KeyValue("data.max_input_seq_length", workload.prompt.max, "facts.workload.prompt.max")
-    yield KeyValue(f"{_G}.max_new_tokens", workload.response.max, "facts.workload.response.max")
-
-
-def _degree_settings(plan: Plan, stage: str) -> Iterator[KeyValue]:
-    placement, prefix, field = (
-        plan.placement(stage),
-        f"{_MODEL_PREFIXES[stage]}.megatron_cfg",
-        f"placements.{stage}.layout",
-    )
-    layout = placement.layout
-    yield KeyValue(f"{prefix}.enabled", True, "rule: degrees of pipeline and experts are Megatron's")
-    yield from megatron_degrees(plan, stage, prefix)
-    if ends := uneven_stage_layers(plan, stage):
-        for name, number in zip(("first", "last"), ends, strict=True):
-            yield KeyValue(f"{prefix}.num_layers_in_{name}_pipeline_stage", number, f"{field}.pp")
-    recomputes = placement.schedule.recompute is Recompute.FULL
-    yield KeyValue(f"{prefix}.activation_checkpointing", recomputes, f"placements.{stage}.schedule.recompute")
-    if layout.cp > 1 and stage == "critic_train":
-        yield KeyValue("value.sequence_packing.enabled", True, "rule: context parallelism of the value model packs")
-
-
-def _micro_batch_settings(plan: Plan) -> Iterator[KeyValue]:
-    stages = {
-        "policy.train_micro_batch_size": "actor_train",
-        "policy.logprob_batch_size": "actor_logprob",
-        "value.train_micro_batch_size": "critic_train",
-    }
-    for key, stage in stages.items():
-        schedule = plan.placement(stage).schedule
-        yield KeyValue(key, schedule.micro_batch_size, f"placements.{stage}.schedule.micro_batch_size")
-    offloads = plan.placement("actor_train").schedule.offload is Offload.OPTIMIZER
-    yield KeyValue("policy.offload_optimizer_for_logprob", offloads, "placements.actor_train.schedule.offload")
-
-
-def _generation_settings(plan: Plan) -> Iterator[KeyValue]:
-    layout, field = plan.placement(GENERATE).layout, "placements.actor_generate.layout"
-    yield KeyValue(f"{_G}.vllm_cfg.tensor_parallel_size", layout.tp, f"{field}.tp")
-    yield KeyValue(f"{_G}.vllm_cfg.pipeline_parallel_size", layout.pp, f"{field}.pp")
-    if layout.ep > 1:
-        number = layout.expert_replicas * layout.tp
-        yield KeyValue(f"{_G}.vllm_cfg.expert_parallel_size", number, "rule: a multiple of tensor's")
-    share = engine_memory_share(plan)
-    yield KeyValue(f"{_G}.vllm_cfg.gpu_memory_utilization", share, "placements.actor_generate: its weights and cache")
-
-
-def _async_settings(plan: Plan) -> Iterator[KeyValue]:
-    ahead = plan.ahead[GENERATE]
-    yield KeyValue(f"{_G}.colocated.enabled", not ahead, "pools: the pool of actor_generate")
-    yield KeyValue("ppo.async_ppo.enabled", bool(ahead), "placements.actor_generate.steps_ahead")
-    if ahead:
-        nodes, per_node = pool_nodes(plan, GENERATE)
-        yield KeyValue("ppo.async_ppo.max_trajectory_age_steps", ahead, "placements.actor_generate.steps_ahead")
-        yield KeyValue(f"{_G}.colocated.resources.num_nodes", nodes, "pools: the pool of actor_generate")
-        yield KeyValue(f"{_G}.colocated.resources.gpus_per_node", per_node, "pools: the pool of actor_generate")
-        yield KeyValue(f"{_G}.vllm_cfg.async_engine", True, "rule: async_ppo needs it")
-        yield KeyValue("loss_fn.use_importance_sampling_correction", True, "rule: async_ppo needs it")
-
-
-def _reward_settings(origin: ExportInput) -> Iterator[KeyValue]:
-    nodes, per_node = pool_nodes(origin.plan, "reward_score")
-    layout, schedule = origin.plan.placement("reward_score").layout, origin.plan.placement("reward_score").schedule
-    field = "placements.reward_score"
-    yield KeyValue("data.default.env_name", "reward_model", field)
-    yield KeyValue(f"{_RM}.enabled", True, field)
-    yield KeyValue(f"{_RM}.model_name", origin.path(Role.REWARD), "job: models.reward.path")
-    yield KeyValue(f"{_RM}.batch_size", schedule.micro_batch_size, f"{field}.schedule.micro_batch_size")
-    yield KeyValue(f"{_RM}.max_model_len", origin.plan.facts.workload.max_tokens, "facts.workload")
-    yield KeyValue(f"{_RM}.resources.num_nodes", nodes, "pools: the pool of reward_score")
-    yield KeyValue(f"{_RM}.resources.gpus_per_node", per_node, "pools: the pool of reward_score")
-    yield KeyValue(f"{_RM}.dtensor_cfg.tensor_parallel_size", layout.tp, f"{field}.layout.tp")
-
-
-def _algorithm_settings(origin: ExportInput) -> Iterator[KeyValue]:
-    ppo = origin.settings
-    assert isinstance(ppo, PPO)
-    yield KeyValue("policy.model_name", origin.path(Role.ACTOR), "job: models.actor.path")
-    yield KeyValue("value.model_name", origin.path(Role.CRITIC), "job: models.critic.path")
-    yield KeyValue("policy.megatron_cfg.optimizer.lr", ppo.actor_learning_rate, "job: ppo.actor_learning_rate")
-    yield KeyValue("value.megatron_cfg.optimizer.lr", ppo.critic_learning_rate, "job: ppo.critic_learning_rate")
-    yield KeyValue("ppo.adv_estimator.gae_lambda", ppo.gae_lambda, "job: ppo.gae_lambda")
-    yield KeyValue("ppo.adv_estimator.gae_gamma", ppo.gamma, "job: ppo.gamma")
-    yield KeyValue("ppo.skip_reference_policy_logprobs_calculation", False, "placements.ref_logprob")
-    yield KeyValue("ppo.reward_shaping.enabled", False, "rule: async_ppo excludes it, and no stage of the plan does it")
-    yield KeyValue("ppo.reward_scaling.enabled", False, "job: ppo.reward_scale")
-    yield KeyValue("loss_fn.reference_policy_kl_penalty", ppo.kl_coefficient, "job: ppo.kl_coefficient")
-    yield KeyValue("loss_fn.use_kl_in_reward", True, "placements.ref_logprob")
-    yield KeyValue("loss_fn.ratio_clip_min", ppo.clip_ratio, "job: ppo.clip_ratio")
-    yield KeyValue("loss_fn.ratio_clip_max", ppo.clip_ratio, "job: ppo.clip_ratio")
-    yield KeyValue("value_loss_fn.cliprange", ppo.value_clip, "job: ppo.value_clip")
-    yield KeyValue(f"{_G}.temperature", ppo.temperature, "job: ppo.temperature")
+    yield from write_table(TABLES["ppo"], origin)
 
 
 def _files(_origin: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, str]:
@@ -256,30 +682,6 @@ NEMO_RL = OtherTrainer(
         "dual clipping (loss_fn.ratio_clip_c) stays as in ppo_math_1B_megatron.yaml.",
     ),
 )
-
-
-_ESTIMATORS: Mapping[str, Estimator] = {
-    "gae": PPO_ESTIMATOR,
-    "grpo": GRPO_ESTIMATOR,
-    "reinforce_plus_plus": REINFORCE_ESTIMATOR,
-}
-_DEFAULTS = ("grpo_math_1B.yaml", "ppo_math_1B.yaml")
-"""Base files whose values are known here, even if the file is absent."""
-
-_OTHER_PREFIXES = ("dpo.", "sft.", "distillation.", "teacher.", "teachers.", "rm.", "eval.")
-"""Prefixes of keys that configure training other than reinforcement learning."""
-
-_OTHER_FILES = re.compile(r"^(dpo|sft|distillation|rm|eval)\b|^(dpo|sft|distillation|rm)_")
-"""Names of files that configure training other than reinforcement learning."""
-
-_PRECISIONS = {
-    "policy.precision": ("bfloat16",),
-    "value.precision": ("bfloat16", None),
-    f"{_G}.vllm_cfg.precision": ("bfloat16", "fp8"),
-}
-"""Precisions that a job can have, by key."""
-
-_STAGES = {"policy": ("actor_train", "actor_logprob", "ref_logprob"), "value": ("critic_train", "critic_value")}
 
 
 def read_nemo_rl(path: Path, changed: Mapping[str, Any] | None = None) -> ParsedConfig:
@@ -309,37 +711,31 @@ def _read_rl(config: TrainerConfig) -> ParsedConfig:
         config = replace(config, known=known_keys("nemo_rl_grpo"))
     group = "grpo" if is_grpo else "ppo"
     setup = _training_setup(config, group)
-    is_megatron = _is_megatron(config)
-    notes = (
-        []
-        if is_megatron
-        else [
+
+    def notes(setup: TrainingSetup, _fields: Sequence[ParsedField]) -> Iterator[str]:
+        return _notes(setup, group)
+
+    return read_table(TABLES[group], setup, trainer="nemo-rl", notes=notes, unused=_unused_keys)
+
+
+def _notes(setup: TrainingSetup, group: str) -> Iterator[str]:
+    config = setup.config
+    if not _is_megatron(config):
+        yield (
             "policy.megatron_cfg is not enabled: FSDP sharding is not modelled, so the search chooses layouts and rows."
-        ]
-    )
-    notes += [*setup.notes(), *_notes(config)]
-    pools = dict(_pools(config))
-    fields = [*_workload_fields(setup, group), *_model_fields(setup), *_algorithm_fields(setup, group)]
-    fields += [*_pool_fields(setup, pools), *_generation_fields(config)]
-    if is_megatron:
-        notes += _expert_notes(setup, int(pools["train"].partition(":")[2]))
-        fields += [*_training_fields(setup, pools)]
-    steps_key = f"{group}.async_{group}.max_trajectory_age_steps"
-    steps_ahead = config.integer(steps_key) if config.value(f"{group}.async_{group}.enabled") else 0
-    if steps_ahead > 1:
-        notes.append(f"{steps_key}={steps_ahead} is read as 1: generation is one step ahead.")
-    return setup.parsed(
-        "nemo-rl",
-        fields,
-        steps_ahead=min(steps_ahead, 1),
-        notes=notes,
-        unused=_unused_keys(setup, is_megatron=is_megatron),
-    )
+        )
+    yield from setup.notes()
+    yield from _config_notes(config)
+    if _is_megatron(config):
+        yield from _expert_notes(setup)
+    key = f"{group}.async_{group}"
+    if config.value(f"{key}.enabled") and (steps := config.integer(f"{key}.max_trajectory_age_steps")) > 1:
+        yield f"{key}.max_trajectory_age_steps={steps} is read as 1: generation is one step ahead."
 
 
-def _unused_keys(setup: TrainingSetup, *, is_megatron: bool) -> Iterator[str]:
+def _unused_keys(setup: TrainingSetup) -> Iterator[str]:
     """Patterns of keys that other keys make unused."""
-    if is_megatron:
+    if _is_megatron(setup.config):
         yield from ("*.dtensor_cfg.*", "*.automodel_cfg.*", "policy.optimizer*", "value.optimizer*")
     else:
         yield "*.megatron_cfg.*"
@@ -353,21 +749,6 @@ def _other_training(config: TrainerConfig) -> str | None:
         if _OTHER_FILES.match(Path(name).name):
             return f"defaults: {name}"
     return next((key for key in config.values if key.startswith(_OTHER_PREFIXES)), None)
-
-
-def _is_megatron(config: TrainerConfig) -> bool:
-    """True if Megatron-core trains: by its key, by the name of a base file that is absent, by keys that only Megatron
-    has, or by default."""
-    key = "policy.megatron_cfg.enabled"
-    if not config.has(key):
-        names = [Path(name).name for name in config.missing]
-        if any("megatron" in name for name in names):
-            return True
-        if any(name in _DEFAULTS for name in names):
-            return False
-        if names:
-            return any(name.startswith("policy.megatron_cfg.") for name in config.values)
-    return bool(config.value(key))
 
 
 def _training_setup(config: TrainerConfig, group: str) -> TrainingSetup:
@@ -390,7 +771,7 @@ def _training_setup(config: TrainerConfig, group: str) -> TrainingSetup:
     )
 
 
-def _notes(config: TrainerConfig) -> Iterator[str]:
+def _config_notes(config: TrainerConfig) -> Iterator[str]:
     for name in config.missing:
         if Path(name).name not in _DEFAULTS:
             yield f"defaults: {name} is not beside the configuration; its values are read from {config.known.source}."
@@ -406,158 +787,3 @@ def _notes(config: TrainerConfig) -> Iterator[str]:
             "data.max_input_seq_length is not below policy.max_total_sequence_length: the longest prompt is read as "
             "the rest that the longest response leaves of the total, or as half of the total if that leaves nothing."
         )
-
-
-def _workload_fields(setup: TrainingSetup, group: str) -> Iterator[ParsedField]:
-    config = setup.config
-    keys = (f"{group}.num_prompts_per_step", f"{group}.num_generations_per_prompt")
-    batch, samples = map(config.integer, keys)
-    yield ParsedField("workload.batch_size", batch * samples, keys)
-    yield from setup.group(samples, keys[1])
-    total, key = config.integer("policy.max_total_sequence_length"), f"{_G}.max_new_tokens"
-    prompt, response = config.integer("data.max_input_seq_length"), config.integer(key)
-    if prompt >= total:
-        prompt = max(1, total - response if response < total else total // 2)
-    yield ParsedField("workload.prompt", prompt, ("data.max_input_seq_length",))
-    yield ParsedField("workload.response", min(response, total - prompt), (key, "policy.max_total_sequence_length"))
-    key = "policy.train_global_batch_size"
-    if (size := config.integer(key)) < 1:
-        raise BadInput(f"{key}={size} sequences are not a minibatch; use 1 or more.")
-    yield ParsedField("workload.num_minibatches", max(1, batch * samples // size), (key,))
-    if setup.algorithm == "ppo":
-        yield ParsedField("workload.num_epochs", config.integer("ppo.ppo_epochs"), ("ppo.ppo_epochs",))
-
-
-def _model_fields(setup: TrainingSetup) -> Iterator[ParsedField]:
-    config = setup.config
-    keys = {"actor": "policy.model_name", "ref": "policy.model_name", "critic": "value.model_name"}
-    if config.has(f"{_RM}.model_name"):
-        keys["reward"] = f"{_RM}.model_name"
-    for role, key in keys.items():
-        if role in setup.graph.roles:
-            yield ParsedField(f"models.{role}", str(config.text(key)), (key,))
-
-
-def _algorithm_fields(setup: TrainingSetup, group: str) -> Iterator[ParsedField]:
-    config = setup.config
-    is_megatron = _is_megatron(config)
-    fields = {
-        "gamma": "ppo.adv_estimator.gae_gamma",
-        "gae_lambda": "ppo.adv_estimator.gae_lambda",
-        "actor_learning_rate": f"policy.{'megatron_cfg.optimizer' if is_megatron else 'optimizer.kwargs'}.lr",
-        "critic_learning_rate": "value.megatron_cfg.optimizer.lr",
-        "clip_ratio": "loss_fn.ratio_clip_min",
-        "clip_ratio_high": "loss_fn.ratio_clip_max",
-        "value_clip": "value_loss_fn.cliprange",
-        "temperature": f"{_G}.temperature",
-        "weight_decay": f"policy.{'megatron_cfg.optimizer' if is_megatron else 'optimizer.kwargs'}.weight_decay",
-        "max_grad_norm": "policy.max_grad_norm",
-    }
-    yield from setup.settings(fields)
-    yield from setup.sampling(top_p=f"{_G}.top_p", top_k=f"{_G}.top_k")
-    if is_megatron:
-        yield from setup.warmup("actor", "policy.megatron_cfg.scheduler.lr_warmup_iters")
-        yield from setup.warmup("critic", "value.megatron_cfg.scheduler.lr_warmup_iters")
-    if config.value(f"{group}.reward_shaping.enabled"):
-        shaping = f"{group}.reward_shaping.overlong_buffer"
-        yield from setup.overlong(f"{shaping}_length", f"{shaping}_penalty")
-    if config.value("policy.megatron_cfg.peft.enabled"):
-        yield from setup.adapter("policy.megatron_cfg.peft.dim", "policy.megatron_cfg.peft.alpha")
-    elif config.value("policy.dtensor_cfg.lora_cfg.enabled"):
-        yield from setup.adapter("policy.dtensor_cfg.lora_cfg.dim", "policy.dtensor_cfg.lora_cfg.alpha")
-    if config.value(f"{_G}.vllm_cfg.precision") == "fp8":
-        yield ParsedField("generation_weights", "fp8", (f"{_G}.vllm_cfg.precision",))
-    key = "loss_fn.token_level_loss"
-    yield from setup.setting("loss_mean", "token" if config.value(key) else "sequence", key)
-    keys = ("grpo.adv_estimator.normalize_rewards", "grpo.normalize_rewards")
-    key = next((key for key in keys if config.has(key)), keys[1])
-    yield from setup.setting("normalise_by_std", bool(config.value(key)), key)
-
-
-def _pools(config: TrainerConfig) -> Iterator[tuple[str, str]]:
-    """The pools: the reward model and generation take theirs from the cluster, and the remaining ranks train."""
-    per_node = config.integer("cluster.gpus_per_node")
-    num_ranks = config.integer("cluster.num_nodes") * per_node
-    taken = {}
-    if not config.value(f"{_G}.colocated.enabled"):
-        taken["generate"] = _pool_size(config, f"{_G}.colocated.resources", per_node)
-    if config.has(f"{_RM}.model_name"):
-        taken["score"] = _pool_size(config, f"{_RM}.resources", per_node)
-    if sum(taken.values()) >= num_ranks:
-        raise BadInput(f"cluster.num_nodes={config.value('cluster.num_nodes')} leaves no rank to train; give it more.")
-    yield from consecutive_pools([("train", num_ranks - sum(taken.values())), *taken.items()])
-
-
-def _pool_size(config: TrainerConfig, prefix: str, per_node: int) -> int:
-    return config.integer_or(f"{prefix}.num_nodes", 1) * config.integer_or(f"{prefix}.gpus_per_node", per_node)
-
-
-def _pool_fields(setup: TrainingSetup, pools: dict[str, str]) -> Iterator[ParsedField]:
-    config = setup.config
-    for what, key in (("nodes", "cluster.num_nodes"), ("ranks_per_node", "cluster.gpus_per_node")):
-        yield ParsedField(f"cluster.{what}", config.integer(key), (key,))
-    keys = (f"{_G}.colocated.enabled", f"{_G}.colocated.resources.num_nodes")
-    yield ParsedField("actor_generate.pool", pools.get("generate", pools["train"]), keys)
-    if setup.reward is None:
-        yield ParsedField("reward_score.pool", pools.get("score", pools["train"]), (f"{_RM}.resources.num_nodes",))
-    for stage in setup.stages(*_STAGES["policy"], *_STAGES["value"]):
-        yield ParsedField(f"{stage}.pool", pools["train"], ("cluster.num_nodes", "cluster.gpus_per_node"))
-
-
-def _generation_fields(config: TrainerConfig) -> Iterator[ParsedField]:
-    for axis, name in (("tp", "tensor_parallel_size"), ("pp", "pipeline_parallel_size")):
-        key = f"{_G}.vllm_cfg.{name}"
-        yield ParsedField(f"actor_generate.{axis}", config.integer(key), (key,))
-    key = f"{_G}.vllm_cfg.gpu_memory_utilization"
-    yield ParsedField(MEMORY_SHARE, config.number(key), (key,))
-    if config.has(f"{_RM}.model_name"):
-        key = f"{_RM}.dtensor_cfg.tensor_parallel_size"
-        yield ParsedField("reward_score.tp", config.integer(key), (key,))
-        yield ParsedField("reward_score.pp", 1, (key,))
-
-
-def _layout(config: TrainerConfig, model: str, num_ranks: int) -> Layout:
-    sp = bool(config.value(f"{model}.megatron_cfg.sequence_parallel"))
-    return layout_of(_degrees(config, model), num_ranks, sp=sp)
-
-
-def _degrees(config: TrainerConfig, model: str) -> dict[str, int]:
-    return {axis: config.integer(f"{model}.megatron_cfg.{name}") for axis, name in MEGATRON_SIZES.items()}
-
-
-def _expert_notes(setup: TrainingSetup, num_ranks: int) -> Iterator[str]:
-    for model, stages in _STAGES.items():
-        if setup.stages(*stages):
-            degrees, layout = _degrees(setup.config, model), _layout(setup.config, model, num_ranks)
-            yield from layout_notes(f"{model}.megatron_cfg.{MEGATRON_SIZES['ep']}", degrees, layout)
-
-
-def _training_fields(setup: TrainingSetup, pools: dict[str, str]) -> Iterator[ParsedField]:
-    config, num_ranks = setup.config, int(pools["train"].partition(":")[2])
-    present = {model: setup.stages(*stages) for model, stages in _STAGES.items()}
-    for model, stages in present.items():
-        if not stages:
-            continue
-        prefix = f"{model}.megatron_cfg"
-        layout = _layout(config, model, num_ranks)
-        keys = tuple(f"{prefix}.{name}" for name in MEGATRON_SIZES.values())
-        for stage in stages:
-            yield ParsedField(f"{stage}.layout", str(layout), keys)
-            yield _micro_batch_field(config, model, stage)
-        keys = (f"{prefix}.activation_checkpointing", f"{prefix}.recompute_granularity")
-        recompute = config.value(keys[1]) or "full" if config.value(keys[0]) else "none"
-        yield ParsedField(f"{stages[0]}.recompute", recompute, keys)
-    keys = ("policy.offload_optimizer_for_logprob", "policy.megatron_cfg.optimizer.optimizer_cpu_offload")
-    offloads = [bool(config.value(key)) for key in keys]
-    yield ParsedField("actor_train.offload", "optimizer" if any(offloads) else "none", keys)
-
-
-def _micro_batch_field(config: TrainerConfig, model: str, stage: str) -> ParsedField:
-    """The micro-batch size of a stage: rows, or with packing the tokens of a context-parallel group."""
-    trains = stage.endswith("train")
-    for packing in ("sequence_packing", "dynamic_batching"):
-        if config.value(f"{model}.{packing}.enabled"):
-            key = f"{model}.{packing}.{'train' if trains else 'logprob'}_mb_tokens"
-            return ParsedField(f"{stage}.micro_batch_tokens", config.integer(key), (key, f"{model}.{packing}.enabled"))
-    key = f"{model}.train_micro_batch_size" if trains or model == "value" else "policy.logprob_batch_size"
-    return ParsedField(f"{stage}.micro_batch_size", config.integer(key), (key,))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from meshwright.planner.job.algorithm_settings import GRPO, CriticFreeSettings, 
 from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.plan import Plan
+from meshwright.planner.trainers import reads, writes
 from meshwright.planner.trainers.config_keys import TrainerConfig, known_keys, read_flags
 from meshwright.planner.trainers.deployment_modes import (
     ONE_AHEAD,
@@ -29,14 +31,12 @@ from meshwright.planner.trainers.deployment_modes import (
     pin_value,
     pool_divisions,
     ppo_stages,
-    present_stages,
 )
 from meshwright.planner.trainers.export_settings import (
     HOOK_FILE,
     engine_memory_share,
     flags,
     mini_batch,
-    pool_nodes,
     reward_hook,
     script,
 )
@@ -44,7 +44,6 @@ from meshwright.planner.trainers.openrlhf_flags import CURRENT_NAMES, with_curre
 from meshwright.planner.trainers.parsed_config import (
     GRPO_ESTIMATOR,
     LOSS_MEANS,
-    MEMORY_SHARE,
     PPO_ESTIMATOR,
     REINFORCE_BASELINE_ESTIMATOR,
     REINFORCE_ESTIMATOR,
@@ -61,7 +60,8 @@ from meshwright.planner.trainers.parsed_config import (
     layout_of,
     nodes_of_ranks,
 )
-from meshwright.planner.trainers.trainer import ExportInput, KeyValue, OtherTrainer
+from meshwright.planner.trainers.table import STEPS_AHEAD, Row, Write, read_table, write_field, write_table
+from meshwright.planner.trainers.trainer import ConfigValue, ExportInput, KeyValue, OtherTrainer
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Offload, Recompute
@@ -70,15 +70,6 @@ from meshwright.profiles.stages import GENERATE, Role
 _TP_CP_DEGREES = tuple((tp, cp) for cp in (1, 2, 4) for tp in (1, 2, 4, 8))
 _FORWARD_STAGES = ppo_stages(trains=False)
 _TRAIN_STAGES = ppo_stages(trains=True)
-_SETTING_KEYS = {
-    "gamma": "algo.advantage.gamma",
-    "gae_lambda": "algo.advantage.lambd",
-    "actor_learning_rate": "actor.adam.lr",
-    "critic_learning_rate": "critic.adam.lr",
-    "value_clip": "critic.value_clip",
-    "temperature": "rollout.temperature",
-    "top_p": "rollout.top_p",
-}
 _ESTIMATOR_NAMES: Mapping[Algorithm, str] = {
     "ppo": "gae",
     "grpo": "group_norm",
@@ -86,7 +77,23 @@ _ESTIMATOR_NAMES: Mapping[Algorithm, str] = {
     "reinforce++": "reinforce",
 }
 _LOSS_MEAN_NAMES = {"token": "token-mean", "sequence": "seq-mean-token-mean"}
-_MODEL_STAGES = {"actor": "actor_train", "critic": "critic_train", "ref": "ref_logprob", "reward": "reward_score"}
+_ESTIMATOR = "algo.advantage.estimator"
+_ESTIMATORS: Mapping[str, Estimator] = {
+    "gae": PPO_ESTIMATOR,
+    "group_norm": GRPO_ESTIMATOR,
+    "dr_grpo": Estimator(algorithm="grpo", settings={"normalise_by_std": False}),
+    "rloo": RLOO_ESTIMATOR,
+    "trl_rloo": RLOO_ESTIMATOR,  # rloo's name in 0.5
+    "reinforce": REINFORCE_ESTIMATOR,
+    "reinforce_baseline": REINFORCE_BASELINE_ESTIMATOR,
+}
+_STAGES = {
+    "actor": ("actor_train", "actor_logprob"),
+    "critic": ("critic_train", "critic_value"),
+    "ref": ("ref_logprob",),
+    "reward": ("reward_score",),
+}
+"""The stages of each model; the first gives the pool that its flags set."""
 
 
 def deployment_modes(facts: Facts) -> Iterator[DeploymentMode]:
@@ -144,250 +151,12 @@ def _modes(
     )
 
 
-def settings(origin: ExportInput) -> Iterator[KeyValue]:
-    """The flags of `train_ppo_ray` that express a plan."""
-    plan = origin.plan
-    yield from _degree_settings(plan)
-    yield from _pool_settings(plan)
-    yield from _batch_settings(plan)
-    yield from _generation_settings(plan)
-    yield from _algorithm_settings(origin)
-
-
-def _pool_settings(plan: Plan) -> Iterator[KeyValue]:
-    for model, stage in present_stages(plan, _MODEL_STAGES).items():
-        nodes, per_node = pool_nodes(plan, stage)
-        yield KeyValue(f"{model}.num_nodes", nodes, f"pools: the pool of {stage}")
-        yield KeyValue(f"{model}.num_gpus_per_node", per_node, f"pools: the pool of {stage}")
-    pools = {stage: plan.choice(stage, "pool") for stage in present_stages(plan, _MODEL_STAGES).values()}
-    together = len(set(pools.values())) == 1
-    yield KeyValue("train.colocate_all", together, "pools: all models have the same")
-    yield KeyValue("train.colocate_actor_ref", not together, "pools: those of actor_train and ref_logprob")
-    if "critic_train" in plan.graph.by_name:
-        yield KeyValue("train.colocate_critic_reward", not together, "pools: those of critic_train and reward_score")
-    ahead = bool(plan.ahead[GENERATE])
-    yield KeyValue("train.async_enable", ahead, "placements.actor_generate.steps_ahead")
-    yield KeyValue("vllm.enable_sleep", not ahead, "rule: excluded by async_enable")
-
-
-def _degree_settings(plan: Plan) -> Iterator[KeyValue]:
-    placement = plan.placement("actor_train")
-    layout, schedule = placement.layout, placement.schedule
-    yield KeyValue("ds.tensor_parallel_size", layout.tp, "placements.actor_train.layout.tp")
-    yield KeyValue("ds.ring_attn_size", layout.cp, "placements.actor_train.layout.cp")
-    yield KeyValue("ds.zero_stage", 1, "rule: replicas divide the optimizer's state and keep all gradients")
-    yield KeyValue("ds.packing_samples", True, "rule: micro-batches are packed")
-    recomputes = schedule.recompute is Recompute.FULL
-    yield KeyValue("actor.gradient_checkpointing_enable", recomputes, "placements.actor_train.schedule.recompute")
-    offloads = schedule.offload is Offload.OPTIMIZER
-    yield KeyValue("ds.enable_sleep", offloads, "placements.actor_train.schedule.offload")
-    for model, stage in present_stages(plan, {"ref": "ref_logprob", "reward": "reward_score"}).items():
-        offloads = plan.placement(stage).schedule.offload is Offload.WEIGHTS
-        yield KeyValue(f"{model}.offload", offloads, f"placements.{stage}.schedule.offload")
-
-
-def _batch_settings(plan: Plan) -> Iterator[KeyValue]:
-    workload = plan.facts.workload
-    yield KeyValue("rollout.batch_size", workload.num_prompts, "facts.workload: batch_size / group_size")
-    yield KeyValue("rollout.n_samples_per_prompt", workload.group_size, "facts.workload.group_size")
-    yield KeyValue("train.batch_size", mini_batch(plan), "facts.workload.num_minibatches")
-    yield KeyValue("train.max_epochs", workload.num_epochs, "facts.workload.num_epochs")
-    yield KeyValue("data.max_len", workload.max_tokens, "facts.workload: prompt.max + response.max")
-    yield KeyValue("rollout.max_new_tokens", workload.response.max, "facts.workload.response.max")
-    for key, stage in (("train", "actor_train"), ("rollout", "actor_logprob")):
-        rows = plan.placement(stage).schedule.micro_batch_size
-        yield KeyValue(f"{key}.micro_batch_size", rows, f"placements.{stage}.schedule.micro_batch_size")
-
-
-def _generation_settings(plan: Plan) -> Iterator[KeyValue]:
-    layout, ranks = plan.placement(GENERATE).layout, plan.choice(GENERATE, "pool")
-    assert isinstance(ranks, Ranks)
-    yield KeyValue("vllm.num_engines", ranks.num_ranks // layout.tp, "placements.actor_generate.layout.dp")
-    yield KeyValue("vllm.tensor_parallel_size", layout.tp, "placements.actor_generate.layout.tp")
-    share = engine_memory_share(plan)
-    yield KeyValue("vllm.gpu_memory_utilization", share, "placements.actor_generate: its weights and cache")
-
-
-def _algorithm_settings(origin: ExportInput) -> Iterator[KeyValue]:
-    roles, settings = origin.plan.graph.roles, origin.settings
-    for model in ("actor", "critic", "reward"):
-        if model in roles:
-            yield KeyValue(f"{model}.model_name_or_path", origin.path(Role(model)), f"job: models.{model}.path")
-    if origin.reward_function is not None:
-        yield KeyValue("reward.remote_url", HOOK_FILE, "job: rewards.function")
-    yield KeyValue("algo.advantage.estimator", _estimator_name(origin), "job: algorithm")
-    if Role.REF in roles:
-        yield from origin.setting("kl_coefficient", "algo.kl.init_coef")
-    else:
-        yield KeyValue("algo.kl.init_coef", 0.0, "job: no models.ref")
-    yield KeyValue(
-        "algo.kl.use_loss", Role.REF in roles and isinstance(settings, GRPO), "job: algorithm and models.ref"
-    )
-    yield from origin.settings_by_key(_SETTING_KEYS)
-    low, high = settings.clip_range
-    yield KeyValue("actor.eps_clip_low_high", (round(1 - low, 9), round(high - 1, 9)), "job: clip_ratio")
-    if isinstance(settings, CriticFreeSettings) and settings.loss_mean in _LOSS_MEAN_NAMES:
-        yield KeyValue("actor.loss_agg_mode", _LOSS_MEAN_NAMES[settings.loss_mean], "job: loss_mean")
-
-
-def _estimator_name(origin: ExportInput) -> str:
-    settings = origin.settings
-    if isinstance(settings, GRPO) and not settings.normalise_by_std:
-        return "dr_grpo"
-    if isinstance(settings, Reinforce) and settings.group_baseline:
-        return "reinforce_baseline"
-    return _ESTIMATOR_NAMES[origin.algorithm]
-
-
-def _files(origin: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, str]:
-    head = "Runs OpenRLHF with this plan. Give --data.prompt_dataset as an argument of this script."
-    command = script(head, "python3 -m openrlhf.cli.train_ppo_ray", flags(settings))
-    return {"run.sh": command, **reward_hook("openrlhf", origin)}
-
-
-OPENRLHF = OtherTrainer(
-    name="openrlhf",
-    key_file="openrlhf",
-    engine="vllm",
-    modes=deployment_modes,
-    algorithms=tuple(_ESTIMATOR_NAMES),
-    settings=settings,
-    files=_files,
-    remarks=(
-        "a plan names no data: set --data.prompt_dataset yourself.",
-        "a plan never shards weights over replicas; ZeRO-3 does (--ds.zero_stage 3), and then larger models fit.",
-        "there is no flag for the slots of an engine: it admits as many sequences as its cache holds.",
-    ),
-)
-
-
-_STAGES = {
-    "actor": ("actor_train", "actor_logprob"),
-    "critic": ("critic_train", "critic_value"),
-    "ref": ("ref_logprob",),
-    "reward": ("reward_score",),
-}
-
-_ESTIMATOR = "algo.advantage.estimator"
-_ESTIMATORS: Mapping[str, Estimator] = {
-    "gae": PPO_ESTIMATOR,
-    "group_norm": GRPO_ESTIMATOR,
-    "dr_grpo": Estimator(algorithm="grpo", settings={"normalise_by_std": False}),
-    "rloo": RLOO_ESTIMATOR,
-    "trl_rloo": RLOO_ESTIMATOR,  # rloo's name in 0.5
-    "reinforce": REINFORCE_ESTIMATOR,
-    "reinforce_baseline": REINFORCE_BASELINE_ESTIMATOR,
-}
-
-
-def read_openrlhf(path: Path, changed: Mapping[str, Any] | None = None) -> ParsedConfig:
-    """Read the configuration in a script; `changed` are keys with values that override its own.
-
-    Raises BadInput naming a flag that a job cannot express.
-    """
-    config = with_current_flags(read_flags(path, known_keys("openrlhf"), CURRENT_NAMES, changed=changed))
-    setup = _training_setup(config)
-    notes: list[str] = []
-    if config.integer("ds.zero_stage") > 1:
-        notes.append(
-            f"--ds.zero_stage {config.value('ds.zero_stage')} is costed as ZeRO-1: optimizer state alone is sharded."
-        )
-    if (loss := config.value("actor.policy_loss_type")) != "ppo":
-        notes.append(f"--actor.policy_loss_type {loss}: a job clips each token's ratio as PPO, which costs as much.")
-    notes += setup.notes()
-    fields = [*_workload_fields(setup), *_model_fields(setup), *_algorithm_fields(setup), *_placement_fields(setup)]
-    fields += _generation_fields(setup)
-    steps_ahead = int(bool(config.value("train.async_enable")))
-    return setup.parsed("openrlhf", fields, steps_ahead=steps_ahead, notes=notes, unused=_unused_keys(setup))
-
-
-def _unused_keys(setup: TrainingSetup) -> Iterator[str]:
-    """Patterns of keys that other keys make unused."""
-    if not setup.stages("critic_train"):
-        yield from ("critic.*", "train.colocate_critic_reward")
-    if not setup.has_ref:
-        yield from ("ref.*", "train.colocate_actor_ref")
-    if setup.reward is not None:
-        yield "reward.num_*"
-    together = {"all": "*.num_*", "actor_ref": "ref.num_*", "critic_reward": "reward.num_*"}
-    for name, pattern in together.items():
-        if setup.config.value(f"train.colocate_{name}"):
-            yield pattern
-
-
-def _training_setup(config: TrainerConfig) -> TrainingSetup:
-    """The algorithm by the rules of train_ppo_ray: a reference model exists where the KL penalty has a coefficient."""
-    estimator, kl = estimator_of(config, _ESTIMATOR, _ESTIMATORS), "algo.kl.init_coef"
-    has_ref, in_loss = config.number(kl) > 0, bool(config.value("algo.kl.use_loss")) and estimator is not PPO_ESTIMATOR
-    return TrainingSetup(
-        config=config,
-        key=_ESTIMATOR,
-        estimator=estimator,
-        has_ref=has_ref,
-        kl_in_loss=kl if in_loss and has_ref else None,
-        kl_in_reward=kl if not in_loss and (has_ref or estimator is PPO_ESTIMATOR) else None,
-        reward=None if _has_reward_model(config) else FunctionReward(USER_FUNCTION, ("reward.remote_url",)),
-    )
-
-
-def _workload_fields(setup: TrainingSetup) -> Iterator[ParsedField]:
-    config = setup.config
-    samples = config.integer("rollout.n_samples_per_prompt")
-    batch = config.integer("rollout.batch_size") * samples
-    max_tokens = config.integer("data.max_len")
-    response = config.integer_or("rollout.max_new_tokens", max_tokens // 2)
-    yield ParsedField("workload.batch_size", batch, ("rollout.batch_size", "rollout.n_samples_per_prompt"))
-    yield from setup.group(samples, "rollout.n_samples_per_prompt")
-    yield ParsedField("workload.prompt", max(1, max_tokens - response), ("data.max_len", "rollout.max_new_tokens"))
-    yield ParsedField("workload.response", response, ("rollout.max_new_tokens",))
-    yield ParsedField(
-        "workload.num_minibatches", max(1, batch // config.integer("train.batch_size")), ("train.batch_size",)
-    )
-    yield ParsedField("workload.num_epochs", config.integer("train.max_epochs"), ("train.max_epochs",))
-
-
-def _model_fields(setup: TrainingSetup) -> Iterator[ParsedField]:
-    config = setup.config
-    actor, reward = config.text("actor.model_name_or_path"), config.text("reward.model_name_or_path")
-    critic = config.text("critic.model_name_or_path") or (str(reward).split(",")[0] if reward else actor)
-    for role, path in (("actor", actor), ("ref", actor), ("critic", critic)):
-        if role in setup.graph.roles:
-            yield ParsedField(
-                f"models.{role}", str(path), (f"{'actor' if role == 'ref' else role}.model_name_or_path",)
-            )
-    if _has_reward_model(config):
-        yield ParsedField("models.reward", str(reward).split(",")[0], ("reward.model_name_or_path",))
+# What is peculiar to OpenRLHF in an import
 
 
 def _has_reward_model(config: TrainerConfig) -> bool:
     model, function = config.text("reward.model_name_or_path"), config.text("reward.remote_url")
     return bool(model) and not function
-
-
-def _algorithm_fields(setup: TrainingSetup) -> Iterator[ParsedField]:
-    config = setup.config
-    fields = {
-        "gamma": "algo.advantage.gamma",
-        "gae_lambda": "algo.advantage.lambd",
-        "value_clip": "critic.value_clip",
-        "temperature": "rollout.temperature",
-        "weight_decay": "actor.adam.weight_decay",
-        "max_grad_norm": "actor.max_norm",
-        "entropy_coefficient": "actor.entropy_coef",
-    }
-    rates = {"actor_learning_rate": "actor.adam.lr", "critic_learning_rate": "critic.adam.lr"}
-    fields |= {field: key for field, key in rates.items() if config.has(key)}
-    yield from setup.settings(fields)
-    yield from setup.sampling(top_p="rollout.top_p")
-    yield from setup.overlong("reward.overlong_buffer_len", "reward.overlong_penalty_factor")
-    yield from setup.adapter("ds.lora.rank", "ds.lora.alpha")
-    key = "actor.eps_clip_low_high"
-    low, high = config.pair(key) if config.has(key) else (config.number("actor.eps_clip"),) * 2
-    for name, value in (("clip_ratio", low), ("clip_ratio_high", high)):
-        yield from setup.setting(name, value, key if config.has(key) else "actor.eps_clip")
-    key = "actor.loss_agg_mode"
-    if loss_mean := LOSS_MEANS.get(config.value(key)):
-        yield from setup.setting("loss_mean", loss_mean, key)
 
 
 def _model_pool(config: TrainerConfig, model: str) -> tuple[int, int]:
@@ -424,52 +193,406 @@ def _pools(setup: TrainingSetup) -> dict[str, str]:
     }
 
 
-def _placement_fields(setup: TrainingSetup) -> Iterator[ParsedField]:
-    config = setup.config
+def _read_pools(setup: TrainingSetup, _row: Row) -> Iterator[ParsedField]:
+    """The cluster and the pool of every stage."""
     nodes, per_node = cluster_of(_pool_sizes(setup))
     yield ParsedField("cluster.nodes", nodes, ("actor.num_nodes", "train.colocate_all"))
     yield ParsedField("cluster.ranks_per_node", per_node, ("actor.num_gpus_per_node",))
     pools = _pools(setup)
-    degrees = {"tp": config.integer("ds.tensor_parallel_size"), "cp": config.integer("ds.ring_attn_size")}
-    recomputes = bool(config.value("actor.gradient_checkpointing_enable"))
-    optimizer_sleeps = bool(config.value("ds.enable_sleep")) or bool(config.value("ds.adam_offload"))
+    for model, stages in _STAGES.items():
+        for stage in setup.stages(*stages):
+            keys = (f"{model}.num_nodes", f"{model}.num_gpus_per_node", "train.colocate_all")
+            yield ParsedField(f"{stage}.pool", pools[model], keys)
+    yield ParsedField(f"{GENERATE}.pool", pools["vllm"], ("vllm.num_engines", "train.colocate_all"))
+
+
+def _read_layouts(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    """One pair of degrees for the stages of all models."""
+    keys = (row.key, "ds.ring_attn_size")
+    degrees, pools = dict(zip(("tp", "cp"), map(setup.config.integer, keys), strict=True)), _pools(setup)
     for model, stages in _STAGES.items():
         for stage in setup.stages(*stages):
             num_ranks = int(pools[model].partition(":")[2])
-            keys = (f"{model}.num_nodes", f"{model}.num_gpus_per_node", "train.colocate_all")
-            yield ParsedField(f"{stage}.pool", pools[model], keys)
-            degree_keys = ("ds.tensor_parallel_size", "ds.ring_attn_size")
-            yield ParsedField(f"{stage}.layout", str(layout_of(degrees, num_ranks)), degree_keys)
-            yield _micro_batch_field(config, stage, degrees["cp"])
-            if stage.endswith("train"):
-                key = "actor.gradient_checkpointing_enable"
-                yield ParsedField(f"{stage}.recompute", "full" if recomputes else "none", (key,))
-                yield ParsedField(
-                    f"{stage}.offload",
-                    "optimizer" if optimizer_sleeps else "none",
-                    ("ds.enable_sleep", "ds.adam_offload"),
-                )
-    for model in ("ref", "reward"):
-        offload = "weights" if config.value(f"{model}.offload") else "none"
-        for stage in setup.stages(*_STAGES[model]):
-            yield ParsedField(f"{stage}.offload", offload, (f"{model}.offload",))
+            yield ParsedField(f"{stage}.layout", str(layout_of(degrees, num_ranks)), keys)
 
 
-def _micro_batch_field(config: TrainerConfig, stage: str, cp: int) -> ParsedField:
-    group = "train" if stage.endswith("train") else "rollout"
-    if config.value("train.dynamic_batch_enable"):
-        key = f"{group}.max_tokens_per_gpu"
-        budget = config.integer_or(key, config.integer("train.max_tokens_per_gpu"))
-        return ParsedField(f"{stage}.micro_batch_tokens", budget * cp, (key,))
-    key = f"{group}.micro_batch_size"
-    return ParsedField(f"{stage}.micro_batch_size", config.integer(key), (key,))
+def _micro_batch_stages(setup: TrainingSetup, row: Row) -> tuple[str, ...]:
+    """The stages whose micro-batch a flag of `train` or of `rollout` gives."""
+    trains = row.key.startswith("train.")
+    stages = setup.stages(*(stage for stages in _STAGES.values() for stage in stages))
+    return tuple(stage for stage in stages if stage.endswith("train") is trains)
 
 
-def _generation_fields(setup: TrainingSetup) -> Iterator[ParsedField]:
+def _read_rows(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    if not setup.config.value("train.dynamic_batch_enable"):
+        for stage in _micro_batch_stages(setup, row):
+            yield ParsedField(f"{stage}.micro_batch_size", setup.config.integer(row.key), (row.key,))
+
+
+def _read_budget(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    """Tokens of a micro-batch; forward passes without a budget of their own have that of training."""
     config = setup.config
-    yield ParsedField("actor_generate.pool", _pools(setup)["vllm"], ("vllm.num_engines", "train.colocate_all"))
-    key = "vllm.tensor_parallel_size"
-    yield ParsedField("actor_generate.tp", config.integer(key), (key,))
-    yield ParsedField("actor_generate.pp", 1, (key,))
-    key = "vllm.gpu_memory_utilization"
-    yield ParsedField(MEMORY_SHARE, config.number(key), (key,))
+    if config.value("train.dynamic_batch_enable"):
+        for stage in _micro_batch_stages(setup, row):
+            budget = config.integer_or(row.key, config.integer("train.max_tokens_per_gpu"))
+            tokens = budget * config.integer("ds.ring_attn_size")
+            yield ParsedField(f"{stage}.micro_batch_tokens", tokens, (row.key,))
+
+
+def _read_recompute(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    recompute = "full" if setup.config.value(row.key) else "none"
+    for stage in setup.stages(*_TRAIN_STAGES):
+        yield ParsedField(f"{stage}.recompute", recompute, (row.key,))
+
+
+def _read_optimizer_offload(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    keys = (row.key, "ds.adam_offload")
+    offload = "optimizer" if any(setup.config.value(key) for key in keys) else "none"
+    for stage in setup.stages(*_TRAIN_STAGES):
+        yield ParsedField(f"{stage}.offload", offload, keys)
+
+
+def _read_weight_offload(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    offload = "weights" if setup.config.value(row.key) else "none"
+    for stage in setup.stages(*_STAGES[row.key.partition(".")[0]]):
+        yield ParsedField(f"{stage}.offload", offload, (row.key,))
+
+
+def _read_lengths(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    """The longest response: half of the longest sequence where no flag gives it; and the prompt, which is the rest."""
+    longest = setup.config.integer("data.max_len")
+    response = setup.config.integer_or(row.key, longest // 2)
+    yield ParsedField("workload.prompt", max(1, longest - response), ("data.max_len", row.key))
+    yield ParsedField("workload.response", response, (row.key,))
+
+
+def _num_sequences(setup: TrainingSetup) -> int:
+    """The sequences of a step."""
+    return setup.config.integer("rollout.batch_size") * setup.config.integer("rollout.n_samples_per_prompt")
+
+
+def _read_steps_ahead(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    yield ParsedField(STEPS_AHEAD, int(bool(setup.config.value(row.key))), (row.key,))
+
+
+def _read_engine_degrees(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    yield ParsedField(f"{GENERATE}.tp", setup.config.integer(row.key), (row.key,))
+    yield ParsedField(f"{GENERATE}.pp", 1, (row.key,))
+
+
+def _read_critic_path(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    """The critic, which begins as the reward model, or as the actor, where no flag names it."""
+    config = setup.config
+    actor, reward = config.text("actor.model_name_or_path"), config.text("reward.model_name_or_path")
+    path = config.text(row.key) or (str(reward).split(",")[0] if reward else actor)
+    if Role.CRITIC in setup.graph.roles:
+        yield ParsedField("models.critic", str(path), (row.key,))
+
+
+def _read_reward_path(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    """The first of the reward models."""
+    if _has_reward_model(setup.config):
+        yield ParsedField("models.reward", str(setup.config.text(row.key)).split(",")[0], (row.key,))
+
+
+def _read_given_rate(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    """A learning rate, where a flag gives it: a default depends on the optimizer."""
+    if setup.config.has(row.key):
+        yield from setup.number_setting(row.setting, row.key)
+
+
+def _read_clip(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    """The low and the high clip of the policy ratio, from two numbers or from one for both."""
+    config, both = setup.config, "actor.eps_clip"
+    low, high = config.pair(row.key) if config.has(row.key) else (config.number(both),) * 2
+    for name, value in (("clip_ratio", low), ("clip_ratio_high", high)):
+        yield from setup.setting(name, value, row.key if config.has(row.key) else both)
+
+
+# What is peculiar to OpenRLHF in an export
+
+
+def _shares_one_pool(plan: Plan) -> bool:
+    """True if all models have one pool."""
+    stages = [stages[0] for stages in _STAGES.values() if stages[0] in plan.graph.by_name]
+    return len({plan.choice(stage, "pool") for stage in stages}) == 1
+
+
+def _num_engines(plan: Plan) -> int:
+    ranks = plan.choice(GENERATE, "pool")
+    assert isinstance(ranks, Ranks)
+    return ranks.num_ranks // plan.placement(GENERATE).layout.tp
+
+
+def _offloads(stage: str, offload: Offload) -> Write:
+    """Whether a stage offloads this."""
+    return writes.with_stage(stage, writes.of_plan(lambda plan: plan.placement(stage).schedule.offload is offload))
+
+
+def _recomputes_all(plan: Plan) -> bool:
+    return plan.placement("actor_train").schedule.recompute is Recompute.FULL
+
+
+def _write_kl(source: ExportInput, row: Row) -> ConfigValue | KeyValue:
+    """The coefficient of the KL penalty; 0 is no reference model."""
+    return (
+        write_field(source, row)
+        if Role.REF in source.plan.graph.roles
+        else KeyValue(row.key, 0.0, "job: no models.ref")
+    )
+
+
+def _write_kl_in_loss(source: ExportInput, _row: Row) -> ConfigValue:
+    return Role.REF in source.plan.graph.roles and isinstance(source.settings, GRPO)
+
+
+def _write_clip(source: ExportInput, _row: Row) -> ConfigValue:
+    low, high = source.settings.clip_range
+    return round(1 - low, 9), round(high - 1, 9)
+
+
+def _write_loss_mean(source: ExportInput, _row: Row) -> ConfigValue:
+    settings = source.settings
+    return _LOSS_MEAN_NAMES.get(settings.loss_mean) if isinstance(settings, CriticFreeSettings) else None
+
+
+def _write_estimator(origin: ExportInput, _row: Row) -> ConfigValue:
+    settings = origin.settings
+    if isinstance(settings, GRPO) and not settings.normalise_by_std:
+        return "dr_grpo"
+    if isinstance(settings, Reinforce) and settings.group_baseline:
+        return "reinforce_baseline"
+    return _ESTIMATOR_NAMES[origin.algorithm]
+
+
+# The table
+
+
+def _pool_rows(model: str) -> tuple[Row, ...]:
+    stage, with_all = _STAGES[model][0], "read with train.colocate_all"
+    field = f"pools: the pool of {stage}"
+    return (
+        Row(f"{model}.num_nodes", field, None, writes.number_of_nodes(stage), with_all),
+        Row(f"{model}.num_gpus_per_node", field, None, writes.ranks_of_node(stage), with_all),
+    )
+
+
+_TRAIN = "placements.actor_train"
+
+TABLE = (
+    # degrees, recomputation and offload, the same for all models
+    Row("ds.tensor_parallel_size", f"{_TRAIN}.layout.tp", _read_layouts),
+    Row("ds.ring_attn_size", f"{_TRAIN}.layout.cp", None, note="read with ds.tensor_parallel_size"),
+    Row(
+        "ds.zero_stage",
+        "rule: replicas divide the optimizer's state and keep all gradients",
+        None,
+        writes.always(1),
+        note="a note says that ZeRO-2 and ZeRO-3 are costed as ZeRO-1",
+    ),
+    Row("ds.packing_samples", "rule: micro-batches are packed", None, writes.always(True)),
+    Row(
+        "actor.gradient_checkpointing_enable",
+        f"{_TRAIN}.schedule.recompute",
+        _read_recompute,
+        writes.of_plan(_recomputes_all),
+    ),
+    Row(
+        "ds.enable_sleep",
+        f"{_TRAIN}.schedule.offload",
+        _read_optimizer_offload,
+        _offloads("actor_train", Offload.OPTIMIZER),
+    ),
+    Row("ds.adam_offload", f"{_TRAIN}.schedule.offload", None, None, note="read with ds.enable_sleep"),
+    *(
+        Row(
+            f"{model}.offload",
+            f"placements.{stage}.schedule.offload",
+            _read_weight_offload,
+            _offloads(stage, Offload.WEIGHTS),
+        )
+        for model, stage in (("ref", "ref_logprob"), ("reward", "reward_score"))
+    ),
+    # pools
+    *(row for model in _STAGES for row in _pool_rows(model)),
+    Row("train.colocate_all", "pools: all models have the same", _read_pools, writes.of_plan(_shares_one_pool)),
+    Row(
+        "train.colocate_actor_ref",
+        "pools: those of actor_train and ref_logprob",
+        None,
+        writes.of_plan(lambda plan: not _shares_one_pool(plan)),
+        note="read with train.colocate_all",
+    ),
+    Row(
+        "train.colocate_critic_reward",
+        "pools: those of critic_train and reward_score",
+        None,
+        writes.with_stage("critic_train", writes.of_plan(lambda plan: not _shares_one_pool(plan))),
+        note="read with train.colocate_all",
+    ),
+    Row(
+        "train.async_enable",
+        "placements.actor_generate.steps_ahead",
+        _read_steps_ahead,
+        writes.of_plan(lambda plan: bool(plan.ahead[GENERATE])),
+    ),
+    Row(
+        "vllm.enable_sleep",
+        "rule: excluded by async_enable",
+        None,
+        writes.of_plan(lambda plan: not plan.ahead[GENERATE]),
+    ),
+    # batches, lengths and micro-batches
+    Row(
+        "rollout.batch_size",
+        "facts.workload: batch_size / group_size",
+        reads.batch_size("rollout.n_samples_per_prompt"),
+        writes.num_prompts,
+    ),
+    Row("rollout.n_samples_per_prompt", "facts.workload.group_size", reads.group_size),
+    Row(
+        "train.batch_size",
+        "facts.workload.num_minibatches",
+        reads.minibatches(_num_sequences),
+        writes.of_plan(mini_batch),
+    ),
+    Row("train.max_epochs", "facts.workload.num_epochs"),
+    Row(
+        "data.max_len",
+        "facts.workload: prompt.max + response.max",
+        None,
+        writes.max_tokens,
+        note="read with rollout.max_new_tokens",
+    ),
+    Row("rollout.max_new_tokens", "facts.workload.response.max", _read_lengths),
+    Row("train.micro_batch_size", f"{_TRAIN}.schedule.micro_batch_size", _read_rows),
+    Row("rollout.micro_batch_size", "placements.actor_logprob.schedule.micro_batch_size", _read_rows),
+    Row("train.max_tokens_per_gpu", f"{_TRAIN}.schedule.micro_batch_tokens", _read_budget, None),
+    Row("rollout.max_tokens_per_gpu", "placements.actor_logprob.schedule.micro_batch_tokens", _read_budget, None),
+    # generation
+    Row(
+        "vllm.num_engines",
+        "placements.actor_generate.layout.dp",
+        None,
+        writes.of_plan(_num_engines),
+        note="read with train.colocate_all",
+    ),
+    Row("vllm.tensor_parallel_size", "placements.actor_generate.layout.tp", _read_engine_degrees),
+    Row(
+        "vllm.gpu_memory_utilization",
+        "placements.actor_generate: its weights and cache",
+        reads.memory_share,
+        writes.of_plan(engine_memory_share),
+    ),
+    # models and the algorithm
+    Row(
+        "actor.model_name_or_path",
+        "job: models.actor.path",
+        reads.models(Role.ACTOR, Role.REF),
+        writes.model_path(Role.ACTOR),
+    ),
+    Row("critic.model_name_or_path", "job: models.critic.path", _read_critic_path, writes.model_path(Role.CRITIC)),
+    Row("reward.model_name_or_path", "job: models.reward.path", _read_reward_path, writes.model_path(Role.REWARD)),
+    Row(
+        "reward.remote_url",
+        "job: rewards.function",
+        reads.function_reward,
+        writes.with_function(writes.always(HOOK_FILE)),
+    ),
+    Row(_ESTIMATOR, "job: algorithm", reads.estimator, _write_estimator),
+    Row("algo.kl.init_coef", "setting: kl_coefficient", reads.kl_penalty, _write_kl),
+    Row("algo.kl.use_loss", "job: algorithm and models.ref", None, _write_kl_in_loss),
+    Row("algo.advantage.gamma", "setting: gamma"),
+    Row("algo.advantage.lambd", "setting: gae_lambda"),
+    Row("actor.adam.lr", "setting: actor_learning_rate", _read_given_rate),
+    Row("critic.adam.lr", "setting: critic_learning_rate", _read_given_rate),
+    Row("critic.value_clip", "setting: value_clip"),
+    Row("rollout.temperature", "setting: temperature"),
+    Row("rollout.top_p", "setting: top_p", reads.top_p),
+    Row("actor.eps_clip_low_high", "job: clip_ratio", _read_clip, _write_clip),
+    Row("actor.eps_clip", "job: clip_ratio", None, None, note="read with actor.eps_clip_low_high"),
+    Row("actor.loss_agg_mode", "job: loss_mean", reads.loss_mean(LOSS_MEANS), _write_loss_mean),
+    # settings that are read and not written
+    Row("actor.adam.weight_decay", "setting: weight_decay", write=None),
+    Row("actor.max_norm", "setting: max_grad_norm", write=None),
+    Row("actor.entropy_coef", "setting: entropy_coefficient", write=None),
+    Row("reward.overlong_buffer_len", "setting: overlong_tokens", reads.overlong_tokens, None),
+    Row(
+        "reward.overlong_penalty_factor",
+        "setting: overlong_penalty",
+        reads.overlong_penalty("reward.overlong_buffer_len"),
+        None,
+    ),
+    Row("ds.lora.rank", "job: models.actor.adapter.rank", reads.adapter_rank, None),
+    Row("ds.lora.alpha", "job: models.actor.adapter.alpha", reads.adapter_alpha("ds.lora.rank"), None),
+)
+"""OpenRLHF's flags and our fields, in the order of an export."""
+
+
+def _files(origin: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, str]:
+    head = "Runs OpenRLHF with this plan. Give --data.prompt_dataset as an argument of this script."
+    command = script(head, "python3 -m openrlhf.cli.train_ppo_ray", flags(settings))
+    return {"run.sh": command, **reward_hook("openrlhf", origin)}
+
+
+OPENRLHF = OtherTrainer(
+    name="openrlhf",
+    key_file="openrlhf",
+    engine="vllm",
+    modes=deployment_modes,
+    algorithms=tuple(_ESTIMATOR_NAMES),
+    settings=partial(write_table, TABLE),
+    files=_files,
+    remarks=(
+        "a plan names no data: set --data.prompt_dataset yourself.",
+        "a plan never shards weights over replicas; ZeRO-3 does (--ds.zero_stage 3), and then larger models fit.",
+        "there is no flag for the slots of an engine: it admits as many sequences as its cache holds.",
+    ),
+)
+
+
+def read_openrlhf(path: Path, changed: Mapping[str, Any] | None = None) -> ParsedConfig:
+    """Read the configuration in a script; `changed` are keys with values that override its own.
+
+    Raises BadInput naming a flag that a job cannot express.
+    """
+    config = with_current_flags(read_flags(path, known_keys("openrlhf"), CURRENT_NAMES, changed=changed))
+    return read_table(TABLE, _training_setup(config), trainer="openrlhf", notes=_notes, unused=_unused_keys)
+
+
+def _notes(setup: TrainingSetup, _fields: Sequence[ParsedField]) -> Iterator[str]:
+    config = setup.config
+    if config.integer("ds.zero_stage") > 1:
+        yield f"--ds.zero_stage {config.value('ds.zero_stage')} is costed as ZeRO-1: optimizer state alone is sharded."
+    if (loss := config.value("actor.policy_loss_type")) != "ppo":
+        yield f"--actor.policy_loss_type {loss}: a job clips each token's ratio as PPO, which costs as much."
+    yield from setup.notes()
+
+
+def _unused_keys(setup: TrainingSetup) -> Iterator[str]:
+    """Patterns of keys that other keys make unused."""
+    if not setup.stages("critic_train"):
+        yield from ("critic.*", "train.colocate_critic_reward")
+    if not setup.has_ref:
+        yield from ("ref.*", "train.colocate_actor_ref")
+    if setup.reward is not None:
+        yield "reward.num_*"
+    together = {"all": "*.num_*", "actor_ref": "ref.num_*", "critic_reward": "reward.num_*"}
+    for name, pattern in together.items():
+        if setup.config.value(f"train.colocate_{name}"):
+            yield pattern
+
+
+def _training_setup(config: TrainerConfig) -> TrainingSetup:
+    """The algorithm by the rules of train_ppo_ray: a reference model exists where the KL penalty has a coefficient."""
+    estimator, kl = estimator_of(config, _ESTIMATOR, _ESTIMATORS), "algo.kl.init_coef"
+    has_ref, in_loss = config.number(kl) > 0, bool(config.value("algo.kl.use_loss")) and estimator is not PPO_ESTIMATOR
+    return TrainingSetup(
+        config=config,
+        key=_ESTIMATOR,
+        estimator=estimator,
+        has_ref=has_ref,
+        kl_in_loss=kl if in_loss and has_ref else None,
+        kl_in_reward=kl if not in_loss and (has_ref or estimator is PPO_ESTIMATOR) else None,
+        reward=None if _has_reward_model(config) else FunctionReward(USER_FUNCTION, ("reward.remote_url",)),
+    )

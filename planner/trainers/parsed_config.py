@@ -21,15 +21,6 @@ from meshwright.profiles.stages import StageGraph
 FieldValue: TypeAlias = str | int | float | bool
 """The value of a field or a pin."""
 
-MEGATRON_SIZES = {
-    "tp": "tensor_model_parallel_size",
-    "pp": "pipeline_model_parallel_size",
-    "cp": "context_parallel_size",
-    "ep": "expert_model_parallel_size",
-    "etp": "expert_tensor_parallel_size",
-}
-"""Megatron-core's names of the degrees of a layout."""
-
 MEMORY_SHARE = "engine.memory_share"
 """The share of a device's memory that generation's weights and KV cache may take, as a configuration gives it."""
 
@@ -236,68 +227,34 @@ class TrainingSetup:
         """The named stages that the job has."""
         return tuple(name for name in names if name in self.graph.by_name)
 
-    def group(self, samples: int, *keys: str) -> Iterator[ParsedField]:
-        """The algorithm, the samples of a prompt and the reward. Raises BadInput for an algorithm that compares the
-        samples of a prompt and has only one."""
+    def group(self, samples: int, key: str) -> Iterator[ParsedField]:
+        """The samples of a prompt. Raises BadInput for an algorithm that compares them and has only one."""
         if self.algorithm in GROUP_ALGORITHMS and samples == 1:
             raise BadInput(
-                f"{keys[0]}=1: {self.algorithm} compares the samples of a prompt with each other; use 2 or more."
+                f"{key}=1: {self.algorithm} compares the samples of a prompt with each other; use 2 or more."
             )
-        yield ParsedField("algorithm", self.algorithm, (self.key,))
-        yield ParsedField("workload.group_size", samples, keys)
-        if self.reward is not None:
-            yield from self.reward.fields()
+        yield ParsedField("workload.group_size", samples, (key,))
 
-    def settings(self, keys: Mapping[str, str]) -> Iterator[ParsedField]:
-        """The numeric settings of the algorithm, from a mapping of our names to the trainer's keys, and those that the
-        estimator and the KL penalty imply."""
-        settings_key = SETTINGS_KEYS[self.algorithm]
-        fields = type(DEFAULT_SETTINGS[settings_key]).model_fields
-        if kl_key := self._kl_key:
-            keys = {**keys, "kl_coefficient": kl_key}
-        elif self.algorithm == "ppo":
+    def algorithm_fields(self) -> Iterator[ParsedField]:
+        """The algorithm, and the settings that the estimator implies; PPO without a KL penalty has a coefficient of
+        0."""
+        yield ParsedField("algorithm", self.algorithm, (self.key,))
+        if self.algorithm == "ppo" and self.kl_key is None:
             yield ParsedField("ppo.kl_coefficient", 0.0, (self.key,))
-        for name, key in keys.items():
-            if name in fields and self.config.value(key) is not None:
-                yield ParsedField(f"{settings_key}.{name}", self.config.number(key), (key,))
         for name, value in self.estimator.settings.items():
-            yield ParsedField(f"{settings_key}.{name}", value, (self.key,))
+            yield ParsedField(f"{SETTINGS_KEYS[self.algorithm]}.{name}", value, (self.key,))
+
+    def number_setting(self, name: str, key: str) -> Iterator[ParsedField]:
+        """A numeric setting, if the algorithm has it and the key a value."""
+        settings_key = SETTINGS_KEYS[self.algorithm]
+        if name in type(DEFAULT_SETTINGS[settings_key]).model_fields and self.config.value(key) is not None:
+            yield ParsedField(f"{settings_key}.{name}", self.config.number(key), (key,))
 
     def setting(self, name: str, value: FieldValue, key: str) -> Iterator[ParsedField]:
         """One setting, if the algorithm has it."""
         settings_key = SETTINGS_KEYS[self.algorithm]
         if name in type(DEFAULT_SETTINGS[settings_key]).model_fields:
             yield ParsedField(f"{settings_key}.{name}", value, (key,))
-
-    def sampling(self, *, top_p: str, top_k: str | None = None) -> Iterator[ParsedField]:
-        """The top-p and top-k of sampling; a trainer's -1 and an absent value mean all tokens."""
-        if self.config.value(top_p) is not None:
-            yield from self.setting("top_p", self.config.number(top_p), top_p)
-        if top_k is not None and self.config.value(top_k) is not None:
-            yield from self.setting("top_k", max(0, self.config.integer(top_k)), top_k)
-
-    def warmup(self, role: str, key: str) -> Iterator[ParsedField]:
-        """The number of steps over which the learning rate of a role warms up."""
-        if f"{role}_schedule" not in type(DEFAULT_SETTINGS[SETTINGS_KEYS[self.algorithm]]).model_fields:
-            return
-        if self.config.value(key) is not None and self.config.integer(key) > 0:
-            yield ParsedField(
-                f"{SETTINGS_KEYS[self.algorithm]}.{role}_schedule.warmup_steps", self.config.integer(key), (key,)
-            )
-
-    def overlong(self, length: str, penalty: str) -> Iterator[ParsedField]:
-        """The length penalty (DAPO), which grows over the last tokens before the maximum length of a response."""
-        if self.config.value(length):
-            yield from self.setting("overlong_tokens", self.config.integer(length), length)
-            if self.config.value(penalty) is not None:
-                yield from self.setting("overlong_penalty", self.config.number(penalty), penalty)
-
-    def adapter(self, rank: str, alpha: str) -> Iterator[ParsedField]:
-        """The rank and the alpha of the actor's LoRA adapter, where it has one."""
-        if self.config.value(rank):
-            yield ParsedField("adapter.rank", self.config.integer(rank), (rank,))
-            value = self.config.value(alpha)
-            yield ParsedField("adapter.alpha", float(value) if value else self.config.integer(rank), (alpha,))
 
     def parsed(
         self,
@@ -333,7 +290,8 @@ class TrainingSetup:
             yield f"{other_key} is read as that of the {place}: there {self.algorithm} has its KL penalty here."
 
     @property
-    def _kl_key(self) -> str | None:
+    def kl_key(self) -> str | None:
+        """The key of the KL penalty's coefficient: that of the place where the algorithm has it, else the other."""
         in_loss, in_reward = self.kl_in_loss, self.kl_in_reward
         return (in_loss or in_reward) if self.algorithm == "grpo" else (in_reward or in_loss)
 

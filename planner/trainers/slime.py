@@ -9,6 +9,7 @@ model is served beside the actor (`--sglang-config`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from meshwright.planner.job.algorithm_settings import GRPO, PPO, CriticFreeSetti
 from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.plan import Plan
+from meshwright.planner.trainers import reads, writes
 from meshwright.planner.trainers.config_keys import TrainerConfig, known_keys, read_flags
 from meshwright.planner.trainers.deployment_modes import (
     ONE_AHEAD,
@@ -32,17 +34,12 @@ from meshwright.planner.trainers.export_settings import (
     engine_memory_share,
     flags,
     mini_batch,
-    pool_nodes,
     reward_hook,
     script,
-    token_budget,
-    token_budget_origin,
-    uneven_stage_layers,
 )
 from meshwright.planner.trainers.parsed_config import (
     GRPO_ESTIMATOR,
     MATHS,
-    MEMORY_SHARE,
     PPO_ESTIMATOR,
     REINFORCE_BASELINE_ESTIMATOR,
     REINFORCE_ESTIMATOR,
@@ -60,27 +57,37 @@ from meshwright.planner.trainers.parsed_config import (
     nodes_of_ranks,
     single_sample_notes,
 )
-from meshwright.planner.trainers.trainer import ExportInput, KeyValue, OtherTrainer
+from meshwright.planner.trainers.table import Row, Write, read_table, write_field, write_table
+from meshwright.planner.trainers.trainer import ConfigValue, ExportInput, KeyValue, OtherTrainer
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.schedule import Recompute
 from meshwright.profiles.stages import GENERATE, Role
 from meshwright.profiles.untrusted_text import MAX_YAML_BYTES, read_text, yaml_value
 
 _ENGINE_STAGES = (GENERATE, "reward_score")
-_SETTING_KEYS = {
-    "gamma": "gamma",
-    "gae_lambda": "lambd",
-    "actor_learning_rate": "lr",
-    "clip_ratio": "eps-clip",
-    "clip_ratio_high": "eps-clip-high",
-    "value_clip": "value-clip",
-    "temperature": "rollout-temperature",
-    "whiten_advantages": "normalize-advantages",
-}
 _ESTIMATOR_NAMES: Mapping[Algorithm, str] = {"ppo": "ppo", "grpo": "grpo", "reinforce++": "reinforce_plus_plus"}
-_LAYOUT_FIELD = "placements.actor_train.layout"
+_TRAINED = ("actor_train", "actor_logprob", "ref_logprob", "critic_train", "critic_value")
+_DEGREES = {
+    "tp": "tensor-model-parallel-size",
+    "pp": "pipeline-model-parallel-size",
+    "cp": "context-parallel-size",
+    "ep": "expert-model-parallel-size",
+    "etp": "expert-tensor-parallel-size",
+}
+
+_MATHS = ("math", "dapo", "deepscaler")
+_ASSUMED_PROMPT = 1024
+"""Tokens of the longest prompt where no key gives it; a note says so."""
+
+_ESTIMATOR = "advantage-estimator"
+_ESTIMATORS: Mapping[str, Estimator] = {
+    "ppo": PPO_ESTIMATOR,
+    "grpo": GRPO_ESTIMATOR,
+    "gspo": GRPO_ESTIMATOR,
+    "reinforce_plus_plus": REINFORCE_ESTIMATOR,
+    "reinforce_plus_plus_baseline": REINFORCE_BASELINE_ESTIMATOR,
+}
 
 
 def deployment_modes(facts: Facts) -> Iterator[DeploymentMode]:
@@ -122,97 +129,368 @@ def _mode(name: str, pool_pins: tuple[str, ...], trained: tuple[str, ...], *, st
     )
 
 
-def settings(origin: ExportInput) -> Iterator[KeyValue]:
-    """The flags of `train.py` or `train_async.py` that express a plan."""
-    plan = origin.plan
-    yield from _pool_settings(plan)
-    yield from _degree_settings(plan)
-    yield from _batch_settings(plan)
-    yield from _algorithm_settings(origin)
+# What is peculiar to slime in an import
 
 
-def _pool_settings(plan: Plan) -> Iterator[KeyValue]:
-    nodes, per_node = pool_nodes(plan, "actor_train")
-    yield KeyValue("actor-num-nodes", nodes, "pools: the pool of actor_train")
-    yield KeyValue("actor-num-gpus-per-node", per_node, "pools: the pool of actor_train")
-    yield KeyValue("num-gpus-per-node", plan.facts.cluster.ranks_per_node, "facts.cluster.ranks_per_node")
-    yield KeyValue("colocate", not plan.ahead[GENERATE], "rule: generation one batch ahead excludes it")
-    engines = sum(_pool_ranks(plan, stage).num_ranks for stage in _ENGINE_STAGES if stage in plan.graph.by_name)
-    yield KeyValue("rollout-num-gpus", engines, "pools: the pools of actor_generate and reward_score")
-    yield KeyValue(
-        "rollout-num-gpus-per-engine", plan.placement(GENERATE).layout.tp, "placements.actor_generate.layout.tp"
-    )
-    if "reward_score" in plan.graph.by_name:
-        yield KeyValue("sglang-config", "sglang.yaml", "pools: the pools of actor_generate and reward_score")
-    yield KeyValue(
-        "sglang-mem-fraction-static", engine_memory_share(plan), "placements.actor_generate: its weights and cache"
-    )
-    slots = plan.placement(GENERATE).schedule.generation_slots
-    yield KeyValue("sglang-max-running-requests", slots, "placements.actor_generate.schedule.generation_slots")
+def _function_reward(config: TrainerConfig) -> FunctionReward:
+    """The reward of the job: a user's function or, for slime's maths rewards, our built-in one."""
+    kind = config.value("rm-type")
+    if config.value("custom-rm-path") is None and kind in _MATHS:
+        return FunctionReward(MATHS, ("rm-type",))
+    return FunctionReward(USER_FUNCTION, ("custom-rm-path", "rm-type"))
 
 
-def _degree_settings(plan: Plan) -> Iterator[KeyValue]:
-    placement = plan.placement("actor_train")
-    layout, recompute = placement.layout, placement.schedule.recompute
-    yield KeyValue("tensor-model-parallel-size", layout.tp, f"{_LAYOUT_FIELD}.tp")
-    yield KeyValue("pipeline-model-parallel-size", layout.pp, f"{_LAYOUT_FIELD}.pp")
-    yield KeyValue("context-parallel-size", layout.cp, f"{_LAYOUT_FIELD}.cp")
-    yield KeyValue("sequence-parallel", layout.sp, f"{_LAYOUT_FIELD}.sp")
-    yield KeyValue("use-distributed-optimizer", True, "rule: optimizer state is divided over the replicas")
-    if plan.facts.models.actor.experts:
-        yield KeyValue("expert-model-parallel-size", layout.ep, f"{_LAYOUT_FIELD}.ep")
-        yield KeyValue("expert-tensor-parallel-size", layout.etp, f"{_LAYOUT_FIELD}.etp")
-    if ends := uneven_stage_layers(plan, "actor_train"):
-        for name, number in zip(("first", "last"), ends, strict=True):
-            yield KeyValue(f"decoder-{name}-pipeline-num-layers", number, f"{_LAYOUT_FIELD}.pp")
-    if recompute is not Recompute.NONE:
-        field = "placements.actor_train.schedule.recompute"
-        yield KeyValue("recompute-granularity", recompute.value, field)
-        if recompute is Recompute.FULL:
-            yield KeyValue("recompute-method", "uniform", field)
-            yield KeyValue("recompute-num-layers", 1, field)
+def _reward_model(config: TrainerConfig) -> dict[str, Any] | None:
+    """The reward model and its engines from the SGLang configuration beside the script; None where it has none."""
+    name = config.value("sglang-config")
+    file = config.directory / str(name)
+    if name is None or not file.exists():
+        return None
+    tree = yaml_value(read_text(file, "configuration", MAX_YAML_BYTES), f"configuration {file}")
+    models = tree.get("sglang", []) if isinstance(tree, dict) else []
+    return next((model for model in models if model.get("name") == "reward"), None)
 
 
-def _batch_settings(plan: Plan) -> Iterator[KeyValue]:
-    workload = plan.facts.workload
-    yield KeyValue("rollout-batch-size", workload.num_prompts, "facts.workload: batch_size / group_size")
-    yield KeyValue("n-samples-per-prompt", workload.group_size, "facts.workload.group_size")
-    yield KeyValue("global-batch-size", mini_batch(plan), "facts.workload.num_minibatches")
-    yield KeyValue("rollout-max-prompt-len", workload.prompt.max, "facts.workload.prompt.max")
-    yield KeyValue("rollout-max-response-len", workload.response.max, "facts.workload.response.max")
-    yield KeyValue("use-dynamic-batch-size", True, "rule: micro-batches are packed")
-    for key, stage in (("max-tokens-per-gpu", "actor_train"), ("log-probs-max-tokens-per-gpu", "actor_logprob")):
-        yield KeyValue(key, token_budget(plan, stage), token_budget_origin(plan, stage))
+def _read_prompt(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    """The longest prompt: from its own key, or the longest context less the response."""
+    config, context_key, response_key = setup.config, "rollout-max-context-len", "rollout-max-response-len"
+    response = config.integer(response_key)
+    if config.value(row.key):
+        yield ParsedField("workload.prompt", config.integer(row.key), (row.key,))
+    elif config.value(context_key) and config.integer(context_key) > response:
+        yield ParsedField("workload.prompt", config.integer(context_key) - response, (context_key, response_key))
+    else:
+        yield ParsedField("workload.prompt", _ASSUMED_PROMPT, (row.key,))
 
 
-def _algorithm_settings(origin: ExportInput) -> Iterator[KeyValue]:
-    roles, settings = origin.plan.graph.roles, origin.settings
-    yield KeyValue("hf-checkpoint", origin.path(Role.ACTOR), "job: models.actor.path")
-    if Role.REF in roles:
-        yield KeyValue("ref-load", f"{origin.path(Role.REF)}_torch_dist", "job: models.ref.path, converted")
-        in_loss = isinstance(settings, GRPO)
-        yield KeyValue("use-kl-loss", in_loss, "job: algorithm and models.ref")
-        yield from origin.setting("kl_coefficient", "kl-loss-coef" if in_loss else "kl-coef")
-    has_baseline = isinstance(settings, Reinforce) and settings.group_baseline
-    estimator = f"{_ESTIMATOR_NAMES[origin.algorithm]}{'_baseline' if has_baseline else ''}"
-    yield KeyValue("advantage-estimator", estimator, "job: algorithm")
-    if origin.reward_function is not None:
-        hook = f"{HOOK_FILE.removesuffix('.py')}.compute_score"
-        yield KeyValue("custom-rm-path", hook, "job: rewards.function")
-    yield from origin.settings_by_key(_SETTING_KEYS)
-    if isinstance(settings, GRPO):
-        yield KeyValue("disable-grpo-std-normalization", not settings.normalise_by_std, "job: grpo.normalise_by_std")
-    if isinstance(settings, CriticFreeSettings):
-        yield KeyValue("calculate-per-token-loss", settings.loss_mean == "token", "job: loss_mean")
-    if Role.CRITIC in roles:
-        yield KeyValue("megatron-config-path", "megatron.yaml", "job: ppo.critic_learning_rate")
-    yield KeyValue("use-tis", bool(origin.plan.ahead[GENERATE]), "staleness")
+def _read_minibatches(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    """The updates of a step: their own number, or the step's sequences by those of an update.
+
+    Raises BadInput for an update of no sequence.
+    """
+    config, number_key = setup.config, "num-steps-per-rollout"
+    batch = config.integer("rollout-batch-size") * config.integer("n-samples-per-prompt")
+    updates = max(1, batch // max(1, config.integer_or(row.key, batch)))
+    yield ParsedField("workload.num_minibatches", config.integer_or(number_key, updates), (row.key, number_key))
+
+
+def _read_model_paths(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    """One path for all models but the reward model."""
+    yield from reads.models(*(role for role in setup.graph.roles if role != Role.REWARD))(setup, row)
+
+
+def _read_pools(setup: TrainingSetup, _row: Row) -> Iterator[ParsedField]:
+    """The cluster, and the pools of training, of generation and of the reward model.
+
+    Raises BadInput where the reward model leaves no rank to generate.
+    """
+    config = setup.config
+    nodes, ranks = config.integer("actor-num-nodes"), config.integer("actor-num-gpus-per-node")
+    num_train_ranks, colocated = nodes * ranks, bool(config.value("colocate"))
+    num_engine_ranks = config.integer_or("rollout-num-gpus", num_train_ranks if colocated else 0)
+    num_reward_ranks = sum(int(group["num_gpus"]) for group in _reward_groups(config))
+    sizes = [
+        ("train", 0 if colocated else num_train_ranks),
+        ("generate", num_engine_ranks - num_reward_ranks),
+        ("score", num_reward_ranks),
+    ]
+    pools = dict(consecutive_pools((name, size) for name, size in sizes if size))
+    if num_engine_ranks <= num_reward_ranks:
+        raise BadInput(f"--rollout-num-gpus {num_engine_ranks} leaves no rank to generate; give it more.")
+    separate_pools = {} if colocated else {"generate": nodes_of_ranks(num_engine_ranks)}
+    total_nodes, per_node = cluster_of({"train": (nodes, ranks), **separate_pools})
+    yield ParsedField("cluster.nodes", total_nodes, ("actor-num-nodes", "rollout-num-gpus"))
+    yield ParsedField("cluster.ranks_per_node", per_node, ("actor-num-gpus-per-node",))
+    for stage in setup.stages(*_TRAINED):
+        pool = pools.get("train", f"0:{num_train_ranks}")
+        yield ParsedField(f"{stage}.pool", pool, ("actor-num-nodes", "actor-num-gpus-per-node"))
+    yield ParsedField(f"{GENERATE}.pool", pools["generate"], ("rollout-num-gpus", "colocate"))
+    if num_reward_ranks:
+        yield ParsedField("reward_score.pool", pools["score"], ("sglang-config",))
+
+
+def _reward_groups(config: TrainerConfig) -> list[dict[str, Any]]:
+    """The groups of engines that serve the reward model."""
+    model = _reward_model(config)
+    return model["server_groups"] if model else []
+
+
+def _read_reward_model(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    """The path of the reward model and the degrees of its engines, from the file that the key names."""
+    if (model := _reward_model(setup.config)) is None:
+        return
+    yield ParsedField("models.reward", str(model.get("model_path")), (row.key,))
+    if groups := model["server_groups"]:
+        yield ParsedField("reward_score.tp", int(groups[0]["num_gpus_per_engine"]), (row.key,))
+        yield ParsedField("reward_score.pp", 1, (row.key,))
+
+
+def _read_slots(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    if setup.config.value(row.key):
+        yield ParsedField(f"{GENERATE}.generation_slots", setup.config.integer(row.key), (row.key,))
+
+
+def _degrees(config: TrainerConfig) -> dict[str, int]:
+    return {
+        axis: config.integer_or(name, 0) if axis == "etp" else config.integer(name) for axis, name in _DEGREES.items()
+    }
+
+
+def _layout(config: TrainerConfig) -> Layout:
+    num_ranks = config.integer("actor-num-nodes") * config.integer("actor-num-gpus-per-node")
+    return layout_of(_degrees(config), num_ranks, sp=bool(config.value("sequence-parallel")))
+
+
+def _read_layout(setup: TrainingSetup, _row: Row) -> Iterator[ParsedField]:
+    """One layout for all stages that train or compute log-probabilities."""
+    layout = _layout(setup.config)
+    for stage in setup.stages(*_TRAINED):
+        yield ParsedField(f"{stage}.layout", str(layout), tuple(_DEGREES.values()))
+
+
+def _read_rows(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    if not setup.config.value("use-dynamic-batch-size"):
+        for stage in setup.stages(*_TRAINED):
+            yield ParsedField(f"{stage}.micro_batch_size", setup.config.integer(row.key), (row.key,))
+
+
+def _read_budget(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    """Tokens of a micro-batch; forward passes may have a budget of their own."""
+    config, forward_key = setup.config, "log-probs-max-tokens-per-gpu"
+    if not config.value("use-dynamic-batch-size"):
+        return
+    for stage in setup.stages(*_TRAINED):
+        has_own = not stage.endswith("train") and bool(config.value(forward_key))
+        if has_own is (row.key == forward_key):
+            yield ParsedField(f"{stage}.micro_batch_tokens", config.integer(row.key) * _layout(config).cp, (row.key,))
+
+
+def _read_recompute(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    for stage in setup.stages("actor_train", "critic_train"):
+        yield ParsedField(f"{stage}.recompute", setup.config.value(row.key) or "none", (row.key,))
+
+
+def _read_offload(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    for stage in setup.stages("actor_train", "critic_train"):
+        if setup.config.value(row.key):
+            yield ParsedField(f"{stage}.offload", "optimizer", (row.key,))
+
+
+def _read_no_std(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    yield from setup.setting("normalise_by_std", not setup.config.value(row.key), row.key)
+
+
+def _read_loss_mean(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    yield from setup.setting("loss_mean", "token" if setup.config.value(row.key) else "sequence", row.key)
+
+
+# What is peculiar to slime in an export
 
 
 def _pool_ranks(plan: Plan, stage: str) -> Ranks:
     pool = plan.choice(stage, "pool")
     assert isinstance(pool, Ranks)
     return pool
+
+
+def _num_engine_ranks(plan: Plan) -> int:
+    return sum(_pool_ranks(plan, stage).num_ranks for stage in _ENGINE_STAGES if stage in plan.graph.by_name)
+
+
+def _with_ref(write: Write) -> Write:
+    """Write only where the job has a reference model."""
+    return lambda source, row: write(source, row) if Role.REF in source.plan.graph.roles else None
+
+
+def _write_kl(*, in_loss: bool) -> Write:
+    """The coefficient of the KL penalty: GRPO has it in the loss, the other algorithms in the reward."""
+
+    def write(source: ExportInput, row: Row) -> ConfigValue | KeyValue:
+        return write_field(source, row) if isinstance(source.settings, GRPO) is in_loss else None
+
+    return _with_ref(write)
+
+
+def _write_kl_in_loss(source: ExportInput, _row: Row) -> ConfigValue:
+    return isinstance(source.settings, GRPO)
+
+
+def _write_estimator(source: ExportInput, _row: Row) -> ConfigValue:
+    has_baseline = isinstance(source.settings, Reinforce) and source.settings.group_baseline
+    return f"{_ESTIMATOR_NAMES[source.algorithm]}{'_baseline' if has_baseline else ''}"
+
+
+def _write_no_std(source: ExportInput, _row: Row) -> ConfigValue:
+    return not source.settings.normalise_by_std if isinstance(source.settings, GRPO) else None
+
+
+def _write_token_mean(source: ExportInput, _row: Row) -> ConfigValue:
+    return source.settings.loss_mean == "token" if isinstance(source.settings, CriticFreeSettings) else None
+
+
+# The table
+
+_TRAIN, _GENERATION = "placements.actor_train", f"placements.{GENERATE}"
+_ACTOR_POOL, _ENGINE_POOLS = "pools: the pool of actor_train", "pools: the pools of actor_generate and reward_score"
+
+TABLE = (
+    # pools and engines
+    Row("actor-num-nodes", _ACTOR_POOL, _read_pools, writes.number_of_nodes("actor_train")),
+    Row(
+        "actor-num-gpus-per-node",
+        _ACTOR_POOL,
+        None,
+        writes.ranks_of_node("actor_train"),
+        note="read with actor-num-nodes",
+    ),
+    Row("num-gpus-per-node", "facts.cluster.ranks_per_node", None),
+    Row(
+        "colocate",
+        "rule: generation one batch ahead excludes it",
+        None,
+        writes.of_plan(lambda plan: not plan.ahead[GENERATE]),
+        note="read with actor-num-nodes",
+    ),
+    Row("rollout-num-gpus", _ENGINE_POOLS, None, writes.of_plan(_num_engine_ranks), note="read with actor-num-nodes"),
+    Row("rollout-num-gpus-per-engine", f"{_GENERATION}.layout.tp"),
+    Row("sglang-pp-size", f"{_GENERATION}.layout.pp", write=None),
+    Row(
+        "sglang-config",
+        _ENGINE_POOLS,
+        _read_reward_model,
+        writes.with_stage("reward_score", writes.always("sglang.yaml")),
+    ),
+    Row(
+        "sglang-mem-fraction-static",
+        f"{_GENERATION}: its weights and cache",
+        reads.if_given(reads.memory_share),
+        writes.of_plan(engine_memory_share),
+    ),
+    Row("sglang-max-running-requests", f"{_GENERATION}.schedule.generation_slots", _read_slots),
+    # degrees and recomputation, the same for all stages that train or compute log-probabilities
+    Row("tensor-model-parallel-size", f"{_TRAIN}.layout.tp", _read_layout),
+    Row("pipeline-model-parallel-size", f"{_TRAIN}.layout.pp", None, note="read with tp"),
+    Row("context-parallel-size", f"{_TRAIN}.layout.cp", None, note="read with tp"),
+    Row("sequence-parallel", f"{_TRAIN}.layout.sp", None, note="read with tp"),
+    Row(
+        "use-distributed-optimizer",
+        "rule: optimizer state is divided over the replicas",
+        None,
+        writes.always(True),
+    ),
+    Row(
+        "expert-model-parallel-size",
+        f"{_TRAIN}.layout.ep",
+        None,
+        writes.with_experts("actor_train"),
+        note="read with tp",
+    ),
+    Row(
+        "expert-tensor-parallel-size",
+        f"{_TRAIN}.layout.etp",
+        None,
+        writes.with_experts("actor_train"),
+        note="read with tp",
+    ),
+    Row("decoder-first-pipeline-num-layers", f"{_TRAIN}.layout.pp", None, writes.end_layers("actor_train", 0)),
+    Row("decoder-last-pipeline-num-layers", f"{_TRAIN}.layout.pp", None, writes.end_layers("actor_train", 1)),
+    Row(
+        "recompute-granularity",
+        f"{_TRAIN}.schedule.recompute",
+        _read_recompute,
+        writes.recomputation("actor_train"),
+    ),
+    Row(
+        "recompute-method",
+        f"{_TRAIN}.schedule.recompute",
+        None,
+        writes.if_recomputing_all("actor_train", "uniform"),
+    ),
+    Row("recompute-num-layers", f"{_TRAIN}.schedule.recompute", None, writes.if_recomputing_all("actor_train", 1)),
+    Row("optimizer-cpu-offload", f"{_TRAIN}.schedule.offload", _read_offload, None),
+    # batches, lengths and micro-batches
+    Row(
+        "rollout-batch-size",
+        "facts.workload: batch_size / group_size",
+        reads.batch_size("n-samples-per-prompt"),
+        writes.num_prompts,
+    ),
+    Row("n-samples-per-prompt", "facts.workload.group_size", reads.group_size),
+    Row("global-batch-size", "facts.workload.num_minibatches", _read_minibatches, writes.of_plan(mini_batch)),
+    Row(
+        "num-steps-per-rollout",
+        "facts.workload.num_minibatches",
+        None,
+        None,
+        note="read with global-batch-size, over which it counts",
+    ),
+    Row("rollout-max-prompt-len", "facts.workload.prompt.max", _read_prompt),
+    Row("rollout-max-response-len", "facts.workload.response.max"),
+    Row(
+        "rollout-max-context-len",
+        "facts.workload: prompt.max + response.max",
+        None,
+        None,
+        note="read with rollout-max-prompt-len",
+    ),
+    Row("use-dynamic-batch-size", "rule: micro-batches are packed", None, writes.always(True)),
+    Row("micro-batch-size", f"{_TRAIN}.schedule.micro_batch_size", _read_rows, None),
+    Row("max-tokens-per-gpu", f"{_TRAIN}.schedule.micro_batch_tokens", _read_budget, writes.budget("actor_train")),
+    Row(
+        "log-probs-max-tokens-per-gpu",
+        "placements.actor_logprob.schedule.micro_batch_tokens",
+        _read_budget,
+        writes.budget("actor_logprob"),
+    ),
+    # models and the algorithm
+    Row("hf-checkpoint", "job: models.actor.path", _read_model_paths, writes.model_path(Role.ACTOR)),
+    Row(
+        "ref-load",
+        "job: models.ref.path, converted",
+        None,
+        _with_ref(lambda source, _row: f"{source.path(Role.REF)}_torch_dist"),
+    ),
+    Row("use-kl-loss", "job: algorithm and models.ref", None, _with_ref(_write_kl_in_loss)),
+    Row("kl-loss-coef", "setting: kl_coefficient", reads.kl_penalty, _write_kl(in_loss=True)),
+    Row("kl-coef", "setting: kl_coefficient", reads.kl_penalty, _write_kl(in_loss=False)),
+    Row(_ESTIMATOR, "job: algorithm", reads.estimator, _write_estimator),
+    Row(
+        "custom-rm-path",
+        "job: rewards.function",
+        reads.function_reward,
+        writes.with_function(writes.always(f"{HOOK_FILE.removesuffix('.py')}.compute_score")),
+    ),
+    Row("rm-type", "job: rewards.function", reads.function_reward, None, note="slime's own checks of answers"),
+    Row("gamma", "setting: gamma"),
+    Row("lambd", "setting: gae_lambda"),
+    Row("lr", "setting: actor_learning_rate"),
+    Row("eps-clip", "setting: clip_ratio"),
+    Row("eps-clip-high", "setting: clip_ratio_high"),
+    Row("value-clip", "setting: value_clip"),
+    Row("rollout-temperature", "setting: temperature"),
+    Row("normalize-advantages", "setting: whiten_advantages", None),
+    Row("disable-grpo-std-normalization", "job: grpo.normalise_by_std", _read_no_std, _write_no_std),
+    Row("calculate-per-token-loss", "job: loss_mean", _read_loss_mean, _write_token_mean),
+    Row(
+        "megatron-config-path",
+        "job: ppo.critic_learning_rate",
+        None,
+        writes.with_stage("critic_train", writes.always("megatron.yaml")),
+    ),
+    Row("use-tis", "staleness", None, writes.of_plan(lambda plan: bool(plan.ahead[GENERATE]))),
+    # settings that are read and not written
+    Row("entropy-coef", "setting: entropy_coefficient", write=None),
+    Row("weight-decay", "setting: weight_decay", write=None),
+    Row("clip-grad", "setting: max_grad_norm", write=None),
+    Row("adam-beta1", "setting: adam_beta1", write=None),
+    Row("adam-beta2", "setting: adam_beta2", write=None),
+    Row("rollout-top-p", "setting: top_p", reads.top_p, None),
+    Row("rollout-top-k", "setting: top_k", reads.top_k, None),
+    Row("lr-warmup-iters", "setting: actor_schedule", reads.warmup_steps(Role.ACTOR), None),
+    Row("lora-rank", "job: models.actor.adapter.rank", reads.adapter_rank, None),
+    Row("lora-alpha", "job: models.actor.adapter.alpha", reads.adapter_alpha("lora-rank"), None),
+)
+"""slime's flags and our fields, in the order of an export."""
 
 
 def _files(origin: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, str]:
@@ -257,7 +535,7 @@ SLIME = OtherTrainer(
     algorithms=tuple(_ESTIMATOR_NAMES),
     engine="sglang",
     modes=deployment_modes,
-    settings=settings,
+    settings=partial(write_table, TABLE),
     files=_files,
     remarks=(
         "the shapes of the model are flags of Megatron-core: source slime's scripts/models/ file.",
@@ -267,50 +545,33 @@ SLIME = OtherTrainer(
 )
 
 
-_TRAINED = ("actor_train", "actor_logprob", "ref_logprob", "critic_train", "critic_value")
-_DEGREES = {
-    "tp": "tensor-model-parallel-size",
-    "pp": "pipeline-model-parallel-size",
-    "cp": "context-parallel-size",
-    "ep": "expert-model-parallel-size",
-    "etp": "expert-tensor-parallel-size",
-}
-
-_MATHS = ("math", "dapo", "deepscaler")
-_ASSUMED_PROMPT = 1024
-"""Tokens of the longest prompt where no key gives it; a note says so."""
-
-_ESTIMATOR = "advantage-estimator"
-_ESTIMATORS: Mapping[str, Estimator] = {
-    "ppo": PPO_ESTIMATOR,
-    "grpo": GRPO_ESTIMATOR,
-    "gspo": GRPO_ESTIMATOR,
-    "reinforce_plus_plus": REINFORCE_ESTIMATOR,
-    "reinforce_plus_plus_baseline": REINFORCE_BASELINE_ESTIMATOR,
-}
-
-
 def read_slime(path: Path, changed: Mapping[str, Any] | None = None) -> ParsedConfig:
     """Read the configuration in a script; `changed` are keys with values that override its own.
 
     Raises BadInput naming a flag that a job cannot express.
     """
     config = read_flags(path, known_keys("slime"), changed=changed)
-    reward_model = _reward_model(config, path)
-    setup = _training_setup(config, reward_model)
-    notes = [*_prompt_notes(config), *setup.notes()]
-    notes += single_sample_notes(config, _ESTIMATOR, _ESTIMATORS, "n-samples-per-prompt")
-    if config.value(_ESTIMATOR) == "gspo":
-        notes.append("--advantage-estimator gspo: a job clips each token's ratio as PPO, which costs as much.")
-    degrees = _degrees(config)
-    notes += layout_notes(_DEGREES["ep"], degrees, _layout(config))
     is_async = any(Path(word).name == "train_async.py" for word in config.command)
-    fields = [*_workload_fields(setup), *_model_fields(setup, reward_model), *_algorithm_fields(setup)]
-    fields += [*_placement_fields(setup, reward_model), *_training_fields(setup)]
-    return setup.parsed("slime", fields, steps_ahead=int(is_async), notes=notes)
+    return read_table(
+        TABLE, _training_setup(config), trainer="slime", notes=_notes, unused=lambda _: (), steps_ahead=int(is_async)
+    )
 
 
-def _training_setup(config: TrainerConfig, reward_model: dict[str, Any] | None) -> TrainingSetup:
+def _notes(setup: TrainingSetup, _fields: Sequence[ParsedField]) -> Iterator[str]:
+    config = setup.config
+    if not config.value("rollout-max-prompt-len") and not config.value("rollout-max-context-len"):
+        yield (
+            f"no key gives the longest prompt: {_ASSUMED_PROMPT} tokens are ASSUMED; give it as "
+            "--set rollout-max-prompt-len=TOKENS."
+        )
+    yield from setup.notes()
+    yield from single_sample_notes(config, _ESTIMATOR, _ESTIMATORS, "n-samples-per-prompt")
+    if config.value(_ESTIMATOR) == "gspo":
+        yield "--advantage-estimator gspo: a job clips each token's ratio as PPO, which costs as much."
+    yield from layout_notes(_DEGREES["ep"], _degrees(config), _layout(config))
+
+
+def _training_setup(config: TrainerConfig) -> TrainingSetup:
     """The algorithm by slime's own rule (ray/placement_group.py): a KL penalty needs a reference model."""
     estimator = estimator_of(config, _ESTIMATOR, _ESTIMATORS, single="n-samples-per-prompt")
     in_loss, in_reward = bool(config.value("use-kl-loss")), config.number("kl-coef") != 0
@@ -321,163 +582,5 @@ def _training_setup(config: TrainerConfig, reward_model: dict[str, Any] | None) 
         has_ref=in_loss or in_reward,
         kl_in_loss="kl-loss-coef" if in_loss else None,
         kl_in_reward="kl-coef" if in_reward or estimator is PPO_ESTIMATOR else None,
-        reward=None if reward_model else _function_reward(config),
+        reward=None if _reward_model(config) else _function_reward(config),
     )
-
-
-def _function_reward(config: TrainerConfig) -> FunctionReward:
-    """The reward of the job: a user's function or, for slime's maths rewards, our built-in one."""
-    kind = config.value("rm-type")
-    if config.value("custom-rm-path") is None and kind in _MATHS:
-        return FunctionReward(MATHS, ("rm-type",))
-    return FunctionReward(USER_FUNCTION, ("custom-rm-path", "rm-type"))
-
-
-def _reward_model(config: TrainerConfig, path: Path) -> dict[str, Any] | None:
-    """The reward model and its engines from the SGLang configuration beside the script; None where it has none."""
-    name = config.value("sglang-config")
-    file = path.parent / str(name)
-    if name is None or not file.exists():
-        return None
-    tree = yaml_value(read_text(file, "configuration", MAX_YAML_BYTES), f"configuration {file}")
-    models = tree.get("sglang", []) if isinstance(tree, dict) else []
-    return next((model for model in models if model.get("name") == "reward"), None)
-
-
-def _workload_fields(setup: TrainingSetup) -> Iterator[ParsedField]:
-    config = setup.config
-    samples = config.integer("n-samples-per-prompt")
-    batch = config.integer("rollout-batch-size") * samples
-    yield ParsedField("workload.batch_size", batch, ("rollout-batch-size", "n-samples-per-prompt"))
-    yield from setup.group(samples, "n-samples-per-prompt")
-    response = config.integer("rollout-max-response-len")
-    yield _prompt_field(config, response)
-    yield ParsedField("workload.response", response, ("rollout-max-response-len",))
-    updates = max(1, batch // max(1, config.integer_or("global-batch-size", batch)))
-    updates = config.integer_or("num-steps-per-rollout", updates)
-    yield ParsedField("workload.num_minibatches", updates, ("global-batch-size", "num-steps-per-rollout"))
-
-
-def _prompt_field(config: TrainerConfig, response: int) -> ParsedField:
-    """The longest prompt: from its own key, or the longest context less the response."""
-    key, context_key = "rollout-max-prompt-len", "rollout-max-context-len"
-    if config.value(key):
-        return ParsedField("workload.prompt", config.integer(key), (key,))
-    if config.value(context_key) and config.integer(context_key) > response:
-        return ParsedField(
-            "workload.prompt", config.integer(context_key) - response, (context_key, "rollout-max-response-len")
-        )
-    return ParsedField("workload.prompt", _ASSUMED_PROMPT, (key,))
-
-
-def _prompt_notes(config: TrainerConfig) -> Iterator[str]:
-    if not config.value("rollout-max-prompt-len") and not config.value("rollout-max-context-len"):
-        yield (
-            f"no key gives the longest prompt: {_ASSUMED_PROMPT} tokens are ASSUMED; give it as "
-            "--set rollout-max-prompt-len=TOKENS."
-        )
-
-
-def _model_fields(setup: TrainingSetup, reward_model: dict[str, Any] | None) -> Iterator[ParsedField]:
-    for role in setup.graph.roles:
-        if role != Role.REWARD:
-            yield ParsedField(f"models.{role}", str(setup.config.text("hf-checkpoint")), ("hf-checkpoint",))
-    if reward_model:
-        yield ParsedField("models.reward", str(reward_model.get("model_path")), ("sglang-config",))
-
-
-def _algorithm_fields(setup: TrainingSetup) -> Iterator[ParsedField]:
-    config = setup.config
-    fields = {
-        "gamma": "gamma",
-        "gae_lambda": "lambd",
-        "actor_learning_rate": "lr",
-        "clip_ratio": "eps-clip",
-        "clip_ratio_high": "eps-clip-high",
-        "entropy_coefficient": "entropy-coef",
-        "value_clip": "value-clip",
-        "temperature": "rollout-temperature",
-        "weight_decay": "weight-decay",
-        "max_grad_norm": "clip-grad",
-        "adam_beta1": "adam-beta1",
-        "adam_beta2": "adam-beta2",
-    }
-    yield from setup.settings(fields)
-    yield from setup.sampling(top_p="rollout-top-p", top_k="rollout-top-k")
-    yield from setup.warmup("actor", "lr-warmup-iters")
-    yield from setup.adapter("lora-rank", "lora-alpha")
-    key = "disable-grpo-std-normalization"
-    yield from setup.setting("normalise_by_std", not config.value(key), key)
-    key = "calculate-per-token-loss"
-    yield from setup.setting("loss_mean", "token" if config.value(key) else "sequence", key)
-
-
-def _placement_fields(setup: TrainingSetup, reward_model: dict[str, Any] | None) -> Iterator[ParsedField]:
-    config = setup.config
-    nodes, ranks = config.integer("actor-num-nodes"), config.integer("actor-num-gpus-per-node")
-    num_train_ranks = nodes * ranks
-    colocated = bool(config.value("colocate"))
-    num_engine_ranks = config.integer_or("rollout-num-gpus", num_train_ranks if colocated else 0)
-    groups = reward_model["server_groups"] if reward_model else []
-    num_reward_ranks = sum(int(group["num_gpus"]) for group in groups)
-    sizes = [
-        ("train", 0 if colocated else num_train_ranks),
-        ("generate", num_engine_ranks - num_reward_ranks),
-        ("score", num_reward_ranks),
-    ]
-    pools = dict(consecutive_pools((name, size) for name, size in sizes if size))
-    if num_engine_ranks <= num_reward_ranks:
-        raise BadInput(f"--rollout-num-gpus {num_engine_ranks} leaves no rank to generate; give it more.")
-    separate_pools = {} if colocated else {"generate": nodes_of_ranks(num_engine_ranks)}
-    total_nodes, per_node = cluster_of({"train": (nodes, ranks), **separate_pools})
-    yield ParsedField("cluster.nodes", total_nodes, ("actor-num-nodes", "rollout-num-gpus"))
-    yield ParsedField("cluster.ranks_per_node", per_node, ("actor-num-gpus-per-node",))
-    for stage in setup.stages(*_TRAINED):
-        pool = pools.get("train", f"0:{num_train_ranks}")
-        yield ParsedField(f"{stage}.pool", pool, ("actor-num-nodes", "actor-num-gpus-per-node"))
-    yield ParsedField("actor_generate.pool", pools["generate"], ("rollout-num-gpus", "colocate"))
-    key = "rollout-num-gpus-per-engine"
-    yield ParsedField("actor_generate.tp", config.integer(key), (key,))
-    yield ParsedField("actor_generate.pp", config.integer("sglang-pp-size"), ("sglang-pp-size",))
-    if config.value("sglang-max-running-requests"):
-        key = "sglang-max-running-requests"
-        yield ParsedField("actor_generate.generation_slots", config.integer(key), (key,))
-    if config.value("sglang-mem-fraction-static") is not None:
-        yield ParsedField(MEMORY_SHARE, config.number("sglang-mem-fraction-static"), ("sglang-mem-fraction-static",))
-    if groups:
-        yield ParsedField("reward_score.pool", pools["score"], ("sglang-config",))
-        yield ParsedField("reward_score.tp", int(groups[0]["num_gpus_per_engine"]), ("sglang-config",))
-        yield ParsedField("reward_score.pp", 1, ("sglang-config",))
-
-
-def _degrees(config: TrainerConfig) -> dict[str, int]:
-    return {
-        axis: config.integer_or(name, 0) if axis == "etp" else config.integer(name) for axis, name in _DEGREES.items()
-    }
-
-
-def _layout(config: TrainerConfig) -> Layout:
-    num_ranks = config.integer("actor-num-nodes") * config.integer("actor-num-gpus-per-node")
-    return layout_of(_degrees(config), num_ranks, sp=bool(config.value("sequence-parallel")))
-
-
-def _training_fields(setup: TrainingSetup) -> Iterator[ParsedField]:
-    config = setup.config
-    layout = _layout(config)
-    for stage in setup.stages(*_TRAINED):
-        yield ParsedField(f"{stage}.layout", str(layout), tuple(_DEGREES.values()))
-        yield _micro_batch_field(config, stage, layout.cp)
-        if stage.endswith("train"):
-            recompute = config.value("recompute-granularity") or "none"
-            yield ParsedField(f"{stage}.recompute", recompute, ("recompute-granularity",))
-            if config.value("optimizer-cpu-offload"):
-                yield ParsedField(f"{stage}.offload", "optimizer", ("optimizer-cpu-offload",))
-
-
-def _micro_batch_field(config: TrainerConfig, stage: str, cp: int) -> ParsedField:
-    if not config.value("use-dynamic-batch-size"):
-        return ParsedField(f"{stage}.micro_batch_size", config.integer("micro-batch-size"), ("micro-batch-size",))
-    key = "max-tokens-per-gpu"
-    if not stage.endswith("train") and config.value("log-probs-max-tokens-per-gpu"):
-        key = "log-probs-max-tokens-per-gpu"
-    return ParsedField(f"{stage}.micro_batch_tokens", config.integer(key) * cp, (key,))

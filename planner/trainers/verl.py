@@ -10,13 +10,14 @@ script.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from meshwright.planner.job.algorithm_settings import CriticFreeSettings, Reinforce
 from meshwright.planner.job.job import Facts
-from meshwright.planner.plan.plan import Plan
+from meshwright.planner.trainers import reads, writes
 from meshwright.planner.trainers.config_keys import TrainerConfig, known_keys, read_overrides
 from meshwright.planner.trainers.deployment_modes import (
     ONE_AHEAD,
@@ -26,28 +27,20 @@ from meshwright.planner.trainers.deployment_modes import (
     on_pool,
     pool_divisions,
     ppo_stages,
-    present_stages,
     tp_only_engines,
 )
 from meshwright.planner.trainers.export_settings import (
     HOOK_FILE,
     engine_memory_share,
-    megatron_degrees,
     overrides,
-    pool_nodes,
-    prompts_of_mini_batch,
     reward_hook,
     script,
-    token_budget,
-    token_budget_origin,
-    uneven_stage_layers,
 )
+from meshwright.planner.trainers.megatron_rows import MEGATRON_SIZES, degree_rows, end_layer_rows
 from meshwright.planner.trainers.parsed_config import (
     GRPO_ESTIMATOR,
     LOSS_MEANS,
     MATHS,
-    MEGATRON_SIZES,
-    MEMORY_SHARE,
     PPO_ESTIMATOR,
     REINFORCE_BASELINE_ESTIMATOR,
     REINFORCE_ESTIMATOR,
@@ -65,18 +58,24 @@ from meshwright.planner.trainers.parsed_config import (
     layout_of,
     single_sample_notes,
 )
-from meshwright.planner.trainers.trainer import ExportInput, KeyValue, OtherTrainer
+from meshwright.planner.trainers.table import STEPS_AHEAD, Read, Row, Write, read_table, write_field, write_table
+from meshwright.planner.trainers.trainer import ConfigValue, ExportInput, KeyValue, OtherTrainer
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.schedule import Offload, Recompute
+from meshwright.profiles.schedule import Offload
 from meshwright.profiles.stages import GENERATE, Role
 
 _A, _R = "actor_rollout_ref", "actor_rollout_ref.rollout"
-_RM = "reward.reward_model"
+_RM, _OLD_RM = "reward.reward_model", "reward_model"
 _CORRECTION = "algorithm.rollout_correction"
-_MODEL_PREFIXES = {"actor_train": f"{_A}.actor", "critic_train": "critic", "ref_logprob": f"{_A}.ref"}
-"""The stage whose layout gives a model's parallel degrees, and verl's prefix for the keys of these degrees."""
+_DEGREES = {**MEGATRON_SIZES, "vpp": "virtual_pipeline_model_parallel_size"}
+_MODEL_STAGES = {
+    f"{_A}.actor": ("actor_logprob", "actor_train"),
+    "critic": ("critic_value", "critic_train"),
+    f"{_A}.ref": ("ref_logprob",),
+}
+"""The stages of a model, by verl's prefix for its keys; they have the degrees of its training."""
 _ESTIMATOR_NAMES: Mapping[Algorithm, str] = {
     "ppo": "gae",
     "grpo": "grpo",
@@ -84,16 +83,18 @@ _ESTIMATOR_NAMES: Mapping[Algorithm, str] = {
     "reinforce++": "reinforce_plus_plus",
 }
 _LOSS_MEAN_NAMES = {"token": "token-mean", "sequence": "seq-mean-token-mean", "constant": "seq-mean-token-sum-norm"}
-_SETTING_KEYS = {
-    "gamma": "algorithm.gamma",
-    "gae_lambda": "algorithm.lam",
-    "actor_learning_rate": f"{_A}.actor.optim.lr",
-    "critic_learning_rate": "critic.optim.lr",
-    "value_clip": "critic.cliprange_value",
-    "entropy_coefficient": f"{_A}.actor.entropy_coeff",
-    "temperature": f"{_R}.temperature",
-    "normalise_by_std": "algorithm.norm_adv_by_std_in_grpo",
+_ESTIMATOR = "algorithm.adv_estimator"
+_ESTIMATORS: Mapping[str, Estimator] = {
+    "gae": PPO_ESTIMATOR,
+    "grpo": GRPO_ESTIMATOR,
+    "grpo_vectorized": GRPO_ESTIMATOR,
+    "rloo": RLOO_ESTIMATOR,
+    "rloo_vectorized": RLOO_ESTIMATOR,
+    "reinforce_plus_plus": REINFORCE_ESTIMATOR,
+    "reinforce_plus_plus_baseline": REINFORCE_BASELINE_ESTIMATOR,
 }
+_ENGINE_NAMES = ("vllm", "sglang")
+_STRATEGY = f"{_A}.actor.strategy"
 
 
 def deployment_modes(facts: Facts) -> Iterator[DeploymentMode]:
@@ -135,164 +136,569 @@ def _mode(name: str, pool_pins: tuple[str, ...], *, steps_ahead: int = 0) -> Dep
     )
 
 
-def settings(origin: ExportInput) -> Iterator[KeyValue]:
-    """The overrides of verl's default configuration that express a plan."""
-    plan = origin.plan
-    yield KeyValue("model_engine", "megatron", "rule: degrees of pipeline and experts are Megatron's")
-    yield from _batch_settings(plan)
-    yield from _pool_settings(plan)
-    for stage in present_stages(plan, _MODEL_PREFIXES):
-        yield from _degree_settings(plan, stage)
-    yield from _micro_batch_settings(plan)
-    yield from _generation_settings(plan)
-    yield from _fp8_settings(origin)
-    yield from _reward_settings(origin)
-    yield from _algorithm_settings(origin)
+# What is peculiar to verl in an import
 
 
-def _batch_settings(plan: Plan) -> Iterator[KeyValue]:
-    workload = plan.facts.workload
-    yield KeyValue("data.train_batch_size", workload.num_prompts, "facts.workload: batch_size / group_size")
-    yield KeyValue("data.max_prompt_length", workload.prompt.max, "facts.workload.prompt.max")
-    yield KeyValue("data.max_response_length", workload.response.max, "facts.workload.response.max")
-    for model in present_stages(plan, {f"{_A}.actor": "actor_train", "critic": "critic_train"}):
-        yield KeyValue(f"{model}.ppo_mini_batch_size", prompts_of_mini_batch(plan), "facts.workload.num_minibatches")
-        yield KeyValue(f"{model}.ppo_epochs", workload.num_epochs, "facts.workload.num_epochs")
+def _is_megatron(config: TrainerConfig) -> bool:
+    """True if Megatron trains: by the engine's name, the configuration's name, or keys that only Megatron has."""
+    names = (config.value("model_engine"), config.value(_STRATEGY) if config.has(_STRATEGY) else None)
+    named = any(word.startswith("--config-name") and "megatron" in word for word in config.command)
+    return "megatron" in names or named or any(".megatron." in key for key in config.values)
 
 
-def _pool_settings(plan: Plan) -> Iterator[KeyValue]:
-    nodes, per_node = pool_nodes(plan, "actor_train")
-    yield KeyValue("trainer.nnodes", nodes, "pools: the pool of actor_train")
-    yield KeyValue("trainer.n_gpus_per_node", per_node, "pools: the pool of actor_train")
-    if not plan.ahead[GENERATE]:
-        yield KeyValue("trainer.v1.trainer_mode", "sync", "placements.actor_generate.steps_ahead")
-        return
-    nodes, per_node = pool_nodes(plan, GENERATE)
-    steps = plan.facts.workload.num_minibatches
-    yield KeyValue("trainer.v1.trainer_mode", "separate_async", "placements.actor_generate.steps_ahead")
-    yield KeyValue(f"{_A}.hybrid_engine", False, "pools: no engine on the ranks that train")
-    yield KeyValue(f"{_R}.nnodes", nodes, "pools: the pool of actor_generate")
-    yield KeyValue(f"{_R}.n_gpus_per_node", per_node, "pools: the pool of actor_generate")
-    yield KeyValue(
-        "trainer.v1.separate_async.parameter_sync_step", steps, "rule: batch = parameter_sync_step x mini-batch"
-    )
-    yield KeyValue("trainer.v1.sampler.max_off_policy_threshold", plan.ahead[GENERATE] + 1, "staleness")
-    yield KeyValue(f"{_R}.checkpoint_engine.backend", "nccl", "rule: separate_async excludes naive")
+def _if_trained(model: str, read: Read) -> Read:
+    """Read a key of a model only where Megatron trains and the job has the model."""
+    stages = _MODEL_STAGES[model]
+    return reads.if_(lambda setup: _is_megatron(setup.config) and bool(setup.stages(*stages)), read)
 
 
-def _degree_settings(plan: Plan, stage: str) -> Iterator[KeyValue]:
-    schedule, prefix = plan.placement(stage).schedule, f"{_MODEL_PREFIXES[stage]}.megatron"
-    field = f"placements.{stage}.layout"
-    yield from megatron_degrees(plan, stage, prefix)
-    if ends := uneven_stage_layers(plan, stage):
-        for name, number in zip(("first", "last"), ends, strict=True):
-            key = f"+{prefix}.override_transformer_config.num_layers_in_{name}_pipeline_stage"
-            yield KeyValue(key, number, f"{field}.pp")
-    offloads = {Offload.OPTIMIZER: "optimizer_offload", Offload.WEIGHTS: "param_offload"}
-    if schedule.offload in offloads:
-        yield KeyValue(f"{prefix}.{offloads[schedule.offload]}", True, f"placements.{stage}.schedule.offload")
-    if schedule.recompute is not Recompute.NONE:
-        yield from _recompute_settings(prefix, stage, schedule.recompute)
+def _has_reward_model(config: TrainerConfig) -> bool:
+    """True if a reward model scores, under its present or its former key."""
+    return bool(config.value(f"{_RM}.enable") or config.value(f"{_OLD_RM}.enable"))
 
 
-def _recompute_settings(prefix: str, stage: str, recompute: Recompute) -> Iterator[KeyValue]:
-    override, field = f"{prefix}.override_transformer_config", f"placements.{stage}.schedule.recompute"
-    yield KeyValue(f"{override}.recompute_granularity", recompute.value, field)
-    if recompute is Recompute.FULL:
-        yield KeyValue(f"{override}.recompute_method", "uniform", field)
-        yield KeyValue(f"{override}.recompute_num_layers", 1, field)
+def _pool_sizes(config: TrainerConfig) -> dict[str, tuple[int, int]]:
+    """The pools by name, as (nodes, ranks per node)."""
+    sizes = {"train": (config.integer("trainer.nnodes"), config.integer("trainer.n_gpus_per_node"))}
+    if config.value("trainer.v1.trainer_mode") == "separate_async":
+        sizes["generate"] = (
+            config.integer(f"{_R}.nnodes"),
+            config.integer(f"{_R}.n_gpus_per_node"),
+        )
+    if _has_reward_model(config) and config.value(f"{_RM}.enable_resource_pool"):
+        sizes["score"] = (
+            config.integer(f"{_RM}.nnodes"),
+            config.integer(f"{_RM}.n_gpus_per_node"),
+        )
+    return sizes
 
 
-def _micro_batch_settings(plan: Plan) -> Iterator[KeyValue]:
-    """Token budgets of the micro-batches.
+def _read_pools(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    """The cluster and the pool of every stage."""
+    sizes = _pool_sizes(setup.config)
+    keys = (row.key, "trainer.n_gpus_per_node")
+    nodes, per_node = cluster_of(sizes)
+    yield ParsedField("cluster.nodes", nodes, keys)
+    yield ParsedField("cluster.ranks_per_node", per_node, keys)
+    pools = dict(consecutive_pools((name, nodes * ranks) for name, (nodes, ranks) in sizes.items()))
+    pool_names = {GENERATE: "generate", "reward_score": "score"}
+    for stage in setup.graph.by_name:
+        pool = pools.get(pool_names.get(stage, "train"), pools["train"])
+        yield ParsedField(f"{stage}.pool", pool, keys)
 
-    verl does not pass the critic's number of rows on to its worker (trainer_base.py), so the critic gets token budgets
-    too, and its forward passes get that of its training.
-    """
-    budgets = {
-        f"{_A}.actor.ppo_max_token_len_per_gpu": "actor_train",
-        f"{_R}.log_prob_max_token_len_per_gpu": "actor_logprob",
-        f"{_A}.ref.log_prob_max_token_len_per_gpu": "ref_logprob",
-        "critic.ppo_max_token_len_per_gpu": "critic_train",
-        "critic.forward_max_token_len_per_gpu": "critic_train",
+
+def _read_steps_ahead(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    yield ParsedField(STEPS_AHEAD, int(setup.config.value(row.key) == "separate_async"), (row.key,))
+
+
+def _degrees(config: TrainerConfig, model: str) -> dict[str, int]:
+    keys = {axis: f"{model}.megatron.{name}" for axis, name in _DEGREES.items()}
+    return {
+        axis: int(axis != "etp") if config.value(key) is None else config.integer(key) for axis, key in keys.items()
     }
-    yield KeyValue(f"{_A}.actor.use_dynamic_bsz", True, "rule: micro-batches are packed")
-    if "critic_train" in plan.graph.by_name:
-        yield KeyValue("critic.use_dynamic_bsz", True, "rule: verl does not pass the critic's rows to its worker")
-    for key, stage in present_stages(plan, budgets).items():
-        yield KeyValue(key, token_budget(plan, stage), token_budget_origin(plan, stage))
 
 
-def _generation_settings(plan: Plan) -> Iterator[KeyValue]:
-    placement = plan.placement(GENERATE)
-    layout, field = placement.layout, "placements.actor_generate.layout"
-    yield KeyValue(f"{_R}.name", plan.facts.engine, "facts.engine")
-    yield KeyValue(f"{_R}.n", plan.facts.workload.group_size, "facts.workload.group_size")
-    yield KeyValue(f"{_R}.tensor_model_parallel_size", layout.tp, f"{field}.tp")
-    if layout.ep > 1:
-        replicas = layout.expert_replicas
-        yield KeyValue(f"{_R}.data_parallel_size", replicas, f"{field}.ep")
-        yield KeyValue(f"{_R}.expert_parallel_size", replicas * layout.tp, "rule: expert = tensor x data of an engine")
-    slots = placement.schedule.generation_slots
-    yield KeyValue(f"{_R}.max_num_seqs", slots, "placements.actor_generate.schedule.generation_slots")
-    share = engine_memory_share(plan)
-    yield KeyValue(f"{_R}.gpu_memory_utilization", share, "placements.actor_generate: its weights and cache")
-    yield KeyValue(f"{_R}.max_model_len", plan.facts.workload.max_tokens, "facts.workload: prompt.max + response.max")
+def _layout(config: TrainerConfig, model: str) -> Layout:
+    nodes, ranks = _pool_sizes(config)["train"]
+    return layout_of(
+        _degrees(config, model), nodes * ranks, sp=bool(config.value(f"{model}.megatron.sequence_parallel"))
+    )
 
 
-def _fp8_settings(origin: ExportInput) -> Iterator[KeyValue]:
-    """FP8 generation samples from a different policy than the trained one, so each token gets an importance weight."""
-    if origin.plan.facts.generation_weights:
-        yield KeyValue(f"{_R}.quantization", "fp8", "facts.generation_weights")
-        yield KeyValue(f"{_CORRECTION}.rollout_is", "token", "rule: tokens sampled in FP8 get importance weights")
-        yield from origin.setting("importance_cap", f"{_CORRECTION}.rollout_is_threshold")
+def _expert_notes(setup: TrainingSetup) -> Iterator[str]:
+    for model in (model for model, stages in _MODEL_STAGES.items() if setup.stages(*stages)):
+        degrees, layout = _degrees(setup.config, model), _layout(setup.config, model)
+        yield from layout_notes(f"{model}.megatron.{_DEGREES['ep']}", degrees, layout)
 
 
-def _reward_settings(origin: ExportInput) -> Iterator[KeyValue]:
-    plan = origin.plan
-    if origin.reward_function is not None:
-        yield KeyValue(f"{_RM}.enable", False, "job: rewards")
-        yield KeyValue("reward.custom_reward_function.path", HOOK_FILE, "job: rewards.function")
-        yield KeyValue("reward.custom_reward_function.name", "compute_score", f"rule: the function in {HOOK_FILE}")
+def _read_layout(model: str) -> Read:
+    """The layout of a model's stages; a pipeline is interleaved in training alone."""
+
+    def read(setup: TrainingSetup, _row: Row) -> Iterator[ParsedField]:
+        layout = _layout(setup.config, model)
+        keys = tuple(f"{model}.megatron.{name}" for name in _DEGREES.values())
+        for stage in _MODEL_STAGES[model]:
+            stage_layout = layout if stage.endswith("train") else Layout(**{**vars(layout), "vpp": 1})
+            yield ParsedField(f"{stage}.layout", str(stage_layout), keys)
+
+    return _if_trained(model, read)
+
+
+def _read_recompute(model: str) -> Read:
+    def read(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+        yield ParsedField(f"{_MODEL_STAGES[model][-1]}.recompute", setup.config.value(row.key) or "none", (row.key,))
+
+    return _if_trained(model, read)
+
+
+def _read_optimizer_offload(model: str) -> Read:
+    """The optimizer's offload, by Megatron's key or by the optimizer's own."""
+
+    def read(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+        keys = (row.key, f"{model}.optim.override_optimizer_config.optimizer_cpu_offload")
+        offloaded = [bool(setup.config.value(key)) for key in keys]
+        yield ParsedField(f"{_MODEL_STAGES[model][-1]}.offload", "optimizer" if any(offloaded) else "none", keys)
+
+    return _if_trained(model, read)
+
+
+def _read_weight_offload(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    yield ParsedField("ref_logprob.offload", "weights" if setup.config.value(row.key) else "none", (row.key,))
+
+
+def _read_micro_batch(model: str, *stages: str, flag: str) -> Read:
+    """The micro-batch of stages: tokens where the flag is set, else rows.
+
+    Nothing is read from a key without a value, since verl then uses another key, whose value is for all ranks together.
+    """
+
+    def read(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+        in_tokens = "token" in row.key
+        if bool(setup.config.value(flag)) is not in_tokens or setup.config.value(row.key) is None:
+            return
+        for stage in stages:
+            if in_tokens:
+                budget = setup.config.integer(row.key) * _layout(setup.config, model).cp
+                yield ParsedField(f"{stage}.micro_batch_tokens", budget, (row.key,))
+            else:
+                yield ParsedField(f"{stage}.micro_batch_size", setup.config.integer(row.key), (row.key,))
+
+    return _if_trained(model, read)
+
+
+def _read_engine(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    if (engine := setup.config.value(row.key)) in _ENGINE_NAMES:
+        yield ParsedField("engine", engine, (row.key,))
+
+
+def _read_engine_tp(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    """An engine's degree. Raises BadInput where it does not divide the ranks that generate."""
+    sizes = _pool_sizes(setup.config)
+    nodes, ranks = sizes.get("generate", sizes["train"])
+    tp = setup.config.integer(row.key)
+    layout_of({"tp": tp}, nodes * ranks)
+    yield ParsedField(f"{GENERATE}.tp", tp, (row.key,))
+
+
+def _read_engine_pp(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    yield ParsedField(f"{GENERATE}.pp", setup.config.integer_or(row.key, 1), (row.key,))
+
+
+def _read_fp8(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    if setup.config.value(row.key) == "fp8":
+        yield ParsedField("generation_weights", "fp8", (row.key,))
+
+
+def _read_reward_path(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    """The reward model under its present key or, where that has no value, its former one."""
+    if not _has_reward_model(setup.config):
         return
-    score, train = plan.choice("reward_score", "pool"), plan.choice("actor_train", "pool")
-    yield KeyValue(f"{_RM}.enable", True, "placements.reward_score")
-    yield KeyValue(f"{_RM}.model_path", origin.path(Role.REWARD), "job: models.reward.path")
-    yield KeyValue(f"{_RM}.enable_resource_pool", score != train, "pools: the pool of reward_score")
-    if score != train:
-        nodes, per_node = pool_nodes(plan, "reward_score")
-        yield KeyValue(f"{_RM}.nnodes", nodes, "pools: the pool of reward_score")
-        yield KeyValue(f"{_RM}.n_gpus_per_node", per_node, "pools: the pool of reward_score")
-    yield KeyValue(f"{_RM}.rollout.name", "vllm", "rule: the engine that is assumed")
-    layout = plan.placement("reward_score").layout
-    yield KeyValue(f"{_RM}.rollout.tensor_model_parallel_size", layout.tp, "placements.reward_score.layout.tp")
+    present, former = f"{_RM}.model_path", f"{_OLD_RM}.model.path"
+    if row.key == (present if setup.config.value(present) else former):
+        yield ParsedField("models.reward", str(setup.config.text(row.key)), (row.key,))
 
 
-def _algorithm_settings(origin: ExportInput) -> Iterator[KeyValue]:
-    algorithm, roles = origin.algorithm, origin.plan.graph.roles
-    yield KeyValue(f"{_A}.model.path", origin.path(Role.ACTOR), "job: models.actor.path")
-    if Role.CRITIC in roles:
-        yield KeyValue("critic.model.path", origin.path(Role.CRITIC), "job: models.critic.path")
-    yield KeyValue("critic.enable", Role.CRITIC in roles, "job: algorithm")
-    estimator = "reinforce_plus_plus_baseline" if _has_group_baseline(origin) else _ESTIMATOR_NAMES[algorithm]
-    yield KeyValue("algorithm.adv_estimator", estimator, "job: algorithm")
-    in_loss = algorithm == "grpo"
-    yield KeyValue("algorithm.use_kl_in_reward", Role.REF in roles and not in_loss, "job: algorithm and models.ref")
-    yield KeyValue(f"{_A}.actor.use_kl_loss", Role.REF in roles and in_loss, "job: algorithm and models.ref")
-    if Role.REF in roles:
-        key = f"{_A}.actor.kl_loss_coef" if in_loss else "algorithm.kl_ctrl.kl_coef"
-        yield from origin.setting("kl_coefficient", key)
-    yield from origin.settings_by_key(_SETTING_KEYS)
-    low, high = origin.settings.clip_range
-    yield KeyValue(f"{_A}.actor.clip_ratio_low", round(1 - low, 9), "job: clip_ratio")
-    yield KeyValue(f"{_A}.actor.clip_ratio_high", round(high - 1, 9), "job: clip_ratio_high, or clip_ratio")
-    if isinstance(origin.settings, CriticFreeSettings):
-        aggregation = _LOSS_MEAN_NAMES[origin.settings.loss_mean]
-        yield KeyValue(f"{_A}.actor.loss_agg_mode", aggregation, "job: loss_mean")
+def _read_reward_degrees(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    if _has_reward_model(setup.config):
+        yield ParsedField("reward_score.tp", setup.config.integer(row.key), (row.key,))
+        yield ParsedField("reward_score.pp", 1, (f"{_RM}.rollout.pipeline_model_parallel_size",))
 
 
-def _has_group_baseline(origin: ExportInput) -> bool:
-    return isinstance(origin.settings, Reinforce) and origin.settings.group_baseline
+def _if_set(key: str, read: Read) -> Read:
+    """Read only where another key is set."""
+    return reads.if_(lambda setup: bool(setup.config.value(key)), read)
+
+
+# What is peculiar to verl in an export
+
+
+def _write_trainer_mode(source: ExportInput, _row: Row) -> ConfigValue:
+    return "separate_async" if source.plan.ahead[GENERATE] else "sync"
+
+
+def _write_offload(stage: str, offload: Offload) -> Write:
+    """True where a stage offloads this."""
+
+    def write(source: ExportInput, _row: Row) -> ConfigValue:
+        return source.plan.placement(stage).schedule.offload is offload or None
+
+    return writes.with_stage(stage, write)
+
+
+def _write_engine_experts(times_tp: bool) -> Write:
+    """An engine's replicas with experts or, times its degree, the ranks that share the experts."""
+
+    def write(source: ExportInput, _row: Row) -> ConfigValue:
+        layout = source.plan.placement(GENERATE).layout
+        number = layout.expert_replicas * (layout.tp if times_tp else 1)
+        return number if layout.ep > 1 else None
+
+    return write
+
+
+def _if_fp8(write: Write) -> Write:
+    """Write only where generation has FP8 weights: it then samples from a different policy than the trained one, so
+    each token gets an importance weight."""
+    return lambda source, row: write(source, row) if source.plan.facts.generation_weights else None
+
+
+def _with_reward_model(write: Write) -> Write:
+    """Write only where a reward model scores."""
+    return lambda source, row: write(source, row) if source.reward_function is None else None
+
+
+def _write_reward_model(source: ExportInput, row: Row) -> ConfigValue | KeyValue:
+    """True if a reward model scores, False if a function does."""
+    has_model = source.reward_function is None
+    return KeyValue(row.key, True, "placements.reward_score") if has_model else False
+
+
+def _has_reward_pool(source: ExportInput, _row: Row) -> ConfigValue:
+    return source.plan.choice("reward_score", "pool") != source.plan.choice("actor_train", "pool")
+
+
+def _on_reward_pool(write: Write) -> Write:
+    """Write only where the reward model has a pool of its own."""
+    return _with_reward_model(lambda source, row: write(source, row) if _has_reward_pool(source, row) else None)
+
+
+def _write_estimator(source: ExportInput, _row: Row) -> ConfigValue:
+    has_baseline = isinstance(source.settings, Reinforce) and source.settings.group_baseline
+    return "reinforce_plus_plus_baseline" if has_baseline else _ESTIMATOR_NAMES[source.algorithm]
+
+
+def _has_kl(*, in_loss: bool) -> Write:
+    """Whether the KL penalty is in the loss, where GRPO has it, or in the reward."""
+    return lambda source, _row: Role.REF in source.plan.graph.roles and (source.algorithm == "grpo") is in_loss
+
+
+def _write_kl(*, in_loss: bool) -> Write:
+    """The coefficient of the KL penalty, in the place where the algorithm has it."""
+    has_kl = _has_kl(in_loss=in_loss)
+    return lambda source, row: getattr(source.settings, row.setting, None) if has_kl(source, row) else None
+
+
+def _write_loss_mean(source: ExportInput, _row: Row) -> ConfigValue:
+    settings = source.settings
+    return _LOSS_MEAN_NAMES[settings.loss_mean] if isinstance(settings, CriticFreeSettings) else None
+
+
+# The table
+
+
+def _degrees_of(model: str) -> tuple[Row, ...]:
+    """The rows of a model's degrees, offload and recomputation."""
+    stage, prefix = _MODEL_STAGES[model][-1], f"{model}.megatron"
+    override, schedule = f"{prefix}.override_transformer_config", f"placements.{stage}.schedule"
+    trains = stage.endswith("train")
+    read_weights = None if trains else _if_trained(model, _read_weight_offload)
+    return (
+        *degree_rows(stage, prefix, _read_layout(model)),
+        *end_layer_rows(stage, f"+{override}"),
+        Row(
+            f"{prefix}.optimizer_offload",
+            f"{schedule}.offload",
+            _read_optimizer_offload(model) if trains else None,
+            _write_offload(stage, Offload.OPTIMIZER),
+        ),
+        Row(f"{prefix}.param_offload", f"{schedule}.offload", read_weights, _write_offload(stage, Offload.WEIGHTS)),
+        Row(
+            f"{override}.recompute_granularity",
+            f"{schedule}.recompute",
+            _read_recompute(model) if trains else None,
+            writes.recomputation(stage),
+        ),
+        Row(f"{override}.recompute_method", f"{schedule}.recompute", None, writes.if_recomputing_all(stage, "uniform")),
+        Row(f"{override}.recompute_num_layers", f"{schedule}.recompute", None, writes.if_recomputing_all(stage, 1)),
+    )
+
+
+def _adapter_rows(prefix: str, instead_of: str | None = None) -> tuple[Row, ...]:
+    """The rows of an adapter's rank and alpha; they are not read where the key `instead_of` gives the rank."""
+
+    def is_read(setup: TrainingSetup) -> bool:
+        return instead_of is None or not setup.config.value(instead_of)
+
+    return (
+        Row(f"{prefix}rank", "job: models.actor.adapter.rank", reads.if_(is_read, reads.adapter_rank), None),
+        Row(
+            f"{prefix}alpha",
+            "job: models.actor.adapter.alpha",
+            reads.if_(is_read, reads.adapter_alpha(f"{prefix}rank")),
+            None,
+        ),
+    )
+
+
+_GENERATION = f"placements.{GENERATE}"
+_TRAIN_POOL, _GENERATION_POOL, _SCORE_POOL = (
+    f"pools: the pool of {stage}" for stage in ("actor_train", GENERATE, "reward_score")
+)
+
+TABLE = (
+    Row("model_engine", "rule: degrees of pipeline and experts are Megatron's", None, writes.always("megatron")),
+    # batches and lengths
+    Row(
+        "data.train_batch_size",
+        "facts.workload: batch_size / group_size",
+        reads.batch_size(f"{_R}.n"),
+        writes.num_prompts,
+    ),
+    Row("data.max_prompt_length", "facts.workload.prompt.max"),
+    Row("data.max_response_length", "facts.workload.response.max"),
+    Row(
+        f"{_A}.actor.ppo_mini_batch_size",
+        "facts.workload.num_minibatches",
+        reads.minibatches(lambda setup: setup.config.integer("data.train_batch_size"), "prompts"),
+        writes.minibatch_prompts("actor_train"),
+    ),
+    Row(f"{_A}.actor.ppo_epochs", "facts.workload.num_epochs"),
+    Row(
+        "critic.ppo_mini_batch_size",
+        "facts.workload.num_minibatches",
+        None,
+        writes.minibatch_prompts("critic_train"),
+        note="a critic has as many minibatches as the actor",
+    ),
+    Row("critic.ppo_epochs", "facts.workload.num_epochs", None, writes.with_stage("critic_train", write_field)),
+    # pools
+    Row("trainer.nnodes", _TRAIN_POOL, _read_pools, writes.number_of_nodes("actor_train")),
+    Row(
+        "trainer.n_gpus_per_node",
+        _TRAIN_POOL,
+        None,
+        writes.ranks_of_node("actor_train"),
+        note="read with trainer.nnodes",
+    ),
+    Row("trainer.v1.trainer_mode", f"{_GENERATION}.steps_ahead", _read_steps_ahead, _write_trainer_mode),
+    Row(
+        f"{_A}.hybrid_engine",
+        "pools: no engine on the ranks that train",
+        None,
+        writes.one_ahead(writes.always(False)),
+    ),
+    Row(
+        f"{_R}.nnodes",
+        _GENERATION_POOL,
+        None,
+        writes.one_ahead(writes.number_of_nodes(GENERATE)),
+        note="read with trainer.nnodes",
+    ),
+    Row(
+        f"{_R}.n_gpus_per_node",
+        _GENERATION_POOL,
+        None,
+        writes.one_ahead(writes.ranks_of_node(GENERATE)),
+        note="read with trainer.nnodes",
+    ),
+    Row(
+        "trainer.v1.separate_async.parameter_sync_step",
+        "rule: batch = parameter_sync_step x mini-batch",
+        None,
+        writes.one_ahead(writes.of_plan(lambda plan: plan.facts.workload.num_minibatches)),
+    ),
+    Row(
+        "trainer.v1.sampler.max_off_policy_threshold",
+        "staleness",
+        None,
+        writes.one_ahead(writes.of_plan(lambda plan: plan.ahead[GENERATE] + 1)),
+    ),
+    Row(
+        f"{_R}.checkpoint_engine.backend",
+        "rule: separate_async excludes naive",
+        None,
+        writes.one_ahead(writes.always("nccl")),
+    ),
+    # degrees, offload and recomputation of each model
+    *_degrees_of(f"{_A}.actor"),
+    *_degrees_of("critic"),
+    *_degrees_of(f"{_A}.ref"),
+    # micro-batches: verl does not pass the critic's number of rows on to its worker (trainer_base.py), so the critic
+    # gets token budgets too, and its forward passes get that of its training
+    Row(f"{_A}.actor.use_dynamic_bsz", "rule: micro-batches are packed", None, writes.always(True)),
+    Row(
+        "critic.use_dynamic_bsz",
+        "rule: verl does not pass the critic's rows to its worker",
+        None,
+        writes.with_stage("critic_train", writes.always(True)),
+    ),
+    Row(
+        f"{_A}.actor.ppo_max_token_len_per_gpu",
+        "placements.actor_train.schedule.micro_batch_tokens",
+        _read_micro_batch(f"{_A}.actor", "actor_train", flag=f"{_A}.actor.use_dynamic_bsz"),
+        writes.budget("actor_train"),
+    ),
+    Row(
+        f"{_A}.actor.ppo_micro_batch_size_per_gpu",
+        "placements.actor_train.schedule.micro_batch_size",
+        _read_micro_batch(f"{_A}.actor", "actor_train", flag=f"{_A}.actor.use_dynamic_bsz"),
+        None,
+    ),
+    Row(
+        f"{_R}.log_prob_max_token_len_per_gpu",
+        "placements.actor_logprob.schedule.micro_batch_tokens",
+        _read_micro_batch(f"{_A}.actor", "actor_logprob", flag=f"{_R}.log_prob_use_dynamic_bsz"),
+        writes.budget("actor_logprob"),
+    ),
+    Row(
+        f"{_R}.log_prob_micro_batch_size_per_gpu",
+        "placements.actor_logprob.schedule.micro_batch_size",
+        _read_micro_batch(f"{_A}.actor", "actor_logprob", flag=f"{_R}.log_prob_use_dynamic_bsz"),
+        None,
+    ),
+    Row(
+        f"{_A}.ref.log_prob_max_token_len_per_gpu",
+        "placements.ref_logprob.schedule.micro_batch_tokens",
+        _read_micro_batch(f"{_A}.ref", "ref_logprob", flag=f"{_A}.ref.log_prob_use_dynamic_bsz"),
+        writes.budget("ref_logprob"),
+    ),
+    Row(
+        f"{_A}.ref.log_prob_micro_batch_size_per_gpu",
+        "placements.ref_logprob.schedule.micro_batch_size",
+        _read_micro_batch(f"{_A}.ref", "ref_logprob", flag=f"{_A}.ref.log_prob_use_dynamic_bsz"),
+        None,
+    ),
+    Row(
+        "critic.ppo_max_token_len_per_gpu",
+        "placements.critic_train.schedule.micro_batch_tokens",
+        _read_micro_batch("critic", "critic_train", flag="critic.use_dynamic_bsz"),
+        writes.budget("critic_train"),
+    ),
+    Row(
+        "critic.forward_max_token_len_per_gpu",
+        "placements.critic_train.schedule.micro_batch_tokens",
+        _read_micro_batch("critic", "critic_value", flag="critic.use_dynamic_bsz"),
+        writes.budget("critic_train"),
+        note="read as that of critic_value",
+    ),
+    Row(
+        "critic.ppo_micro_batch_size_per_gpu",
+        "placements.critic_train.schedule.micro_batch_size",
+        _read_micro_batch("critic", "critic_value", "critic_train", flag="critic.use_dynamic_bsz"),
+        None,
+        note="read as that of critic_value too",
+    ),
+    # generation
+    Row(f"{_R}.name", "facts.engine", _read_engine),
+    Row(f"{_R}.n", "facts.workload.group_size", reads.group_size),
+    Row(f"{_R}.tensor_model_parallel_size", f"{_GENERATION}.layout.tp", _read_engine_tp),
+    Row(f"{_R}.pipeline_model_parallel_size", f"{_GENERATION}.layout.pp", _read_engine_pp, None),
+    Row(f"{_R}.data_parallel_size", f"{_GENERATION}.layout.ep", None, _write_engine_experts(times_tp=False)),
+    Row(
+        f"{_R}.expert_parallel_size",
+        "rule: expert = tensor x data of an engine",
+        None,
+        _write_engine_experts(times_tp=True),
+    ),
+    Row(f"{_R}.max_num_seqs", f"{_GENERATION}.schedule.generation_slots"),
+    Row(
+        f"{_R}.gpu_memory_utilization",
+        f"{_GENERATION}: its weights and cache",
+        reads.memory_share,
+        writes.of_plan(engine_memory_share),
+    ),
+    Row(f"{_R}.max_model_len", "facts.workload: prompt.max + response.max", None, writes.max_tokens),
+    Row(f"{_R}.quantization", "facts.generation_weights", _read_fp8, _if_fp8(write_field)),
+    Row(
+        f"{_CORRECTION}.rollout_is",
+        "rule: tokens sampled in FP8 get importance weights",
+        None,
+        _if_fp8(writes.always("token")),
+    ),
+    Row(f"{_CORRECTION}.rollout_is_threshold", "setting: importance_cap", None, _if_fp8(write_field)),
+    # rewards
+    Row(f"{_RM}.enable", "job: rewards", None, _write_reward_model),
+    Row(
+        "reward.custom_reward_function.path",
+        "job: rewards.function",
+        reads.function_reward,
+        writes.with_function(writes.always(HOOK_FILE)),
+    ),
+    Row("custom_reward_function.path", "job: rewards.function", reads.function_reward, None, note="its former name"),
+    Row(
+        "reward.reward_manager.name",
+        "job: rewards.function",
+        reads.function_reward,
+        None,
+        note="verl's own checks of answers, where the user has no function",
+    ),
+    Row(
+        "reward.custom_reward_function.name",
+        f"rule: the function in {HOOK_FILE}",
+        None,
+        writes.with_function(writes.always("compute_score")),
+    ),
+    Row(
+        f"{_RM}.model_path",
+        "job: models.reward.path",
+        _read_reward_path,
+        _with_reward_model(writes.model_path(Role.REWARD)),
+    ),
+    Row(f"{_OLD_RM}.model.path", "job: models.reward.path", _read_reward_path, None, note="its former name"),
+    Row(f"{_RM}.enable_resource_pool", _SCORE_POOL, None, _with_reward_model(_has_reward_pool)),
+    Row(f"{_RM}.nnodes", _SCORE_POOL, None, _on_reward_pool(writes.number_of_nodes("reward_score"))),
+    Row(f"{_RM}.n_gpus_per_node", _SCORE_POOL, None, _on_reward_pool(writes.ranks_of_node("reward_score"))),
+    Row(
+        f"{_RM}.rollout.name",
+        "rule: the engine that is assumed",
+        None,
+        _with_reward_model(writes.always("vllm")),
+    ),
+    Row(
+        f"{_RM}.rollout.tensor_model_parallel_size",
+        "placements.reward_score.layout.tp",
+        _read_reward_degrees,
+        _with_reward_model(write_field),
+    ),
+    # models and the algorithm
+    Row(
+        f"{_A}.model.path",
+        "job: models.actor.path",
+        reads.models(Role.ACTOR, Role.REF),
+        writes.model_path(Role.ACTOR),
+    ),
+    Row("critic.model.path", "job: models.critic.path", reads.models(Role.CRITIC), writes.model_path(Role.CRITIC)),
+    Row("critic.enable", "job: algorithm", None, writes.of_plan(lambda plan: Role.CRITIC in plan.graph.roles)),
+    Row(_ESTIMATOR, "job: algorithm", reads.estimator, _write_estimator),
+    Row("algorithm.use_kl_in_reward", "job: algorithm and models.ref", None, _has_kl(in_loss=False)),
+    Row(f"{_A}.actor.use_kl_loss", "job: algorithm and models.ref", None, _has_kl(in_loss=True)),
+    Row(f"{_A}.actor.kl_loss_coef", "setting: kl_coefficient", reads.kl_penalty, _write_kl(in_loss=True)),
+    Row("algorithm.kl_ctrl.kl_coef", "setting: kl_coefficient", reads.kl_penalty, _write_kl(in_loss=False)),
+    Row("algorithm.gamma", "setting: gamma"),
+    Row("algorithm.lam", "setting: gae_lambda"),
+    Row(f"{_A}.actor.optim.lr", "setting: actor_learning_rate"),
+    Row("critic.optim.lr", "setting: critic_learning_rate"),
+    Row("critic.cliprange_value", "setting: value_clip"),
+    Row(f"{_A}.actor.entropy_coeff", "setting: entropy_coefficient"),
+    Row(f"{_R}.temperature", "setting: temperature"),
+    Row("algorithm.norm_adv_by_std_in_grpo", "setting: normalise_by_std", reads.flag),
+    Row(f"{_A}.actor.clip_ratio_low", "job: clip_ratio", reads.number("clip_ratio"), writes.clip_low),
+    Row(
+        f"{_A}.actor.clip_ratio_high",
+        "job: clip_ratio_high, or clip_ratio",
+        reads.number("clip_ratio_high"),
+        writes.clip_high,
+    ),
+    Row(f"{_A}.actor.loss_agg_mode", "job: loss_mean", reads.loss_mean(LOSS_MEANS), _write_loss_mean),
+    # settings that are read and not written
+    Row(f"{_A}.actor.optim.weight_decay", "setting: weight_decay", write=None),
+    Row(f"{_A}.actor.optim.clip_grad", "setting: max_grad_norm", write=None),
+    Row(f"{_R}.top_p", "setting: top_p", reads.top_p, None),
+    Row(f"{_R}.top_k", "setting: top_k", reads.top_k, None),
+    Row(f"{_A}.actor.optim.lr_warmup_steps", "setting: actor_schedule", reads.warmup_steps(Role.ACTOR), None),
+    Row("critic.optim.lr_warmup_steps", "setting: critic_schedule", reads.warmup_steps(Role.CRITIC), None),
+    *(
+        Row(f"{prefix}.{name}", f"setting: {setting}", _if_set(f"{prefix}.enable", read), None)
+        for prefix in ("reward.reward_kwargs.overlong_buffer_cfg", "reward_model.reward_kwargs.overlong_buffer_cfg")
+        for name, setting, read in (
+            ("len", "overlong_tokens", reads.overlong_tokens),
+            ("penalty_factor", "overlong_penalty", reads.overlong_penalty(f"{prefix}.len")),
+        )
+    ),
+    *_adapter_rows(f"{_A}.model.lora."),
+    *_adapter_rows(f"{_A}.model.lora_", instead_of=f"{_A}.model.lora.rank"),
+)
+"""verl's keys and our fields, in the order of an export."""
 
 
 def _files(origin: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, str]:
@@ -309,7 +715,7 @@ VERL = OtherTrainer(
     other_engines=("sglang",),
     supports_fp8=True,
     modes=deployment_modes,
-    settings=settings,
+    settings=partial(write_table, TABLE),
     files=_files,
     remarks=(
         "a plan names no data: set data.train_files and data.val_files yourself.",
@@ -318,53 +724,30 @@ VERL = OtherTrainer(
 )
 
 
-_MODEL_STAGES = {f"{_A}.actor": ("actor_logprob", "actor_train"), "critic": ("critic_value", "critic_train")}
-_DEGREES = {**MEGATRON_SIZES, "vpp": "virtual_pipeline_model_parallel_size"}
-
-_STRATEGY = f"{_A}.actor.strategy"
-_ESTIMATOR = "algorithm.adv_estimator"
-_ESTIMATORS: Mapping[str, Estimator] = {
-    "gae": PPO_ESTIMATOR,
-    "grpo": GRPO_ESTIMATOR,
-    "grpo_vectorized": GRPO_ESTIMATOR,
-    "rloo": RLOO_ESTIMATOR,
-    "rloo_vectorized": RLOO_ESTIMATOR,
-    "reinforce_plus_plus": REINFORCE_ESTIMATOR,
-    "reinforce_plus_plus_baseline": REINFORCE_BASELINE_ESTIMATOR,
-}
-
-_ENGINE_NAMES = (VERL.engine, *VERL.other_engines)
-
-
 def read_verl(path: Path, changed: Mapping[str, Any] | None = None) -> ParsedConfig:
     """Read the configuration in a file; `changed` are keys with values that override its own.
 
     Raises BadInput naming a key that a job cannot express.
     """
-    config = read_overrides(path, known_keys("verl"), changed=changed)
-    setup = _training_setup(config)
-    is_megatron = _is_megatron(config)
-    notes: list[str] = []
+    setup = _training_setup(read_overrides(path, known_keys("verl"), changed=changed))
+    return read_table(TABLE, setup, trainer="verl", notes=_notes, unused=_unused_keys)
+
+
+def _notes(setup: TrainingSetup, fields: Sequence[ParsedField]) -> Iterator[str]:
+    config, is_megatron = setup.config, _is_megatron(setup.config)
     if not is_megatron:
-        notes.append(
+        yield (
             "model_engine is not megatron: FSDP sharding is not modelled, so the search chooses layouts and "
             "micro-batches."
         )
     if config.value("trainer.v1.trainer_mode") == "colocate_async":
-        notes.append("trainer.v1.trainer_mode=colocate_async is read as sync: what it overlaps is not modelled.")
-    notes += [
-        *setup.notes(),
-        *_loss_notes(config),
-        *single_sample_notes(config, _ESTIMATOR, _ESTIMATORS, f"{_R}.n"),
-    ]
-    fields = [*_workload_fields(setup), *_model_fields(setup), *_algorithm_fields(setup)]
-    fields += [*_pool_fields(setup), *_generation_fields(config)]
+        yield "trainer.v1.trainer_mode=colocate_async is read as sync: what it overlaps is not modelled."
+    yield from setup.notes()
+    yield from _loss_notes(config)
+    yield from single_sample_notes(config, _ESTIMATOR, _ESTIMATORS, f"{_R}.n")
     if is_megatron:
-        notes += _expert_notes(setup)
-        fields += [*_training_fields(setup), *_reference_fields(setup)]
-        notes += _free_micro_batch_notes(setup, fields)
-    steps_ahead = int(config.value("trainer.v1.trainer_mode") == "separate_async")
-    return setup.parsed("verl", fields, steps_ahead=steps_ahead, notes=notes, unused=_unused_keys(setup))
+        yield from _expert_notes(setup)
+        yield from _free_micro_batch_notes(setup, fields)
 
 
 def _unused_keys(setup: TrainingSetup) -> Iterator[str]:
@@ -390,13 +773,6 @@ def _unused_keys(setup: TrainingSetup) -> Iterator[str]:
         yield f"{prefix}.{unused}"
     if config.value(f"{_A}.ref.log_prob_use_dynamic_bsz"):
         yield f"{_A}.ref.*micro_batch_size*"
-
-
-def _is_megatron(config: TrainerConfig) -> bool:
-    """True if Megatron trains: by the engine's name, the configuration's name, or keys that only Megatron has."""
-    names = (config.value("model_engine"), config.value(_STRATEGY) if config.has(_STRATEGY) else None)
-    named = any(word.startswith("--config-name") and "megatron" in word for word in config.command)
-    return "megatron" in names or named or any(".megatron." in key for key in config.values)
 
 
 def _training_setup(config: TrainerConfig) -> TrainingSetup:
@@ -443,215 +819,10 @@ def _loss_notes(config: TrainerConfig) -> Iterator[str]:
         yield f"{key}={config.value(key)} is not a loss aggregation that a job can have; the job keeps its default."
 
 
-def _workload_fields(setup: TrainingSetup) -> Iterator[ParsedField]:
-    config = setup.config
-    batch, samples = config.integer("data.train_batch_size"), config.integer(f"{_R}.n")
-    yield ParsedField("workload.batch_size", batch * samples, ("data.train_batch_size", f"{_R}.n"))
-    yield from setup.group(samples, f"{_R}.n")
-    yield ParsedField("workload.prompt", config.integer("data.max_prompt_length"), ("data.max_prompt_length",))
-    yield ParsedField("workload.response", config.integer("data.max_response_length"), ("data.max_response_length",))
-    key = f"{_A}.actor.ppo_mini_batch_size"
-    yield ParsedField("workload.num_minibatches", max(1, batch // config.integer(key)), (key,))
-    key = f"{_A}.actor.ppo_epochs"
-    yield ParsedField("workload.num_epochs", config.integer(key), (key,))
-
-
-def _model_fields(setup: TrainingSetup) -> Iterator[ParsedField]:
-    config = setup.config
-    for role, key in (
-        ("actor", f"{_A}.model.path"),
-        ("ref", f"{_A}.model.path"),
-        ("critic", "critic.model.path"),
-    ):
-        if role in setup.graph.roles:
-            yield ParsedField(f"models.{role}", str(config.text(key)), (key,))
-    if _has_reward_model(config):
-        key = f"{_RM}.model_path" if config.value(f"{_RM}.model_path") else "reward_model.model.path"
-        yield ParsedField("models.reward", str(config.text(key)), (key,))
-
-
-def _algorithm_fields(setup: TrainingSetup) -> Iterator[ParsedField]:
-    config = setup.config
-    fields = {
-        "gamma": "algorithm.gamma",
-        "gae_lambda": "algorithm.lam",
-        "actor_learning_rate": f"{_A}.actor.optim.lr",
-        "critic_learning_rate": "critic.optim.lr",
-        "clip_ratio": f"{_A}.actor.clip_ratio_low",
-        "clip_ratio_high": f"{_A}.actor.clip_ratio_high",
-        "value_clip": "critic.cliprange_value",
-        "entropy_coefficient": f"{_A}.actor.entropy_coeff",
-        "temperature": f"{_R}.temperature",
-        "weight_decay": f"{_A}.actor.optim.weight_decay",
-        "max_grad_norm": f"{_A}.actor.optim.clip_grad",
-    }
-    yield from setup.settings(fields)
-    yield from setup.sampling(top_p=f"{_R}.top_p", top_k=f"{_R}.top_k")
-    for role, optimizer in (("actor", f"{_A}.actor.optim"), ("critic", "critic.optim")):
-        yield from setup.warmup(role, f"{optimizer}.lr_warmup_steps")
-    yield from _overlong_fields(setup)
-    for prefix in (f"{_A}.model.lora.rank", f"{_A}.model.lora_rank"):
-        if config.value(prefix):
-            yield from setup.adapter(prefix, prefix.removesuffix("rank") + "alpha")
-            break
-    if config.value(f"{_R}.quantization") == "fp8":
-        yield ParsedField("generation_weights", "fp8", (f"{_R}.quantization",))
-    key = "algorithm.norm_adv_by_std_in_grpo"
-    yield from setup.setting("normalise_by_std", bool(config.value(key)), key)
-    key = f"{_A}.actor.loss_agg_mode"
-    if loss_mean := LOSS_MEANS.get(config.value(key)):
-        yield from setup.setting("loss_mean", loss_mean, key)
-
-
-def _overlong_fields(setup: TrainingSetup) -> Iterator[ParsedField]:
-    """DAPO's penalty for overlong responses, under its present or its former key."""
-    for manager in ("reward.reward_kwargs", "reward_model.reward_kwargs"):
-        prefix = f"{manager}.overlong_buffer_cfg"
-        if setup.config.value(f"{prefix}.enable"):
-            yield from setup.overlong(f"{prefix}.len", f"{prefix}.penalty_factor")
-
-
-def _has_reward_model(config: TrainerConfig) -> bool:
-    """True if a reward model scores, under its present or its former key."""
-    return bool(config.value(f"{_RM}.enable") or config.value("reward_model.enable"))
-
-
-def _pool_sizes(config: TrainerConfig) -> dict[str, tuple[int, int]]:
-    """The pools by name, as (nodes, ranks per node)."""
-    sizes = {"train": (config.integer("trainer.nnodes"), config.integer("trainer.n_gpus_per_node"))}
-    if config.value("trainer.v1.trainer_mode") == "separate_async":
-        sizes["generate"] = (
-            config.integer(f"{_R}.nnodes"),
-            config.integer(f"{_R}.n_gpus_per_node"),
-        )
-    if _has_reward_model(config) and config.value(f"{_RM}.enable_resource_pool"):
-        sizes["score"] = (
-            config.integer(f"{_RM}.nnodes"),
-            config.integer(f"{_RM}.n_gpus_per_node"),
-        )
-    return sizes
-
-
-def _pool_fields(setup: TrainingSetup) -> Iterator[ParsedField]:
-    config = setup.config
-    sizes = _pool_sizes(config)
-    keys = ("trainer.nnodes", "trainer.n_gpus_per_node")
-    nodes, per_node = cluster_of(sizes)
-    yield ParsedField("cluster.nodes", nodes, keys)
-    yield ParsedField("cluster.ranks_per_node", per_node, keys)
-    pools = dict(consecutive_pools((name, nodes * ranks) for name, (nodes, ranks) in sizes.items()))
-    pool_names = {"actor_generate": "generate", "reward_score": "score"}
-    for stage in setup.graph.by_name:
-        pool = pools.get(pool_names.get(stage, "train"), pools["train"])
-        yield ParsedField(f"{stage}.pool", pool, keys)
-
-
-def _generation_fields(config: TrainerConfig) -> Iterator[ParsedField]:
-    if config.value(f"{_R}.name") in _ENGINE_NAMES:
-        yield ParsedField("engine", config.value(f"{_R}.name"), (f"{_R}.name",))
-    sizes = _pool_sizes(config)
-    nodes, ranks = sizes.get("generate", sizes["train"])
-    tp, key = config.integer(f"{_R}.tensor_model_parallel_size"), f"{_R}.tensor_model_parallel_size"
-    layout_of({"tp": tp}, nodes * ranks)
-    yield ParsedField("actor_generate.tp", tp, (key,))
-    key = f"{_R}.pipeline_model_parallel_size"
-    yield ParsedField("actor_generate.pp", config.integer_or(key, 1), (key,))
-    yield ParsedField(
-        "actor_generate.generation_slots",
-        config.integer(f"{_R}.max_num_seqs"),
-        (f"{_R}.max_num_seqs",),
-    )
-    yield ParsedField(
-        MEMORY_SHARE,
-        config.number(f"{_R}.gpu_memory_utilization"),
-        (f"{_R}.gpu_memory_utilization",),
-    )
-    if _has_reward_model(config):
-        key = f"{_RM}.rollout.tensor_model_parallel_size"
-        yield ParsedField("reward_score.tp", config.integer(key), (key,))
-        yield ParsedField("reward_score.pp", 1, (f"{_RM}.rollout.pipeline_model_parallel_size",))
-
-
-def _degrees(config: TrainerConfig, model: str) -> dict[str, int]:
-    keys = {axis: f"{model}.megatron.{name}" for axis, name in _DEGREES.items()}
-    return {
-        axis: int(axis != "etp") if config.value(key) is None else config.integer(key) for axis, key in keys.items()
-    }
-
-
-def _layout(config: TrainerConfig, model: str) -> Layout:
-    nodes, ranks = _pool_sizes(config)["train"]
-    return layout_of(
-        _degrees(config, model), nodes * ranks, sp=bool(config.value(f"{model}.megatron.sequence_parallel"))
-    )
-
-
-def _expert_notes(setup: TrainingSetup) -> Iterator[str]:
-    models = [model for model, stages in _MODEL_STAGES.items() if setup.stages(*stages)]
-    for model in (*models, *([f"{_A}.ref"] if setup.stages("ref_logprob") else [])):
-        degrees, layout = _degrees(setup.config, model), _layout(setup.config, model)
-        yield from layout_notes(f"{model}.megatron.{_DEGREES['ep']}", degrees, layout)
-
-
-def _training_fields(setup: TrainingSetup) -> Iterator[ParsedField]:
-    config = setup.config
-    models = {model: stages for model, stages in _MODEL_STAGES.items() if setup.stages(*stages)}
-    for model, stages in models.items():
-        layout, prefix = _layout(config, model), f"{model}.megatron"
-        keys = tuple(f"{prefix}.{name}" for name in _DEGREES.values())
-        for stage, key in zip(stages, _micro_batch_keys(config, model), strict=True):
-            stage_layout = layout if stage.endswith("train") else Layout(**{**vars(layout), "vpp": 1})
-            yield ParsedField(f"{stage}.layout", str(stage_layout), keys)
-            yield from _micro_batch_fields(config, stage, key, layout.cp)
-        key = f"{prefix}.override_transformer_config.recompute_granularity"
-        yield ParsedField(f"{stages[1]}.recompute", config.value(key) or "none", (key,))
-        offloads = (f"{prefix}.optimizer_offload", f"{model}.optim.override_optimizer_config.optimizer_cpu_offload")
-        offloaded = [bool(config.value(key)) for key in offloads]
-        yield ParsedField(f"{stages[1]}.offload", "optimizer" if any(offloaded) else "none", offloads)
-
-
-def _reference_fields(setup: TrainingSetup) -> Iterator[ParsedField]:
-    config = setup.config
-    if not setup.stages("ref_logprob"):
-        return
-    layout, prefix = _layout(config, f"{_A}.ref"), f"{_A}.ref.megatron"
-    keys = tuple(f"{prefix}.{name}" for name in _DEGREES.values())
-    yield ParsedField("ref_logprob.layout", str(Layout(**{**vars(layout), "vpp": 1})), keys)
-    key = f"{_A}.ref.log_prob_{_micro_batch_key(config.value(f'{_A}.ref.log_prob_use_dynamic_bsz'))}"
-    yield from _micro_batch_fields(config, "ref_logprob", key, layout.cp)
-    key = f"{prefix}.param_offload"
-    yield ParsedField("ref_logprob.offload", "weights" if config.value(key) else "none", (key,))
-
-
-def _micro_batch_keys(config: TrainerConfig, model: str) -> tuple[str, str]:
-    """The keys of the micro-batch rows, or tokens, of the forward pass and of training."""
-    name = _micro_batch_key(config.value(f"{model}.use_dynamic_bsz"))
-    if model == "critic":
-        forward = "forward_max_token_len_per_gpu" if config.value("critic.use_dynamic_bsz") else f"ppo_{name}"
-        return f"critic.{forward}", f"critic.ppo_{name}"
-    forward = _micro_batch_key(config.value(f"{_R}.log_prob_use_dynamic_bsz"))
-    return f"{_R}.log_prob_{forward}", f"{model}.ppo_{name}"
-
-
-def _micro_batch_key(is_dynamic: object) -> str:
-    return "max_token_len_per_gpu" if is_dynamic else "micro_batch_size_per_gpu"
-
-
-def _micro_batch_fields(config: TrainerConfig, stage: str, key: str, cp: int) -> Iterator[ParsedField]:
-    """Yield the micro-batch size of a stage; nothing if the key has no value, since verl then uses another key, whose
-    value is for all ranks together."""
-    if config.value(key) is None:
-        return
-    if "token" in key:
-        yield ParsedField(f"{stage}.micro_batch_tokens", config.integer(key) * cp, (key,))
-    else:
-        yield ParsedField(f"{stage}.micro_batch_size", config.integer(key), (key,))
-
-
-def _free_micro_batch_notes(setup: TrainingSetup, fields: Iterable[ParsedField]) -> Iterator[str]:
+def _free_micro_batch_notes(setup: TrainingSetup, fields: Sequence[ParsedField]) -> Iterator[str]:
     """Yield a sentence for each stage whose micro-batch size no key sets."""
     known = {field.what for field in fields}
-    for stages in (*_MODEL_STAGES.values(), ("ref_logprob",)):
+    for stages in _MODEL_STAGES.values():
         for stage in setup.stages(*stages):
             if not {f"{stage}.micro_batch_size", f"{stage}.micro_batch_tokens"} & known:
                 yield f"{stage}: no key gives the rows or tokens of its micro-batch on a rank; the search chooses them."

@@ -45,17 +45,23 @@ def test_the_penalty_of_its_own_place_is_preferred_and_another_place_is_told(
     estimator: Estimator, in_loss: bool, in_reward: bool, coefficient: float | None, is_told: bool
 ) -> None:
     found = configuration(estimator, in_loss=in_loss, in_reward=in_reward)
-    values = {one.what.partition(".")[2]: one.value for one in found.settings({})}
+    kl = found.number_setting("kl_coefficient", found.kl_key) if found.kl_key else ()
+    fields = [*found.algorithm_fields(), *kl]
+    values = {one.what.partition(".")[2]: one.value for one in fields}
     assert values.get("kl_coefficient") == coefficient
     assert any(found.notes()) is is_told
 
 
 def test_an_algorithm_takes_no_settings_of_another() -> None:
-    fields = {"gamma": "gamma", "clip_ratio_high": "eps-clip-high"}
-    assert not list(configuration(GRPO_ESTIMATOR, in_loss=False, in_reward=False).settings(fields))
-    assert [one.what for one in configuration(PPO_ESTIMATOR, in_loss=False, in_reward=False).settings(fields)] == [
-        "ppo.kl_coefficient",
-        "ppo.gamma",
+    grpo = configuration(GRPO_ESTIMATOR, in_loss=False, in_reward=False)
+    assert not list(grpo.number_setting("gamma", "gamma"))
+    ppo = configuration(PPO_ESTIMATOR, in_loss=False, in_reward=False)
+    assert not list(ppo.number_setting("clip_ratio_high", "eps-clip-high"))
+    fields = [*ppo.algorithm_fields(), *ppo.number_setting("gamma", "gamma")]
+    assert [(one.what, one.value) for one in fields] == [
+        ("algorithm", "ppo"),
+        ("ppo.kl_coefficient", 0.0),
+        ("ppo.gamma", 0.9),
     ]
 
 

@@ -9,13 +9,15 @@ from meshwright.planner.job.whatif_settings import with_setting
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.trainers.export_settings import (
     engine_memory_share,
-    megatron_degrees,
     mini_batch,
     pool_nodes,
     token_budget,
     token_budget_origin,
     uneven_stage_layers,
 )
+from meshwright.planner.trainers.megatron_rows import degree_rows
+from meshwright.planner.trainers.table import read_field, write_table
+from meshwright.planner.trainers.trainer import ExportInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 from tests.planner.drawn import model_of
@@ -73,7 +75,8 @@ def test_degrees_of_experts_are_those_of_megatron() -> None:
     for layout, sizes in ((Layout(tp=2, dp=2, ep=4, etp=1, sp=True), (4, 1)), (Layout(tp=2, dp=2, ep=2), (2, 2))):
         placements = tuple(one.model_copy(update={"layout": layout}) for one in plan.placements)
         mixture = plan.model_copy(update={"facts": facts, "placements": placements})
-        found = {one.key: one.value for one in megatron_degrees(mixture, "actor_train", "actor")}
+        rows = degree_rows("actor_train", "actor", read_field)
+        found = {one.key: one.value for one in write_table(rows, ExportInput(plan=mixture))}
         assert (found["actor.expert_model_parallel_size"], found["actor.expert_tensor_parallel_size"]) == sizes
 
 

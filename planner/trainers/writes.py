@@ -1,0 +1,133 @@
+"""How an export writes the keys of a table: functions from the plan and the job to the value of a row's key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.trainers.export_settings import (
+    pool_nodes,
+    prompts_of_mini_batch,
+    token_budget,
+    token_budget_origin,
+    uneven_stage_layers,
+)
+from meshwright.planner.trainers.table import Row, Write, write_field
+from meshwright.planner.trainers.trainer import ConfigValue, ExportInput, KeyValue
+from meshwright.profiles.schedule import Recompute
+from meshwright.profiles.stages import GENERATE, Role
+
+
+def always(value: ConfigValue) -> Write:
+    """The same value in every export."""
+    return lambda _source, _row: value
+
+
+def of_plan(value: Callable[[Plan], ConfigValue]) -> Write:
+    """A value that is computed from the plan alone."""
+    return lambda source, _row: value(source.plan)
+
+
+def with_stage(stage: str, write: Write) -> Write:
+    """Write only where the plan has a stage."""
+    return lambda source, row: write(source, row) if stage in source.plan.graph.by_name else None
+
+
+def one_ahead(write: Write) -> Write:
+    """Write only where generation works ahead."""
+    return lambda source, row: write(source, row) if source.plan.ahead[GENERATE] else None
+
+
+def with_function(write: Write) -> Write:
+    """Write only where a function scores."""
+    return lambda source, row: None if source.reward_function is None else write(source, row)
+
+
+def number_of_nodes(stage: str) -> Write:
+    """The nodes of a stage's pool."""
+    return with_stage(stage, lambda source, _row: pool_nodes(source.plan, stage)[0])
+
+
+def ranks_of_node(stage: str) -> Write:
+    """The ranks that a stage's pool has on each of its nodes."""
+    return with_stage(stage, lambda source, _row: pool_nodes(source.plan, stage)[1])
+
+
+def num_prompts(source: ExportInput, _row: Row) -> ConfigValue:
+    """The prompts of a step."""
+    return source.plan.facts.workload.num_prompts
+
+
+def minibatch_prompts(stage: str) -> Write:
+    """The prompts of one update of a stage."""
+    return with_stage(stage, lambda source, _row: prompts_of_mini_batch(source.plan))
+
+
+def max_tokens(source: ExportInput, _row: Row) -> ConfigValue:
+    """The tokens of the longest sequence."""
+    return source.plan.facts.workload.max_tokens
+
+
+def budget(stage: str) -> Write:
+    """The tokens of a stage's micro-batch on each context-parallel rank, from its tokens or its rows."""
+
+    def write(source: ExportInput, row: Row) -> KeyValue:
+        return KeyValue(row.key, token_budget(source.plan, stage), token_budget_origin(source.plan, stage))
+
+    return with_stage(stage, write)
+
+
+def model_path(role: Role) -> Write:
+    """The path of a model, where the plan has it."""
+    return lambda source, _row: source.path(role) if role in source.plan.graph.roles else None
+
+
+def with_experts(stage: str) -> Write:
+    """The row's field where a stage's model is a mixture of experts."""
+
+    def write(source: ExportInput, row: Row) -> ConfigValue:
+        graph = source.plan.graph
+        if stage not in graph.by_name or not source.plan.facts.models.spec(graph.by_name[stage].role).experts:
+            return None
+        return write_field(source, row)
+
+    return write
+
+
+def recomputation(stage: str) -> Write:
+    """How much a stage recomputes: full or selective."""
+
+    def write(source: ExportInput, _row: Row) -> ConfigValue:
+        recompute = source.plan.placement(stage).schedule.recompute
+        return None if recompute is Recompute.NONE else recompute.value
+
+    return with_stage(stage, write)
+
+
+def if_recomputing_all(stage: str, value: ConfigValue) -> Write:
+    """A value where a stage recomputes every layer."""
+
+    def write(source: ExportInput, _row: Row) -> ConfigValue:
+        return value if source.plan.placement(stage).schedule.recompute is Recompute.FULL else None
+
+    return with_stage(stage, write)
+
+
+def end_layers(stage: str, end: int) -> Write:
+    """The layers of the first (0) or the last (1) stage of an uneven pipeline."""
+
+    def write(source: ExportInput, _row: Row) -> ConfigValue:
+        layers = uneven_stage_layers(source.plan, stage)
+        return layers[end] if layers else None
+
+    return with_stage(stage, write)
+
+
+def clip_low(source: ExportInput, _row: Row) -> ConfigValue:
+    """How far below 1 the policy ratio is clipped."""
+    return round(1 - source.settings.clip_range[0], 9)
+
+
+def clip_high(source: ExportInput, _row: Row) -> ConfigValue:
+    """How far above 1 the policy ratio is clipped."""
+    return round(source.settings.clip_range[1] - 1, 9)
