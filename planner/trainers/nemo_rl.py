@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -283,6 +284,12 @@ def _read_response(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
     yield ParsedField("workload.response", _longest(setup.config)[1], keys)
 
 
+def _num_sequences(group: str) -> Callable[[TrainingSetup], int]:
+    """The sequences of a step."""
+    keys = (f"{group}.num_prompts_per_step", f"{group}.num_generations_per_prompt")
+    return lambda setup: setup.config.integer(keys[0]) * setup.config.integer(keys[1])
+
+
 def _read_steps_ahead(group: str) -> Read:
     """Generation works one step ahead, also where the configuration allows more."""
 
@@ -358,12 +365,37 @@ def _model_rows(model: str) -> tuple[Row, ...]:
             _read_recompute(model),
             _recomputes_all(stage),
         ),
+        Row(
+            f"{prefix}.recompute_granularity",
+            f"placements.{stage}.schedule.recompute",
+            None,
+            None,
+            "read with activation_checkpointing",
+        ),
+    )
+
+
+def _packing_rows(packing: str) -> tuple[Row, ...]:
+    """The rows of micro-batches with a number of tokens; the value model packs for context parallelism."""
+
+    def tokens(model: str, kind: str, *stages: str) -> Row:
+        field = f"placements.{stages[0]}.schedule.micro_batch_tokens"
+        return Row(f"{model}.{packing}.{kind}_mb_tokens", field, _read_budget(model, packing, *stages), None)
+
+    enabled = "rule: micro-batches are packed"
+    return (
+        Row(f"policy.{packing}.enabled", enabled, None, None, "whether tokens or rows are read"),
+        tokens("policy", "train", "actor_train"),
+        tokens("policy", "logprob", "actor_logprob", "ref_logprob"),
+        tokens("value", "train", "critic_train"),
+        tokens("value", "logprob", "critic_value"),
     )
 
 
 def _adapter_rows(prefix: str, is_read: Callable[[TrainerConfig], bool]) -> tuple[Row, ...]:
     """The rows of an adapter's rank and alpha below a prefix."""
     return (
+        Row(f"{prefix}.enabled", "job: models.actor.adapter", None, None, "whether the two below are read"),
         Row(
             f"{prefix}.dim",
             "job: models.actor.adapter.rank",
@@ -399,249 +431,127 @@ def _table(group: str) -> tuple[Row, ...]:
     """The table of a configuration whose algorithm's keys are below `ppo` or `grpo`."""
     ahead, scored = f"placements.{GENERATE}.steps_ahead", "placements.reward_score"
     generation, generation_pool = f"placements.{GENERATE}", f"pools: the pool of {GENERATE}"
-    kl = "loss_fn.reference_policy_kl_penalty"
+    shaping = f"{group}.reward_shaping"
+    if_shaped = partial(reads.if_, lambda setup: bool(setup.config.value(f"{shaping}.enabled")))
     return (
         # batches and lengths
-        Row(
-            f"{group}.num_prompts_per_step",
-            "facts.workload: batch_size / group_size",
-            reads.batch_size(f"{group}.num_generations_per_prompt"),
-            writes.num_prompts,
-        ),
+        Row(f"{group}.num_prompts_per_step", "facts.workload: batch_size / group_size",
+            reads.batch_size(f"{group}.num_generations_per_prompt"), writes.num_prompts),
         Row(f"{group}.num_generations_per_prompt", "facts.workload.group_size", reads.group_size),
-        Row(
-            "ppo.ppo_epochs",
-            "facts.workload.num_epochs",
-            reads.if_(lambda setup: setup.algorithm == "ppo", read_field),
-        ),
-        Row(
-            "policy.train_global_batch_size",
-            "facts.workload.num_minibatches",
-            reads.minibatches(
-                lambda setup: (
-                    setup.config.integer(f"{group}.num_prompts_per_step")
-                    * setup.config.integer(f"{group}.num_generations_per_prompt")
-                )
-            ),
-            writes.of_plan(mini_batch),
-        ),
-        Row(
-            "policy.max_total_sequence_length",
-            "facts.workload: prompt.max + response.max",
-            None,
-            writes.max_tokens,
-            note="read with the lengths of prompt and response",
-        ),
+        Row("ppo.ppo_epochs", "facts.workload.num_epochs",
+            reads.if_(lambda setup: setup.algorithm == "ppo", read_field)),
+        Row("policy.train_global_batch_size", "facts.workload.num_minibatches",
+            reads.minibatches(_num_sequences(group)), writes.of_plan(mini_batch)),
+        Row("policy.max_total_sequence_length", "facts.workload: prompt.max + response.max",
+            None, writes.max_tokens, "read with the lengths of prompt and response"),
         Row("data.max_input_seq_length", "facts.workload.prompt.max", _read_prompt),
-        Row(f"{_G}.max_new_tokens", "facts.workload.response.max", _read_response),
+        Row("policy.generation.max_new_tokens", "facts.workload.response.max", _read_response),
         # degrees and recomputation of each model
         *_model_rows("policy"),
         *_model_rows("value"),
-        Row(
-            "value.sequence_packing.enabled",
-            "rule: context parallelism of the value model packs",
-            None,
-            writes.with_stage("critic_train", _write_packing),
-        ),
+        Row("value.sequence_packing.enabled", "rule: context parallelism of the value model packs",
+            None, writes.with_stage("critic_train", _write_packing), "whether tokens or rows are read"),
+        Row("value.dynamic_batching.enabled", "rule: micro-batches are packed",
+            None, None, "whether tokens or rows are read"),
         # micro-batches and offload
-        Row(
-            "policy.train_micro_batch_size",
-            "placements.actor_train.schedule.micro_batch_size",
-            _read_rows("policy", "actor_train"),
-        ),
-        Row(
-            "policy.logprob_batch_size",
-            "placements.actor_logprob.schedule.micro_batch_size",
-            _read_rows("policy", "actor_logprob", "ref_logprob"),
-        ),
-        Row(
-            "value.train_micro_batch_size",
-            "placements.critic_train.schedule.micro_batch_size",
-            _read_rows("value", "critic_train", "critic_value"),
-        ),
-        *(
-            Row(
-                f"{model}.{packing}.{kind}_mb_tokens",
-                f"placements.{stages[0]}.schedule.micro_batch_tokens",
-                _read_budget(model, packing, *stages),
-                None,
-            )
-            for packing in _PACKINGS
-            for model, kind, stages in (
-                ("policy", "train", ("actor_train",)),
-                ("policy", "logprob", ("actor_logprob", "ref_logprob")),
-                ("value", "train", ("critic_train",)),
-                ("value", "logprob", ("critic_value",)),
-            )
-        ),
-        Row(
-            "policy.offload_optimizer_for_logprob",
-            "placements.actor_train.schedule.offload",
-            _if_trained("policy", _read_offload),
-            _write_offload,
-        ),
+        Row("policy.train_micro_batch_size", "placements.actor_train.schedule.micro_batch_size",
+            _read_rows("policy", "actor_train")),
+        Row("policy.logprob_batch_size", "placements.actor_logprob.schedule.micro_batch_size",
+            _read_rows("policy", "actor_logprob", "ref_logprob")),
+        Row("value.train_micro_batch_size", "placements.critic_train.schedule.micro_batch_size",
+            _read_rows("value", "critic_train", "critic_value")),
+        *(row for packing in _PACKINGS for row in _packing_rows(packing)),
+        Row("policy.offload_optimizer_for_logprob", "placements.actor_train.schedule.offload",
+            _if_trained("policy", _read_offload), _write_offload),
+        Row("policy.megatron_cfg.optimizer.optimizer_cpu_offload", "placements.actor_train.schedule.offload",
+            None, None, "read with policy.offload_optimizer_for_logprob"),
         # generation
-        Row(f"{_G}.vllm_cfg.tensor_parallel_size", f"{generation}.layout.tp"),
-        Row(f"{_G}.vllm_cfg.pipeline_parallel_size", f"{generation}.layout.pp"),
-        Row(f"{_G}.vllm_cfg.expert_parallel_size", "rule: a multiple of tensor's", None, _write_engine_experts),
-        Row(
-            f"{_G}.vllm_cfg.gpu_memory_utilization",
-            f"{generation}: its weights and cache",
-            reads.memory_share,
-            writes.of_plan(engine_memory_share),
-        ),
-        Row(
-            f"{_G}.colocated.enabled",
-            generation_pool,
-            None,
-            writes.of_plan(lambda plan: not plan.ahead[GENERATE]),
-            note="read with cluster.num_nodes",
-        ),
-        Row(
-            f"{group}.async_{group}.enabled",
-            ahead,
-            None,
-            writes.of_plan(lambda plan: bool(plan.ahead[GENERATE])),
-            note="read with the next key",
-        ),
-        Row(
-            f"{group}.async_{group}.max_trajectory_age_steps",
-            ahead,
-            _read_steps_ahead(group),
-            writes.one_ahead(writes.of_plan(lambda plan: plan.ahead[GENERATE])),
-        ),
-        Row(
-            f"{_G}.colocated.resources.num_nodes",
-            generation_pool,
-            None,
-            writes.one_ahead(writes.number_of_nodes(GENERATE)),
-            note="read with cluster.num_nodes",
-        ),
-        Row(
-            f"{_G}.colocated.resources.gpus_per_node",
-            generation_pool,
-            None,
-            writes.one_ahead(writes.ranks_of_node(GENERATE)),
-            note="read with cluster.num_nodes",
-        ),
-        Row(
-            f"{_G}.vllm_cfg.async_engine",
-            "rule: async_ppo needs it",
-            None,
-            writes.one_ahead(writes.always(True)),
-        ),
-        Row(
-            "loss_fn.use_importance_sampling_correction",
-            "rule: async_ppo needs it",
-            None,
-            writes.one_ahead(writes.always(True)),
-        ),
-        Row(f"{_G}.vllm_cfg.precision", "facts.generation_weights", _read_fp8, None),
+        Row("policy.generation.vllm_cfg.tensor_parallel_size", f"{generation}.layout.tp"),
+        Row("policy.generation.vllm_cfg.pipeline_parallel_size", f"{generation}.layout.pp"),
+        Row("policy.generation.vllm_cfg.expert_parallel_size", "rule: a multiple of tensor's",
+            None, _write_engine_experts),
+        Row("policy.generation.vllm_cfg.gpu_memory_utilization", f"{generation}: its weights and cache",
+            reads.memory_share, writes.of_plan(engine_memory_share)),
+        Row("policy.generation.colocated.enabled", generation_pool,
+            None, writes.of_plan(lambda plan: not plan.ahead[GENERATE]), "read with cluster.num_nodes"),
+        Row(f"{group}.async_{group}.enabled", ahead,
+            None, writes.of_plan(lambda plan: bool(plan.ahead[GENERATE])), "read with the next key"),
+        Row(f"{group}.async_{group}.max_trajectory_age_steps", ahead,
+            _read_steps_ahead(group), writes.one_ahead(writes.of_plan(lambda plan: plan.ahead[GENERATE]))),
+        Row("policy.generation.colocated.resources.num_nodes", generation_pool,
+            None, writes.one_ahead(writes.number_of_nodes(GENERATE)), "read with cluster.num_nodes"),
+        Row("policy.generation.colocated.resources.gpus_per_node", generation_pool,
+            None, writes.one_ahead(writes.ranks_of_node(GENERATE)), "read with cluster.num_nodes"),
+        Row("policy.generation.vllm_cfg.async_engine", "rule: async_ppo needs it",
+            None, writes.one_ahead(writes.always(True))),
+        Row("loss_fn.use_importance_sampling_correction", "rule: async_ppo needs it",
+            None, writes.one_ahead(writes.always(True))),
+        Row("policy.generation.vllm_cfg.precision", "facts.generation_weights", _read_fp8, None),
         # rewards
         Row("env.math.num_workers", "job: rewards.function", reads.function_reward, None),
         Row("data.default.env_name", scored, None, writes.always("reward_model")),
-        Row(f"{_RM}.enabled", scored, None, writes.always(True)),
-        Row(
-            f"{_RM}.model_name",
-            "job: models.reward.path",
-            reads.if_(_has_reward_model, reads.models(Role.REWARD)),
-            writes.model_path(Role.REWARD),
-        ),
-        Row(f"{_RM}.batch_size", f"{scored}.schedule.micro_batch_size", None),
-        Row(f"{_RM}.max_model_len", "facts.workload", None, writes.max_tokens),
-        Row(
-            f"{_RM}.resources.num_nodes",
-            "pools: the pool of reward_score",
-            None,
-            writes.number_of_nodes("reward_score"),
-            note="read with cluster.num_nodes",
-        ),
-        Row(
-            f"{_RM}.resources.gpus_per_node",
-            "pools: the pool of reward_score",
-            None,
-            writes.ranks_of_node("reward_score"),
-            note="read with cluster.num_nodes",
-        ),
-        Row(f"{_RM}.dtensor_cfg.tensor_parallel_size", f"{scored}.layout.tp", _read_reward_degrees),
+        Row("env.reward_model.enabled", scored, None, writes.always(True)),
+        Row("env.reward_model.model_name", "job: models.reward.path",
+            reads.if_(_has_reward_model, reads.models(Role.REWARD)), writes.model_path(Role.REWARD)),
+        Row("env.reward_model.batch_size", f"{scored}.schedule.micro_batch_size", None),
+        Row("env.reward_model.max_model_len", "facts.workload", None, writes.max_tokens),
+        Row("env.reward_model.resources.num_nodes", "pools: the pool of reward_score",
+            None, writes.number_of_nodes("reward_score"), "read with cluster.num_nodes"),
+        Row("env.reward_model.resources.gpus_per_node", "pools: the pool of reward_score",
+            None, writes.ranks_of_node("reward_score"), "read with cluster.num_nodes"),
+        Row("env.reward_model.dtensor_cfg.tensor_parallel_size", f"{scored}.layout.tp", _read_reward_degrees),
         # models and the algorithm
-        Row(
-            "policy.model_name",
-            "job: models.actor.path",
-            reads.models(Role.ACTOR, Role.REF),
-            writes.model_path(Role.ACTOR),
-        ),
+        Row("policy.model_name", "job: models.actor.path",
+            reads.models(Role.ACTOR, Role.REF), writes.model_path(Role.ACTOR)),
         Row("value.model_name", "job: models.critic.path", reads.models(Role.CRITIC), writes.model_path(Role.CRITIC)),
         Row(f"{group}.adv_estimator.name", "job: algorithm", reads.estimator, None),
-        Row(
-            "policy.megatron_cfg.optimizer.lr",
-            "setting: actor_learning_rate",
-            reads.if_(_by_megatron, read_field),
-        ),
+        Row("policy.megatron_cfg.optimizer.lr", "setting: actor_learning_rate", reads.if_(_by_megatron, read_field)),
         Row("policy.optimizer.kwargs.lr", "setting: actor_learning_rate", reads.if_(_by_dtensor, read_field), None),
         Row("value.megatron_cfg.optimizer.lr", "setting: critic_learning_rate"),
         Row("ppo.adv_estimator.gae_lambda", "setting: gae_lambda"),
         Row("ppo.adv_estimator.gae_gamma", "setting: gamma"),
-        Row(
-            f"{group}.skip_reference_policy_logprobs_calculation",
-            "placements.ref_logprob",
-            None,
-            writes.always(False),
-        ),
-        Row(
-            f"{group}.reward_shaping.enabled",
-            "rule: async_ppo excludes it, and no stage of the plan does it",
-            None,
-            writes.always(False),
-        ),
+        Row(f"{group}.skip_reference_policy_logprobs_calculation", "placements.ref_logprob",
+            None, writes.always(False)),
+        Row(f"{shaping}.enabled", "rule: async_ppo excludes it, and no stage of the plan does it",
+            None, writes.always(False)),
         Row(f"{group}.reward_scaling.enabled", "job: ppo.reward_scale", None, writes.always(False)),
-        Row(kl, "setting: kl_coefficient", reads.kl_penalty),
+        Row("loss_fn.reference_policy_kl_penalty", "setting: kl_coefficient", reads.kl_penalty),
         Row("loss_fn.use_kl_in_reward", "placements.ref_logprob", None, writes.always(True)),
         Row("loss_fn.ratio_clip_min", "setting: clip_ratio"),
         Row("loss_fn.ratio_clip_max", "setting: clip_ratio", reads.number("clip_ratio_high")),
         Row("value_loss_fn.cliprange", "setting: value_clip"),
-        Row(f"{_G}.temperature", "setting: temperature"),
+        Row("policy.generation.temperature", "setting: temperature"),
         Row("cluster.num_nodes", "facts.cluster.nodes", _read_pools),
         Row("cluster.gpus_per_node", "facts.cluster.ranks_per_node", None, note="read with cluster.num_nodes"),
+        Row("grpo.adv_estimator.minus_baseline", "job: reinforce.group_baseline",
+            None, None, "read with adv_estimator.name"),
+        Row("grpo.use_leave_one_out_baseline", "job: algorithm",
+            None, None, "read as the mean of the group, with a note"),
+        Row("loss_fn.sequence_level_importance_ratios", "job: algorithm",
+            None, None, "read as PPO's clip, with a note"),
+        Row("policy.precision", "facts.precision", None, None, "read as bf16, with a note where it is another"),
+        Row("value.precision", "facts.precision", None, None, "read as bf16, with a note where it is another"),
         # settings that are read and not written
-        *(
-            Row(f"policy.{optimizer}.weight_decay", "setting: weight_decay", reads.if_(is_read, read_field), None)
-            for optimizer, is_read in (("megatron_cfg.optimizer", _by_megatron), ("optimizer.kwargs", _by_dtensor))
-        ),
+        Row("policy.megatron_cfg.optimizer.weight_decay", "setting: weight_decay",
+            reads.if_(_by_megatron, read_field), None),
+        Row("policy.optimizer.kwargs.weight_decay", "setting: weight_decay",
+            reads.if_(_by_dtensor, read_field), None),
         Row("policy.max_grad_norm", "setting: max_grad_norm", write=None),
-        Row(f"{_G}.top_p", "setting: top_p", reads.top_p, None),
-        Row(f"{_G}.top_k", "setting: top_k", reads.top_k, None),
-        *(
-            Row(
-                f"{model}.megatron_cfg.scheduler.lr_warmup_iters",
-                f"setting: {role}_schedule",
-                reads.if_(_by_megatron, reads.warmup_steps(role)),
-                None,
-            )
-            for model, role in (("policy", Role.ACTOR), ("value", Role.CRITIC))
-        ),
-        *(
-            Row(
-                f"{group}.reward_shaping.overlong_buffer_{name}",
-                f"setting: {setting}",
-                reads.if_(lambda setup: bool(setup.config.value(f"{group}.reward_shaping.enabled")), read),
-                None,
-            )
-            for name, setting, read in (
-                ("length", "overlong_tokens", reads.overlong_tokens),
-                (
-                    "penalty",
-                    "overlong_penalty",
-                    reads.overlong_penalty(f"{group}.reward_shaping.overlong_buffer_length"),
-                ),
-            )
-        ),
+        Row("policy.generation.top_p", "setting: top_p", reads.top_p, None),
+        Row("policy.generation.top_k", "setting: top_k", reads.top_k, None),
+        Row("policy.megatron_cfg.scheduler.lr_warmup_iters", "setting: actor_schedule",
+            reads.if_(_by_megatron, reads.warmup_steps(Role.ACTOR)), None),
+        Row("value.megatron_cfg.scheduler.lr_warmup_iters", "setting: critic_schedule",
+            reads.if_(_by_megatron, reads.warmup_steps(Role.CRITIC)), None),
+        Row(f"{shaping}.overlong_buffer_length", "setting: overlong_tokens", if_shaped(reads.overlong_tokens), None),
+        Row(f"{shaping}.overlong_buffer_penalty", "setting: overlong_penalty",
+            if_shaped(reads.overlong_penalty(f"{shaping}.overlong_buffer_length")), None),
         *_adapter_rows("policy.megatron_cfg.peft", _has_peft),
         *_adapter_rows("policy.dtensor_cfg.lora_cfg", _has_lora),
         Row("loss_fn.token_level_loss", "job: loss_mean", _read_loss_mean, None),
         Row("grpo.adv_estimator.normalize_rewards", "setting: normalise_by_std", _read_by_std, None),
-        Row("grpo.normalize_rewards", "setting: normalise_by_std", _read_by_std, None, note="its former name"),
-    )
+        Row("grpo.normalize_rewards", "setting: normalise_by_std", _read_by_std, None, "its former name"),
+    )  # fmt: skip
 
 
 TABLES = {group: _table(group) for group in ("ppo", "grpo")}

@@ -11,6 +11,7 @@ script.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,6 @@ from meshwright.profiles.stages import GENERATE, Role
 
 _A, _R = "actor_rollout_ref", "actor_rollout_ref.rollout"
 _RM, _OLD_RM = "reward.reward_model", "reward_model"
-_CORRECTION = "algorithm.rollout_correction"
 _DEGREES = {**MEGATRON_SIZES, "vpp": "virtual_pipeline_model_parallel_size"}
 _MODEL_STAGES = {
     f"{_A}.actor": ("actor_logprob", "actor_train"),
@@ -246,14 +246,17 @@ def _read_weight_offload(setup: TrainingSetup, row: Row) -> Iterator[ParsedField
     yield ParsedField("ref_logprob.offload", "weights" if setup.config.value(row.key) else "none", (row.key,))
 
 
-def _read_micro_batch(model: str, *stages: str, flag: str) -> Read:
-    """The micro-batch of stages: tokens where the flag is set, else rows.
+def _read_micro_batch(*stages: str) -> Read:
+    """The micro-batch of stages of a model: tokens where the flag beside the key is set, else rows.
 
     Nothing is read from a key without a value, since verl then uses another key, whose value is for all ranks together.
     """
+    model = next(model for model, of_model in _MODEL_STAGES.items() if stages[0] in of_model)
 
     def read(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
-        in_tokens = "token" in row.key
+        prefix, _, name = row.key.rpartition(".")
+        flag = f"{prefix}.{'log_prob_' if name.startswith('log_prob_') else ''}use_dynamic_bsz"
+        in_tokens = "token" in name
         if bool(setup.config.value(flag)) is not in_tokens or setup.config.value(row.key) is None:
             return
         for stage in stages:
@@ -386,30 +389,45 @@ def _write_loss_mean(source: ExportInput, _row: Row) -> ConfigValue:
 # The table
 
 
-def _degrees_of(model: str) -> tuple[Row, ...]:
+def _model_rows(model: str) -> tuple[Row, ...]:
     """The rows of a model's degrees, offload and recomputation."""
     stage, prefix = _MODEL_STAGES[model][-1], f"{model}.megatron"
     override, schedule = f"{prefix}.override_transformer_config", f"placements.{stage}.schedule"
-    trains = stage.endswith("train")
-    read_weights = None if trains else _if_trained(model, _read_weight_offload)
-    return (
-        *degree_rows(stage, prefix, _read_layout(model)),
-        *end_layer_rows(stage, f"+{override}"),
-        Row(
-            f"{prefix}.optimizer_offload",
-            f"{schedule}.offload",
-            _read_optimizer_offload(model) if trains else None,
-            _write_offload(stage, Offload.OPTIMIZER),
-        ),
-        Row(f"{prefix}.param_offload", f"{schedule}.offload", read_weights, _write_offload(stage, Offload.WEIGHTS)),
-        Row(
-            f"{override}.recompute_granularity",
-            f"{schedule}.recompute",
-            _read_recompute(model) if trains else None,
-            writes.recomputation(stage),
-        ),
+    vpp = Row(f"{prefix}.{_DEGREES['vpp']}", f"placements.{stage}.layout.vpp", None, None, "read with tp")
+    degrees = (*degree_rows(stage, prefix, _read_layout(model)), *end_layer_rows(stage, f"+{override}"), vpp)
+    optimizer, weights = _write_offload(stage, Offload.OPTIMIZER), _write_offload(stage, Offload.WEIGHTS)
+    recomputation = (
+        Row(f"{override}.recompute_granularity", f"{schedule}.recompute", None, writes.recomputation(stage)),
         Row(f"{override}.recompute_method", f"{schedule}.recompute", None, writes.if_recomputing_all(stage, "uniform")),
         Row(f"{override}.recompute_num_layers", f"{schedule}.recompute", None, writes.if_recomputing_all(stage, 1)),
+    )
+    if not stage.endswith("train"):
+        return (
+            *degrees,
+            Row(f"{prefix}.optimizer_offload", f"{schedule}.offload", None, optimizer),
+            Row(f"{prefix}.param_offload", f"{schedule}.offload", _if_trained(model, _read_weight_offload), weights),
+            *recomputation,
+        )
+    cpu_offload = f"{model}.optim.override_optimizer_config.optimizer_cpu_offload"
+    return (
+        *degrees,
+        Row(f"{prefix}.optimizer_offload", f"{schedule}.offload", _read_optimizer_offload(model), optimizer),
+        Row(cpu_offload, f"{schedule}.offload", None, None, "read with optimizer_offload"),
+        Row(f"{prefix}.param_offload", f"{schedule}.offload", None, weights),
+        replace(recomputation[0], read=_read_recompute(model)),
+        *recomputation[1:],
+    )
+
+
+def _overlong_rows(prefix: str) -> tuple[Row, ...]:
+    """The rows of DAPO's penalty for overlong responses, below its present or its former prefix."""
+    length, penalty = f"{prefix}.len", f"{prefix}.penalty_factor"
+    read_length = _if_set(f"{prefix}.enable", reads.overlong_tokens)
+    read_penalty = _if_set(f"{prefix}.enable", reads.overlong_penalty(length))
+    return (
+        Row(f"{prefix}.enable", "setting: overlong_tokens", None, None, "whether the two below are read"),
+        Row(length, "setting: overlong_tokens", read_length, None),
+        Row(penalty, "setting: overlong_penalty", read_penalty, None),
     )
 
 
@@ -430,274 +448,157 @@ def _adapter_rows(prefix: str, instead_of: str | None = None) -> tuple[Row, ...]
     )
 
 
+_LOGPROB = "placements.actor_logprob.schedule"
 _GENERATION = f"placements.{GENERATE}"
 _TRAIN_POOL, _GENERATION_POOL, _SCORE_POOL = (
     f"pools: the pool of {stage}" for stage in ("actor_train", GENERATE, "reward_score")
 )
 
 TABLE = (
-    Row("model_engine", "rule: degrees of pipeline and experts are Megatron's", None, writes.always("megatron")),
+    Row("model_engine", "rule: degrees of pipeline and experts are Megatron's",
+        None, writes.always("megatron"), "an import reads degrees and micro-batches only of Megatron"),
+    Row(_STRATEGY, "rule: degrees of pipeline and experts are Megatron's",
+        None, None, "another name of model_engine"),
     # batches and lengths
-    Row(
-        "data.train_batch_size",
-        "facts.workload: batch_size / group_size",
-        reads.batch_size(f"{_R}.n"),
-        writes.num_prompts,
-    ),
+    Row("data.train_batch_size", "facts.workload: batch_size / group_size",
+        reads.batch_size("actor_rollout_ref.rollout.n"), writes.num_prompts),
     Row("data.max_prompt_length", "facts.workload.prompt.max"),
     Row("data.max_response_length", "facts.workload.response.max"),
-    Row(
-        f"{_A}.actor.ppo_mini_batch_size",
-        "facts.workload.num_minibatches",
+    Row("actor_rollout_ref.actor.ppo_mini_batch_size", "facts.workload.num_minibatches",
         reads.minibatches(lambda setup: setup.config.integer("data.train_batch_size"), "prompts"),
-        writes.minibatch_prompts("actor_train"),
-    ),
-    Row(f"{_A}.actor.ppo_epochs", "facts.workload.num_epochs"),
-    Row(
-        "critic.ppo_mini_batch_size",
-        "facts.workload.num_minibatches",
-        None,
-        writes.minibatch_prompts("critic_train"),
-        note="a critic has as many minibatches as the actor",
-    ),
+        writes.minibatch_prompts("actor_train")),
+    Row("actor_rollout_ref.actor.ppo_epochs", "facts.workload.num_epochs"),
+    Row("critic.ppo_mini_batch_size", "facts.workload.num_minibatches",
+        None, writes.minibatch_prompts("critic_train"), "a critic has as many minibatches as the actor"),
     Row("critic.ppo_epochs", "facts.workload.num_epochs", None, writes.with_stage("critic_train", write_field)),
     # pools
     Row("trainer.nnodes", _TRAIN_POOL, _read_pools, writes.number_of_nodes("actor_train")),
-    Row(
-        "trainer.n_gpus_per_node",
-        _TRAIN_POOL,
-        None,
-        writes.ranks_of_node("actor_train"),
-        note="read with trainer.nnodes",
-    ),
+    Row("trainer.n_gpus_per_node", _TRAIN_POOL,
+        None, writes.ranks_of_node("actor_train"), "read with trainer.nnodes"),
     Row("trainer.v1.trainer_mode", f"{_GENERATION}.steps_ahead", _read_steps_ahead, _write_trainer_mode),
-    Row(
-        f"{_A}.hybrid_engine",
-        "pools: no engine on the ranks that train",
-        None,
-        writes.one_ahead(writes.always(False)),
-    ),
-    Row(
-        f"{_R}.nnodes",
-        _GENERATION_POOL,
-        None,
-        writes.one_ahead(writes.number_of_nodes(GENERATE)),
-        note="read with trainer.nnodes",
-    ),
-    Row(
-        f"{_R}.n_gpus_per_node",
-        _GENERATION_POOL,
-        None,
-        writes.one_ahead(writes.ranks_of_node(GENERATE)),
-        note="read with trainer.nnodes",
-    ),
-    Row(
-        "trainer.v1.separate_async.parameter_sync_step",
-        "rule: batch = parameter_sync_step x mini-batch",
-        None,
-        writes.one_ahead(writes.of_plan(lambda plan: plan.facts.workload.num_minibatches)),
-    ),
-    Row(
-        "trainer.v1.sampler.max_off_policy_threshold",
-        "staleness",
-        None,
-        writes.one_ahead(writes.of_plan(lambda plan: plan.ahead[GENERATE] + 1)),
-    ),
-    Row(
-        f"{_R}.checkpoint_engine.backend",
-        "rule: separate_async excludes naive",
-        None,
-        writes.one_ahead(writes.always("nccl")),
-    ),
+    Row("actor_rollout_ref.hybrid_engine", "pools: no engine on the ranks that train",
+        None, writes.one_ahead(writes.always(False))),
+    Row("actor_rollout_ref.rollout.nnodes", _GENERATION_POOL,
+        None, writes.one_ahead(writes.number_of_nodes(GENERATE)), "read with trainer.nnodes"),
+    Row("actor_rollout_ref.rollout.n_gpus_per_node", _GENERATION_POOL,
+        None, writes.one_ahead(writes.ranks_of_node(GENERATE)), "read with trainer.nnodes"),
+    Row("trainer.v1.separate_async.parameter_sync_step", "rule: batch = parameter_sync_step x mini-batch",
+        None, writes.one_ahead(writes.of_plan(lambda plan: plan.facts.workload.num_minibatches))),
+    Row("trainer.v1.sampler.max_off_policy_threshold", "staleness",
+        None, writes.one_ahead(writes.of_plan(lambda plan: plan.ahead[GENERATE] + 1))),
+    Row("actor_rollout_ref.rollout.checkpoint_engine.backend", "rule: separate_async excludes naive",
+        None, writes.one_ahead(writes.always("nccl"))),
     # degrees, offload and recomputation of each model
-    *_degrees_of(f"{_A}.actor"),
-    *_degrees_of("critic"),
-    *_degrees_of(f"{_A}.ref"),
+    *_model_rows("actor_rollout_ref.actor"),
+    *_model_rows("critic"),
+    *_model_rows("actor_rollout_ref.ref"),
     # micro-batches: verl does not pass the critic's number of rows on to its worker (trainer_base.py), so the critic
     # gets token budgets too, and its forward passes get that of its training
-    Row(f"{_A}.actor.use_dynamic_bsz", "rule: micro-batches are packed", None, writes.always(True)),
-    Row(
-        "critic.use_dynamic_bsz",
-        "rule: verl does not pass the critic's rows to its worker",
-        None,
-        writes.with_stage("critic_train", writes.always(True)),
-    ),
-    Row(
-        f"{_A}.actor.ppo_max_token_len_per_gpu",
-        "placements.actor_train.schedule.micro_batch_tokens",
-        _read_micro_batch(f"{_A}.actor", "actor_train", flag=f"{_A}.actor.use_dynamic_bsz"),
-        writes.budget("actor_train"),
-    ),
-    Row(
-        f"{_A}.actor.ppo_micro_batch_size_per_gpu",
-        "placements.actor_train.schedule.micro_batch_size",
-        _read_micro_batch(f"{_A}.actor", "actor_train", flag=f"{_A}.actor.use_dynamic_bsz"),
-        None,
-    ),
-    Row(
-        f"{_R}.log_prob_max_token_len_per_gpu",
-        "placements.actor_logprob.schedule.micro_batch_tokens",
-        _read_micro_batch(f"{_A}.actor", "actor_logprob", flag=f"{_R}.log_prob_use_dynamic_bsz"),
-        writes.budget("actor_logprob"),
-    ),
-    Row(
-        f"{_R}.log_prob_micro_batch_size_per_gpu",
-        "placements.actor_logprob.schedule.micro_batch_size",
-        _read_micro_batch(f"{_A}.actor", "actor_logprob", flag=f"{_R}.log_prob_use_dynamic_bsz"),
-        None,
-    ),
-    Row(
-        f"{_A}.ref.log_prob_max_token_len_per_gpu",
-        "placements.ref_logprob.schedule.micro_batch_tokens",
-        _read_micro_batch(f"{_A}.ref", "ref_logprob", flag=f"{_A}.ref.log_prob_use_dynamic_bsz"),
-        writes.budget("ref_logprob"),
-    ),
-    Row(
-        f"{_A}.ref.log_prob_micro_batch_size_per_gpu",
-        "placements.ref_logprob.schedule.micro_batch_size",
-        _read_micro_batch(f"{_A}.ref", "ref_logprob", flag=f"{_A}.ref.log_prob_use_dynamic_bsz"),
-        None,
-    ),
-    Row(
-        "critic.ppo_max_token_len_per_gpu",
-        "placements.critic_train.schedule.micro_batch_tokens",
-        _read_micro_batch("critic", "critic_train", flag="critic.use_dynamic_bsz"),
-        writes.budget("critic_train"),
-    ),
-    Row(
-        "critic.forward_max_token_len_per_gpu",
-        "placements.critic_train.schedule.micro_batch_tokens",
-        _read_micro_batch("critic", "critic_value", flag="critic.use_dynamic_bsz"),
-        writes.budget("critic_train"),
-        note="read as that of critic_value",
-    ),
-    Row(
-        "critic.ppo_micro_batch_size_per_gpu",
-        "placements.critic_train.schedule.micro_batch_size",
-        _read_micro_batch("critic", "critic_value", "critic_train", flag="critic.use_dynamic_bsz"),
-        None,
-        note="read as that of critic_value too",
-    ),
+    Row("actor_rollout_ref.actor.use_dynamic_bsz", "rule: micro-batches are packed", None, writes.always(True)),
+    Row("actor_rollout_ref.rollout.log_prob_use_dynamic_bsz", "rule: micro-batches are packed",
+        None, None, "tokens or rows are read"),
+    Row("actor_rollout_ref.ref.log_prob_use_dynamic_bsz", "rule: micro-batches are packed",
+        None, None, "tokens or rows are read"),
+    Row("critic.use_dynamic_bsz", "rule: verl does not pass the critic's rows to its worker",
+        None, writes.with_stage("critic_train", writes.always(True))),
+    Row("actor_rollout_ref.actor.ppo_max_token_len_per_gpu", "placements.actor_train.schedule.micro_batch_tokens",
+        _read_micro_batch("actor_train"), writes.budget("actor_train")),
+    Row("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", "placements.actor_train.schedule.micro_batch_size",
+        _read_micro_batch("actor_train"), None),
+    Row("actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu", f"{_LOGPROB}.micro_batch_tokens",
+        _read_micro_batch("actor_logprob"), writes.budget("actor_logprob")),
+    Row("actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu", f"{_LOGPROB}.micro_batch_size",
+        _read_micro_batch("actor_logprob"), None),
+    Row("actor_rollout_ref.ref.log_prob_max_token_len_per_gpu", "placements.ref_logprob.schedule.micro_batch_tokens",
+        _read_micro_batch("ref_logprob"), writes.budget("ref_logprob")),
+    Row("actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu", "placements.ref_logprob.schedule.micro_batch_size",
+        _read_micro_batch("ref_logprob"), None),
+    Row("critic.ppo_max_token_len_per_gpu", "placements.critic_train.schedule.micro_batch_tokens",
+        _read_micro_batch("critic_train"), writes.budget("critic_train")),
+    Row("critic.forward_max_token_len_per_gpu", "placements.critic_train.schedule.micro_batch_tokens",
+        _read_micro_batch("critic_value"), writes.budget("critic_train"), "read as that of critic_value"),
+    Row("critic.ppo_micro_batch_size_per_gpu", "placements.critic_train.schedule.micro_batch_size",
+        _read_micro_batch("critic_value", "critic_train"), None, "read as that of critic_value too"),
     # generation
-    Row(f"{_R}.name", "facts.engine", _read_engine),
-    Row(f"{_R}.n", "facts.workload.group_size", reads.group_size),
-    Row(f"{_R}.tensor_model_parallel_size", f"{_GENERATION}.layout.tp", _read_engine_tp),
-    Row(f"{_R}.pipeline_model_parallel_size", f"{_GENERATION}.layout.pp", _read_engine_pp, None),
-    Row(f"{_R}.data_parallel_size", f"{_GENERATION}.layout.ep", None, _write_engine_experts(times_tp=False)),
-    Row(
-        f"{_R}.expert_parallel_size",
-        "rule: expert = tensor x data of an engine",
-        None,
-        _write_engine_experts(times_tp=True),
-    ),
-    Row(f"{_R}.max_num_seqs", f"{_GENERATION}.schedule.generation_slots"),
-    Row(
-        f"{_R}.gpu_memory_utilization",
-        f"{_GENERATION}: its weights and cache",
-        reads.memory_share,
-        writes.of_plan(engine_memory_share),
-    ),
-    Row(f"{_R}.max_model_len", "facts.workload: prompt.max + response.max", None, writes.max_tokens),
-    Row(f"{_R}.quantization", "facts.generation_weights", _read_fp8, _if_fp8(write_field)),
-    Row(
-        f"{_CORRECTION}.rollout_is",
-        "rule: tokens sampled in FP8 get importance weights",
-        None,
-        _if_fp8(writes.always("token")),
-    ),
-    Row(f"{_CORRECTION}.rollout_is_threshold", "setting: importance_cap", None, _if_fp8(write_field)),
+    Row("actor_rollout_ref.rollout.name", "facts.engine", _read_engine),
+    Row("actor_rollout_ref.rollout.n", "facts.workload.group_size", reads.group_size),
+    Row("actor_rollout_ref.rollout.tensor_model_parallel_size", f"{_GENERATION}.layout.tp", _read_engine_tp),
+    Row("actor_rollout_ref.rollout.pipeline_model_parallel_size", f"{_GENERATION}.layout.pp", _read_engine_pp, None),
+    Row("actor_rollout_ref.rollout.data_parallel_size", f"{_GENERATION}.layout.ep",
+        None, _write_engine_experts(times_tp=False)),
+    Row("actor_rollout_ref.rollout.expert_parallel_size", "rule: expert = tensor x data of an engine",
+        None, _write_engine_experts(times_tp=True)),
+    Row("actor_rollout_ref.rollout.max_num_seqs", f"{_GENERATION}.schedule.generation_slots"),
+    Row("actor_rollout_ref.rollout.gpu_memory_utilization", f"{_GENERATION}: its weights and cache",
+        reads.memory_share, writes.of_plan(engine_memory_share)),
+    Row("actor_rollout_ref.rollout.max_model_len", "facts.workload: prompt.max + response.max",
+        None, writes.max_tokens),
+    Row("actor_rollout_ref.rollout.quantization", "facts.generation_weights", _read_fp8, _if_fp8(write_field)),
+    Row("algorithm.rollout_correction.rollout_is", "rule: tokens sampled in FP8 get importance weights",
+        None, _if_fp8(writes.always("token"))),
+    Row("algorithm.rollout_correction.rollout_is_threshold", "setting: importance_cap", None, _if_fp8(write_field)),
     # rewards
-    Row(f"{_RM}.enable", "job: rewards", None, _write_reward_model),
-    Row(
-        "reward.custom_reward_function.path",
-        "job: rewards.function",
-        reads.function_reward,
-        writes.with_function(writes.always(HOOK_FILE)),
-    ),
-    Row("custom_reward_function.path", "job: rewards.function", reads.function_reward, None, note="its former name"),
-    Row(
-        "reward.reward_manager.name",
-        "job: rewards.function",
-        reads.function_reward,
-        None,
-        note="verl's own checks of answers, where the user has no function",
-    ),
-    Row(
-        "reward.custom_reward_function.name",
-        f"rule: the function in {HOOK_FILE}",
-        None,
-        writes.with_function(writes.always("compute_score")),
-    ),
-    Row(
-        f"{_RM}.model_path",
-        "job: models.reward.path",
-        _read_reward_path,
-        _with_reward_model(writes.model_path(Role.REWARD)),
-    ),
-    Row(f"{_OLD_RM}.model.path", "job: models.reward.path", _read_reward_path, None, note="its former name"),
-    Row(f"{_RM}.enable_resource_pool", _SCORE_POOL, None, _with_reward_model(_has_reward_pool)),
-    Row(f"{_RM}.nnodes", _SCORE_POOL, None, _on_reward_pool(writes.number_of_nodes("reward_score"))),
-    Row(f"{_RM}.n_gpus_per_node", _SCORE_POOL, None, _on_reward_pool(writes.ranks_of_node("reward_score"))),
-    Row(
-        f"{_RM}.rollout.name",
-        "rule: the engine that is assumed",
-        None,
-        _with_reward_model(writes.always("vllm")),
-    ),
-    Row(
-        f"{_RM}.rollout.tensor_model_parallel_size",
-        "placements.reward_score.layout.tp",
-        _read_reward_degrees,
-        _with_reward_model(write_field),
-    ),
+    Row("reward.reward_model.enable", "job: rewards",
+        None, _write_reward_model, "whether a reward model or a function scores"),
+    Row("reward_model.enable", "job: rewards", None, None, "its former name"),
+    Row("reward.custom_reward_function.path", "job: rewards.function",
+        reads.function_reward, writes.with_function(writes.always(HOOK_FILE))),
+    Row("custom_reward_function.path", "job: rewards.function", reads.function_reward, None, "its former name"),
+    Row("reward.reward_manager.name", "job: rewards.function",
+        reads.function_reward, None, "verl's own checks of answers, where the user has no function"),
+    Row("reward.custom_reward_function.name", f"rule: the function in {HOOK_FILE}",
+        None, writes.with_function(writes.always("compute_score"))),
+    Row("reward.reward_model.model_path", "job: models.reward.path",
+        _read_reward_path, _with_reward_model(writes.model_path(Role.REWARD))),
+    Row("reward_model.model.path", "job: models.reward.path", _read_reward_path, None, "its former name"),
+    Row("reward.reward_model.enable_resource_pool", _SCORE_POOL, None, _with_reward_model(_has_reward_pool)),
+    Row("reward.reward_model.nnodes", _SCORE_POOL, None, _on_reward_pool(writes.number_of_nodes("reward_score"))),
+    Row("reward.reward_model.n_gpus_per_node", _SCORE_POOL,
+        None, _on_reward_pool(writes.ranks_of_node("reward_score"))),
+    Row("reward.reward_model.rollout.name", "rule: the engine that is assumed",
+        None, _with_reward_model(writes.always("vllm"))),
+    Row("reward.reward_model.rollout.tensor_model_parallel_size", "placements.reward_score.layout.tp",
+        _read_reward_degrees, _with_reward_model(write_field)),
+    Row("reward.reward_model.rollout.pipeline_model_parallel_size", "placements.reward_score.layout.pp",
+        None, None, "read as 1"),
     # models and the algorithm
-    Row(
-        f"{_A}.model.path",
-        "job: models.actor.path",
-        reads.models(Role.ACTOR, Role.REF),
-        writes.model_path(Role.ACTOR),
-    ),
+    Row("actor_rollout_ref.model.path", "job: models.actor.path",
+        reads.models(Role.ACTOR, Role.REF), writes.model_path(Role.ACTOR)),
     Row("critic.model.path", "job: models.critic.path", reads.models(Role.CRITIC), writes.model_path(Role.CRITIC)),
     Row("critic.enable", "job: algorithm", None, writes.of_plan(lambda plan: Role.CRITIC in plan.graph.roles)),
     Row(_ESTIMATOR, "job: algorithm", reads.estimator, _write_estimator),
     Row("algorithm.use_kl_in_reward", "job: algorithm and models.ref", None, _has_kl(in_loss=False)),
-    Row(f"{_A}.actor.use_kl_loss", "job: algorithm and models.ref", None, _has_kl(in_loss=True)),
-    Row(f"{_A}.actor.kl_loss_coef", "setting: kl_coefficient", reads.kl_penalty, _write_kl(in_loss=True)),
+    Row("actor_rollout_ref.actor.use_kl_loss", "job: algorithm and models.ref", None, _has_kl(in_loss=True)),
+    Row("actor_rollout_ref.actor.kl_loss_coef", "setting: kl_coefficient", reads.kl_penalty, _write_kl(in_loss=True)),
     Row("algorithm.kl_ctrl.kl_coef", "setting: kl_coefficient", reads.kl_penalty, _write_kl(in_loss=False)),
     Row("algorithm.gamma", "setting: gamma"),
     Row("algorithm.lam", "setting: gae_lambda"),
-    Row(f"{_A}.actor.optim.lr", "setting: actor_learning_rate"),
+    Row("actor_rollout_ref.actor.optim.lr", "setting: actor_learning_rate"),
     Row("critic.optim.lr", "setting: critic_learning_rate"),
     Row("critic.cliprange_value", "setting: value_clip"),
-    Row(f"{_A}.actor.entropy_coeff", "setting: entropy_coefficient"),
-    Row(f"{_R}.temperature", "setting: temperature"),
+    Row("actor_rollout_ref.actor.entropy_coeff", "setting: entropy_coefficient"),
+    Row("actor_rollout_ref.rollout.temperature", "setting: temperature"),
     Row("algorithm.norm_adv_by_std_in_grpo", "setting: normalise_by_std", reads.flag),
-    Row(f"{_A}.actor.clip_ratio_low", "job: clip_ratio", reads.number("clip_ratio"), writes.clip_low),
-    Row(
-        f"{_A}.actor.clip_ratio_high",
-        "job: clip_ratio_high, or clip_ratio",
-        reads.number("clip_ratio_high"),
-        writes.clip_high,
-    ),
-    Row(f"{_A}.actor.loss_agg_mode", "job: loss_mean", reads.loss_mean(LOSS_MEANS), _write_loss_mean),
+    Row("actor_rollout_ref.actor.clip_ratio_low", "job: clip_ratio", reads.number("clip_ratio"), writes.clip_low),
+    Row("actor_rollout_ref.actor.clip_ratio_high", "job: clip_ratio_high, or clip_ratio",
+        reads.number("clip_ratio_high"), writes.clip_high),
+    Row("actor_rollout_ref.actor.loss_agg_mode", "job: loss_mean", reads.loss_mean(LOSS_MEANS), _write_loss_mean),
+    Row("actor_rollout_ref.actor.policy_loss.loss_mode", "job: algorithm",
+        None, None, "read as PPO's clip, with a note"),
+    Row("distillation.enabled", "job: algorithm", None, None, "an import refuses it"),
     # settings that are read and not written
-    Row(f"{_A}.actor.optim.weight_decay", "setting: weight_decay", write=None),
-    Row(f"{_A}.actor.optim.clip_grad", "setting: max_grad_norm", write=None),
-    Row(f"{_R}.top_p", "setting: top_p", reads.top_p, None),
-    Row(f"{_R}.top_k", "setting: top_k", reads.top_k, None),
-    Row(f"{_A}.actor.optim.lr_warmup_steps", "setting: actor_schedule", reads.warmup_steps(Role.ACTOR), None),
+    Row("actor_rollout_ref.actor.optim.weight_decay", "setting: weight_decay", write=None),
+    Row("actor_rollout_ref.actor.optim.clip_grad", "setting: max_grad_norm", write=None),
+    Row("actor_rollout_ref.rollout.top_p", "setting: top_p", reads.top_p, None),
+    Row("actor_rollout_ref.rollout.top_k", "setting: top_k", reads.top_k, None),
+    Row("actor_rollout_ref.actor.optim.lr_warmup_steps", "setting: actor_schedule",
+        reads.warmup_steps(Role.ACTOR), None),
     Row("critic.optim.lr_warmup_steps", "setting: critic_schedule", reads.warmup_steps(Role.CRITIC), None),
-    *(
-        Row(f"{prefix}.{name}", f"setting: {setting}", _if_set(f"{prefix}.enable", read), None)
-        for prefix in ("reward.reward_kwargs.overlong_buffer_cfg", "reward_model.reward_kwargs.overlong_buffer_cfg")
-        for name, setting, read in (
-            ("len", "overlong_tokens", reads.overlong_tokens),
-            ("penalty_factor", "overlong_penalty", reads.overlong_penalty(f"{prefix}.len")),
-        )
-    ),
-    *_adapter_rows(f"{_A}.model.lora."),
-    *_adapter_rows(f"{_A}.model.lora_", instead_of=f"{_A}.model.lora.rank"),
-)
+    *_overlong_rows("reward.reward_kwargs.overlong_buffer_cfg"),
+    *_overlong_rows("reward_model.reward_kwargs.overlong_buffer_cfg"),
+    *_adapter_rows("actor_rollout_ref.model.lora."),
+    *_adapter_rows("actor_rollout_ref.model.lora_", instead_of="actor_rollout_ref.model.lora.rank"),
+)  # fmt: skip
 """verl's keys and our fields, in the order of an export."""
 
 
