@@ -133,7 +133,8 @@ def _plain(value: ConfigValue) -> str:
     return "null" if value is None else json.dumps(value) if isinstance(value, bool) else str(value)
 
 
-HOOK_FILE = "reward_hook.py"
+HOOK_MODULE = "reward_hook"
+HOOK_FILE = f"{HOOK_MODULE}.py"
 """The name of the reward function's file in an export."""
 
 _BUILT_IN: Mapping[str, str] = {
@@ -187,14 +188,48 @@ def reward_func(queries, prompts, labels, **_):
     scores = torch.tensor($name(samples), dtype=torch.float)
     return {"rewards": scores, "scores": scores, "extra_logs": {}}
 """,
+    "nemo-rl": """\
+import ray
+import torch
+from nemo_rl.environments.interfaces import EnvironmentInterface, EnvironmentReturn
+
+
+def _text(messages, role):
+    return "".join(str(message["content"]) for message in messages if message["role"] == role)
+
+
+@ray.remote
+class RewardEnvironment(EnvironmentInterface):
+    def __init__(self, config):
+        self.config = config
+
+    def step(self, message_log_batch, metadata):
+        answers = [(one or {}).get("ground_truth") for one in metadata]
+        samples = [
+            Sample(_text(messages, "user"), _text(messages, "assistant"), None if answer is None else str(answer))
+            for messages, answer in zip(message_log_batch, answers)
+        ]
+        scores = torch.tensor($name(samples), dtype=torch.float)
+        return EnvironmentReturn(
+            observations=[{"role": "environment", "content": ""} for _ in samples],
+            metadata=metadata,
+            next_stop_strings=[None] * len(samples),
+            rewards=scores,
+            terminateds=torch.ones_like(scores),
+        )
+
+    def global_post_process_and_metrics(self, batch):
+        return batch, {}
+""",
     "slime": """\
 async def compute_score(args, sample, **_):
     label = None if sample.label is None else str(sample.label)
     return float($name([Sample(str(sample.prompt), sample.response, label)])[0])
 """,
 }
-"""The function that each trainer calls, as in verl/utils/reward_score, OpenRLHF's examples/scripts/reward_func.py and
-slime/rollout/rm_hub of the versions that planner/trainers/data names."""
+"""The function or environment that each trainer calls, as in verl/utils/reward_score, OpenRLHF's
+examples/scripts/reward_func.py, nemo_rl/environments/interfaces.py and slime/rollout/rm_hub of the versions that
+planner/trainers/data names."""
 
 
 def reward_hook(trainer: str, origin: ExportInput) -> dict[str, str]:

@@ -254,7 +254,7 @@ def export(
         return None
     source = ExportInput(plan=best.plan, job=job, directory=directory)
     settings = tuple(trainer.settings(source))
-    unknown = [setting.key for setting in settings if not trainer.keys.knows(setting.key)]
+    unknown = [setting.key for setting in settings if not trainer.knows(setting.key)]
     assert not unknown, unknown
     return Exported(
         trainer=trainer.label,

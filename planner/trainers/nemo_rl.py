@@ -4,7 +4,7 @@ Megatron-core trains policy and value model, vLLM generates, a PyTorch worker sc
 have the policy's degrees, values those of the value model; both models share the ranks that train. Generation shares
 them too or has its own ranks, whole nodes where there are several. One batch ahead, it must have its own ranks, the
 asynchronous engine and the importance correction (examples/configs/ppo_math_1B.yaml). A reward model is an environment
-on its own ranks, with tensor parallelism alone.
+on its own ranks, with tensor parallelism alone, and a reward function an environment that a program registers.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from string import Template
 from typing import Any
 
+from meshwright.planner.job.algorithm_settings import CriticFreeSettings
 from meshwright.planner.job.job import Facts
 from meshwright.planner.trainers import reads, writes
 from meshwright.planner.trainers.config_keys import TrainerConfig, known_keys, read_overrides
@@ -30,7 +32,14 @@ from meshwright.planner.trainers.deployment_modes import (
     pool_divisions,
     ppo_stages,
 )
-from meshwright.planner.trainers.export_settings import engine_memory_share, mini_batch, nested_yaml, script
+from meshwright.planner.trainers.export_settings import (
+    HOOK_MODULE,
+    engine_memory_share,
+    mini_batch,
+    nested_yaml,
+    reward_hook,
+    script,
+)
 from meshwright.planner.trainers.megatron_rows import MEGATRON_SIZES, degree_rows, end_layer_rows
 from meshwright.planner.trainers.parsed_config import (
     GRPO_ESTIMATOR,
@@ -38,6 +47,7 @@ from meshwright.planner.trainers.parsed_config import (
     PPO_ESTIMATOR,
     REINFORCE_BASELINE_ESTIMATOR,
     REINFORCE_ESTIMATOR,
+    USER_FUNCTION,
     Estimator,
     FunctionReward,
     ParsedConfig,
@@ -48,7 +58,16 @@ from meshwright.planner.trainers.parsed_config import (
     layout_notes,
     layout_of,
 )
-from meshwright.planner.trainers.table import STEPS_AHEAD, Read, Row, Write, read_field, read_table, write_table
+from meshwright.planner.trainers.table import (
+    STEPS_AHEAD,
+    Read,
+    Row,
+    Write,
+    read_field,
+    read_table,
+    write_field,
+    write_table,
+)
 from meshwright.planner.trainers.trainer import ConfigValue, ExportInput, KeyValue, OtherTrainer
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
@@ -57,6 +76,8 @@ from meshwright.profiles.stages import GENERATE, Role
 
 _G = "policy.generation"
 _RM = "env.reward_model"
+_FUNCTION_KEY = f"env.{HOOK_MODULE}.function"
+"""A key of the environment that an export writes; NeMo-RL gives it to the environment, which does not read it."""
 _ESTIMATORS: Mapping[str, Estimator] = {
     "gae": PPO_ESTIMATOR,
     "grpo": GRPO_ESTIMATOR,
@@ -339,6 +360,28 @@ def _write_offload(source: ExportInput, _row: Row) -> ConfigValue:
     return source.plan.placement("actor_train").schedule.offload is Offload.OPTIMIZER
 
 
+def _write_environment(source: ExportInput, row: Row) -> ConfigValue | KeyValue:
+    """The environment that scores: a reward model, or the one that calls the job's function."""
+    if source.reward_function is None:
+        return "reward_model"
+    return KeyValue(row.key, HOOK_MODULE, "job: rewards.function")
+
+
+def _write_kl(source: ExportInput, row: Row) -> ConfigValue | KeyValue:
+    """The coefficient of the KL penalty, in the reward with PPO and in the loss with GRPO."""
+    return (
+        write_field(source, row)
+        if Role.REF in source.plan.graph.roles
+        else KeyValue(row.key, 0.0, "job: no models.ref")
+    )
+
+
+def _write_token_mean(source: ExportInput, _row: Row) -> ConfigValue:
+    """Whether the loss is averaged over tokens; nothing for a mean that NeMo-RL does not have."""
+    mean = source.settings.loss_mean if isinstance(source.settings, CriticFreeSettings) else None
+    return {"token": True, "sequence": False}.get(mean or "")
+
+
 def _write_engine_experts(source: ExportInput, _row: Row) -> ConfigValue:
     layout = source.plan.placement(GENERATE).layout
     return layout.expert_replicas * layout.tp if layout.ep > 1 else None
@@ -431,7 +474,7 @@ def _table(group: str) -> tuple[Row, ...]:
     """The table of a configuration whose algorithm's keys are below `ppo` or `grpo`."""
     ahead, scored = f"placements.{GENERATE}.steps_ahead", "placements.reward_score"
     generation, generation_pool = f"placements.{GENERATE}", f"pools: the pool of {GENERATE}"
-    shaping = f"{group}.reward_shaping"
+    is_grpo, shaping = group == "grpo", f"{group}.reward_shaping"
     if_shaped = partial(reads.if_, lambda setup: bool(setup.config.value(f"{shaping}.enabled")))
     return (
         # batches and lengths
@@ -439,7 +482,7 @@ def _table(group: str) -> tuple[Row, ...]:
             reads.batch_size(f"{group}.num_generations_per_prompt"), writes.num_prompts),
         Row(f"{group}.num_generations_per_prompt", "facts.workload.group_size", reads.group_size),
         Row("ppo.ppo_epochs", "facts.workload.num_epochs",
-            reads.if_(lambda setup: setup.algorithm == "ppo", read_field)),
+            reads.if_(lambda setup: setup.algorithm == "ppo", read_field), None if is_grpo else write_field),
         Row("policy.train_global_batch_size", "facts.workload.num_minibatches",
             reads.minibatches(_num_sequences(group)), writes.of_plan(mini_batch)),
         Row("policy.max_total_sequence_length", "facts.workload: prompt.max + response.max",
@@ -482,19 +525,20 @@ def _table(group: str) -> tuple[Row, ...]:
             None, writes.one_ahead(writes.number_of_nodes(GENERATE)), "read with cluster.num_nodes"),
         Row("policy.generation.colocated.resources.gpus_per_node", generation_pool,
             None, writes.one_ahead(writes.ranks_of_node(GENERATE)), "read with cluster.num_nodes"),
-        Row("policy.generation.vllm_cfg.async_engine", "rule: async_ppo needs it",
+        Row("policy.generation.vllm_cfg.async_engine", f"rule: async_{group} needs it",
             None, writes.one_ahead(writes.always(True))),
-        Row("loss_fn.use_importance_sampling_correction", "rule: async_ppo needs it",
+        Row("loss_fn.use_importance_sampling_correction", f"rule: async_{group} needs it",
             None, writes.one_ahead(writes.always(True))),
         Row("policy.generation.vllm_cfg.precision", "facts.generation_weights", _read_fp8, None),
-        # rewards
+        # rewards; NeMo-RL takes a function as an environment that the exported program registers
         Row("env.math.num_workers", "job: rewards.function", reads.function_reward, None),
-        Row("data.default.env_name", scored, None, writes.always("reward_model")),
-        Row("env.reward_model.enabled", scored, None, writes.always(True)),
+        Row(_FUNCTION_KEY, "job: rewards.function", None, None, "read with data.default.env_name"),
+        Row("data.default.env_name", scored, reads.function_reward, _write_environment),
+        Row("env.reward_model.enabled", scored, None, writes.with_reward_model(writes.always(True))),
         Row("env.reward_model.model_name", "job: models.reward.path",
             reads.if_(_has_reward_model, reads.models(Role.REWARD)), writes.model_path(Role.REWARD)),
         Row("env.reward_model.batch_size", f"{scored}.schedule.micro_batch_size", None),
-        Row("env.reward_model.max_model_len", "facts.workload", None, writes.max_tokens),
+        Row("env.reward_model.max_model_len", "facts.workload", None, writes.with_reward_model(writes.max_tokens)),
         Row("env.reward_model.resources.num_nodes", "pools: the pool of reward_score",
             None, writes.number_of_nodes("reward_score"), "read with cluster.num_nodes"),
         Row("env.reward_model.resources.gpus_per_node", "pools: the pool of reward_score",
@@ -511,22 +555,22 @@ def _table(group: str) -> tuple[Row, ...]:
         Row("ppo.adv_estimator.gae_lambda", "setting: gae_lambda"),
         Row("ppo.adv_estimator.gae_gamma", "setting: gamma"),
         Row(f"{group}.skip_reference_policy_logprobs_calculation", "placements.ref_logprob",
+            None, writes.of_plan(lambda plan: Role.REF not in plan.graph.roles)),
+        Row(f"{shaping}.enabled", f"rule: async_{group} excludes it, and no stage of the plan does it",
             None, writes.always(False)),
-        Row(f"{shaping}.enabled", "rule: async_ppo excludes it, and no stage of the plan does it",
-            None, writes.always(False)),
-        Row(f"{group}.reward_scaling.enabled", "job: ppo.reward_scale", None, writes.always(False)),
-        Row("loss_fn.reference_policy_kl_penalty", "setting: kl_coefficient", reads.kl_penalty),
-        Row("loss_fn.use_kl_in_reward", "placements.ref_logprob", None, writes.always(True)),
+        Row(f"{group}.reward_scaling.enabled", f"job: {group}.reward_scale", None, writes.always(False)),
+        Row("loss_fn.reference_policy_kl_penalty", "setting: kl_coefficient", reads.kl_penalty, _write_kl),
+        Row("loss_fn.use_kl_in_reward", "placements.ref_logprob", None, writes.always(not is_grpo)),
         Row("loss_fn.ratio_clip_min", "setting: clip_ratio"),
-        Row("loss_fn.ratio_clip_max", "setting: clip_ratio", reads.number("clip_ratio_high")),
+        Row("loss_fn.ratio_clip_max", "setting: clip_ratio", reads.number("clip_ratio_high"), writes.clip_high),
         Row("value_loss_fn.cliprange", "setting: value_clip"),
         Row("policy.generation.temperature", "setting: temperature"),
         Row("cluster.num_nodes", "facts.cluster.nodes", _read_pools),
         Row("cluster.gpus_per_node", "facts.cluster.ranks_per_node", None, note="read with cluster.num_nodes"),
         Row("grpo.adv_estimator.minus_baseline", "job: reinforce.group_baseline",
             None, None, "read with adv_estimator.name"),
-        Row("grpo.use_leave_one_out_baseline", "job: algorithm",
-            None, None, "read as the mean of the group, with a note"),
+        Row("grpo.use_leave_one_out_baseline", "rule: the baseline is the mean of the whole group",
+            None, writes.always(False) if is_grpo else None, "read as the mean of the group, with a note"),
         Row("loss_fn.sequence_level_importance_ratios", "job: algorithm",
             None, None, "read as PPO's clip, with a note"),
         Row("policy.precision", "facts.precision", None, None, "read as bf16, with a note where it is another"),
@@ -548,9 +592,11 @@ def _table(group: str) -> tuple[Row, ...]:
             if_shaped(reads.overlong_penalty(f"{shaping}.overlong_buffer_length")), None),
         *_adapter_rows("policy.megatron_cfg.peft", _has_peft),
         *_adapter_rows("policy.dtensor_cfg.lora_cfg", _has_lora),
-        Row("loss_fn.token_level_loss", "job: loss_mean", _read_loss_mean, None),
-        Row("grpo.adv_estimator.normalize_rewards", "setting: normalise_by_std", _read_by_std, None),
-        Row("grpo.normalize_rewards", "setting: normalise_by_std", _read_by_std, None, "its former name"),
+        Row("loss_fn.token_level_loss", "job: loss_mean", _read_loss_mean, _write_token_mean),
+        Row("grpo.adv_estimator.normalize_rewards", "setting: normalise_by_std",
+            _read_by_std, None, "instead of the next key"),
+        Row("grpo.normalize_rewards", "setting: normalise_by_std",
+            _read_by_std, write_field if is_grpo else None, "for a configuration of grpo"),
     )  # fmt: skip
 
 
@@ -559,37 +605,75 @@ TABLES = {group: _table(group) for group in ("ppo", "grpo")}
 
 
 def settings(origin: ExportInput) -> Iterator[KeyValue]:
-    """The keys of NeMo-RL's configuration that express a plan. Raises BadInput for a reward function."""
-    if origin.reward_function is not None:
-        raise BadInput(
-            f"rewards.function={origin.reward_function}: NeMo-RL takes a function as an environment, which is not "
-            "exported here; export to verl, openrlhf or slime, or take pools and layouts over by hand."
-        )
-    yield from write_table(TABLES["ppo"], origin)
+    """The keys of NeMo-RL's configuration that express a plan. Raises BadInput for a GRPO of several epochs."""
+    group, epochs = _group(origin), origin.plan.facts.workload.num_epochs
+    if group == "grpo" and epochs > 1:
+        raise BadInput(f"workload.num_epochs={epochs}: NeMo-RL trains GRPO for one epoch in a step; use 1.")
+    yield from write_table(TABLES[group], origin)
 
 
-def _files(_origin: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, str]:
+def _group(origin: ExportInput) -> str:
+    return "grpo" if origin.algorithm == "grpo" else "ppo"
+
+
+def _files(origin: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, str]:
+    group, function = _group(origin), origin.reward_function
+    base, example, config = f"{group}_math_1B_megatron.yaml", f"examples/run_{group}.py", "examples/configs/config.yaml"
     head = (
         "Runs NeMo-RL with this plan, from the root of its repository. Copy config.yaml into examples/configs first:\n"
         "the configuration that it builds on is there."
     )
-    command = "uv run examples/run_ppo.py --config examples/configs/config.yaml"
+    if function is None:
+        return {
+            "run.sh": script(head, f"uv run {example} --config {config}", ()),
+            "config.yaml": f"defaults: {base}\n{nested_yaml(settings)}",
+        }
+    environment = KeyValue(_FUNCTION_KEY, function, "job: rewards.function")
     return {
-        "run.sh": script(head, command, ()),
-        "config.yaml": "defaults: ppo_math_1B_megatron.yaml\n" + nested_yaml(settings),
+        "run.sh": script(head, f'uv run "$(dirname "$0")/{_LAUNCHER}" --config {config}', ()),
+        "config.yaml": f"defaults: {base}\n{nested_yaml([*settings, environment])}",
+        _LAUNCHER: _LAUNCHER_TEXT.substitute(hook=HOOK_MODULE, example=example),
+        **reward_hook("nemo-rl", origin),
     }
+
+
+_LAUNCHER = "run_with_reward.py"
+_LAUNCHER_TEXT = Template('''\
+"""Registers the environment of $hook.py with NeMo-RL, and runs $example with it."""
+
+import os
+import runpy
+import sys
+from pathlib import Path
+
+from nemo_rl.distributed.ray_actor_environment_registry import ACTOR_ENVIRONMENT_REGISTRY
+from nemo_rl.distributed.virtual_cluster import PY_EXECUTABLES
+from nemo_rl.environments.utils import register_env
+
+ACTOR = "$hook.RewardEnvironment"
+here = str(Path(__file__).resolve().parent)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))  # of the actor
+ACTOR_ENVIRONMENT_REGISTRY[ACTOR] = PY_EXECUTABLES.SYSTEM
+register_env("$hook", ACTOR)
+sys.argv[0] = "$example"
+runpy.run_path("$example", run_name="__main__")
+''')
+"""The program that runs NeMo-RL with the user's function, which NeMo-RL takes as a registered environment
+(docs/guides/environments.md of its repository)."""
 
 
 NEMO_RL = OtherTrainer(
     name="nemo-rl",
     key_file="nemo_rl",
+    other_key_files=("nemo_rl_grpo",),
+    algorithms=("ppo", "grpo"),
     engine="vllm",
     modes=deployment_modes,
     settings=settings,
     files=_files,
     remarks=(
-        "the data set is that of ppo_math_1B_megatron.yaml; set data.train and data.validation for another.",
-        "dual clipping (loss_fn.ratio_clip_c) stays as in ppo_math_1B_megatron.yaml.",
+        "the data set is that of the base file in config.yaml; set data.train and data.validation for another.",
+        "dual clipping (loss_fn.ratio_clip_c) stays as in the base file in config.yaml.",
     ),
 )
 
@@ -649,6 +733,8 @@ def _unused_keys(setup: TrainingSetup) -> Iterator[str]:
         yield from ("*.dtensor_cfg.*", "*.automodel_cfg.*", "policy.optimizer*", "value.optimizer*")
     else:
         yield "*.megatron_cfg.*"
+    if not setup.has_ref:
+        yield "loss_fn.reference_policy_kl_*"
     if not setup.stages("critic_train"):
         yield from ("value.*", "value_loss_fn.*")
 
@@ -677,8 +763,16 @@ def _training_setup(config: TrainerConfig, group: str) -> TrainingSetup:
         has_ref=has_ref,
         kl_in_loss=kl if has_ref and not in_reward else None,
         kl_in_reward=kl if in_reward and has_ref else None,
-        reward=None if config.has(f"{_RM}.model_name") else FunctionReward(MATHS, ("env.math.num_workers",)),
+        reward=None if config.has(f"{_RM}.model_name") else _function_reward(config),
     )
+
+
+def _function_reward(config: TrainerConfig) -> FunctionReward:
+    """The reward of the job: the function that an export wrote, or our checks of answers for NeMo-RL's own."""
+    if config.value("data.default.env_name") == HOOK_MODULE:
+        function = config.text(_FUNCTION_KEY) or USER_FUNCTION
+        return FunctionReward(function, ("data.default.env_name", _FUNCTION_KEY))
+    return FunctionReward(MATHS, ("env.math.num_workers",))
 
 
 def _config_notes(config: TrainerConfig) -> Iterator[str]:

@@ -68,10 +68,10 @@ It is a KeyValue where the value does not come from the row's field."""
 class Row:
     """A key of a trainer and the field that it stands for.
 
-    `field` is a path in the plan (`facts.workload.group_size`, `placements.critic_train.layout.tp`), a setting of the
-    job's algorithm (`setting: gamma`), or words for what the value comes from (`rule: ...`). An export names it as the
-    origin of the value. `read` and `write` are None for keys that are not read or not written. `note` says what the row
-    alone does not.
+    `field` is a path in the plan ("facts.workload.group_size", "placements.critic_train.layout.tp"), a setting of the
+    job's algorithm ("setting: gamma"), or words for what the value comes from ("rule: micro-batches are packed"). An
+    export names it as the origin of the value. `read` and `write` are None for keys that are not read or not written.
+    `note` says what the row alone does not.
     """
 
     key: str

@@ -97,11 +97,12 @@ class ExportInput:
 class OtherTrainer:
     """A trainer other than Meshwright, such as verl.
 
-    `key_file` is the stem of the file in `data/` that lists its keys. `engine` generates unless a job names one of
-    `other_engines`. `modes` yields the trainer's deployment modes for a job, `settings` the keys for a plan that one
-    of them can express, and `files` the texts of the export by file name, the command first. `remarks` are sentences
-    on what the user has to add, `algorithms` the ones whose settings can be written, and `supports_fp8` says whether
-    generation with FP8 weights can be written.
+    `key_file` is the stem of the file in `data/` that lists its keys, and `other_key_files` are those of algorithms
+    with keys of their own. `engine` generates unless a job names one of `other_engines`. `modes` yields the
+    trainer's deployment modes for a job, `settings` the keys for a plan that one of them can express, and `files`
+    the texts of the export by file name, the command first. `remarks` are sentences on what the user has to add,
+    `algorithms` the ones whose settings can be written, and `supports_fp8` says whether generation with FP8 weights
+    can be written.
     """
 
     name: str
@@ -110,6 +111,7 @@ class OtherTrainer:
     modes: Callable[[Facts], Iterator[DeploymentMode]]
     settings: Callable[[ExportInput], Iterator[KeyValue]]
     files: Callable[[ExportInput, Sequence[KeyValue]], Mapping[str, str]]
+    other_key_files: tuple[str, ...] = ()
     other_engines: tuple[EngineName, ...] = ()
     remarks: tuple[str, ...] = ()
     algorithms: tuple[Algorithm, ...] = ("ppo",)
@@ -122,6 +124,10 @@ class OtherTrainer:
     @property
     def keys(self) -> KnownKeys:
         return known_keys(self.key_file)
+
+    def knows(self, key: str) -> bool:
+        """True if the trainer accepts this key with one of its algorithms."""
+        return any(known_keys(file).knows(key) for file in (self.key_file, *self.other_key_files))
 
     def with_engine(self, facts: Facts) -> Facts:
         """The facts with an engine that the trainer generates with."""

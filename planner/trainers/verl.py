@@ -11,7 +11,6 @@ script.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from meshwright.planner.trainers.export_settings import (
     overrides,
     reward_hook,
     script,
+    uneven_stage_layers,
 )
 from meshwright.planner.trainers.megatron_rows import MEGATRON_SIZES, degree_rows, end_layer_rows
 from meshwright.planner.trainers.parsed_config import (
@@ -231,11 +231,16 @@ def _read_recompute(model: str) -> Read:
     return _if_trained(model, read)
 
 
+def _cpu_offload(model: str) -> str:
+    """The optimizer's own key of its offload."""
+    return f"{model}.optim.override_optimizer_config.optimizer_cpu_offload"
+
+
 def _read_optimizer_offload(model: str) -> Read:
     """The optimizer's offload, by Megatron's key or by the optimizer's own."""
 
     def read(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
-        keys = (row.key, f"{model}.optim.override_optimizer_config.optimizer_cpu_offload")
+        keys = (row.key, _cpu_offload(model))
         offloaded = [bool(setup.config.value(key)) for key in keys]
         yield ParsedField(f"{_MODEL_STAGES[model][-1]}.offload", "optimizer" if any(offloaded) else "none", keys)
 
@@ -328,6 +333,18 @@ def _write_offload(stage: str, offload: Offload) -> Write:
     return writes.with_stage(stage, write)
 
 
+def _write_reference_layers(source: ExportInput, _row: Row) -> ConfigValue:
+    """The layers of the first and the last stage of the reference's pipeline, as a whole mapping.
+
+    The default of the mapping is the actor's, with the actor's layers. Hydra adds no key below it, so it is replaced:
+    by an empty one where the reference's pipeline is even and the actor's is not.
+    """
+    if (layers := uneven_stage_layers(source.plan, "ref_logprob")) is None:
+        return "{}" if uneven_stage_layers(source.plan, "actor_train") else None
+    ends = zip(("first", "last"), layers, strict=True)
+    return f"{{{','.join(f'num_layers_in_{end}_pipeline_stage:{number}' for end, number in ends)}}}"
+
+
 def _write_engine_experts(times_tp: bool) -> Write:
     """An engine's replicas with experts or, times its degree, the ranks that share the experts."""
 
@@ -345,11 +362,6 @@ def _if_fp8(write: Write) -> Write:
     return lambda source, row: write(source, row) if source.plan.facts.generation_weights else None
 
 
-def _with_reward_model(write: Write) -> Write:
-    """Write only where a reward model scores."""
-    return lambda source, row: write(source, row) if source.reward_function is None else None
-
-
 def _write_reward_model(source: ExportInput, row: Row) -> ConfigValue | KeyValue:
     """True if a reward model scores, False if a function does."""
     has_model = source.reward_function is None
@@ -362,7 +374,7 @@ def _has_reward_pool(source: ExportInput, _row: Row) -> ConfigValue:
 
 def _on_reward_pool(write: Write) -> Write:
     """Write only where the reward model has a pool of its own."""
-    return _with_reward_model(lambda source, row: write(source, row) if _has_reward_pool(source, row) else None)
+    return writes.with_reward_model(lambda source, row: write(source, row) if _has_reward_pool(source, row) else None)
 
 
 def _write_estimator(source: ExportInput, _row: Row) -> ConfigValue:
@@ -390,33 +402,31 @@ def _write_loss_mean(source: ExportInput, _row: Row) -> ConfigValue:
 
 
 def _model_rows(model: str) -> tuple[Row, ...]:
-    """The rows of a model's degrees, offload and recomputation."""
+    """The rows of a trained model's degrees, offload and recomputation."""
     stage, prefix = _MODEL_STAGES[model][-1], f"{model}.megatron"
     override, schedule = f"{prefix}.override_transformer_config", f"placements.{stage}.schedule"
-    vpp = Row(f"{prefix}.{_DEGREES['vpp']}", f"placements.{stage}.layout.vpp", None, None, "read with tp")
-    degrees = (*degree_rows(stage, prefix, _read_layout(model)), *end_layer_rows(stage, f"+{override}"), vpp)
     optimizer, weights = _write_offload(stage, Offload.OPTIMIZER), _write_offload(stage, Offload.WEIGHTS)
-    recomputation = (
-        Row(f"{override}.recompute_granularity", f"{schedule}.recompute", None, writes.recomputation(stage)),
+    return (
+        *_degree_rows(model),
+        *end_layer_rows(stage, f"+{override}"),
+        Row(f"{prefix}.optimizer_offload", f"{schedule}.offload", _read_optimizer_offload(model), optimizer),
+        Row(_cpu_offload(model), f"{schedule}.offload", None, None, "read with optimizer_offload"),
+        Row(f"{prefix}.param_offload", f"{schedule}.offload", None, weights),
+        Row(
+            f"{override}.recompute_granularity",
+            f"{schedule}.recompute",
+            _read_recompute(model),
+            writes.recomputation(stage),
+        ),
         Row(f"{override}.recompute_method", f"{schedule}.recompute", None, writes.if_recomputing_all(stage, "uniform")),
         Row(f"{override}.recompute_num_layers", f"{schedule}.recompute", None, writes.if_recomputing_all(stage, 1)),
     )
-    if not stage.endswith("train"):
-        return (
-            *degrees,
-            Row(f"{prefix}.optimizer_offload", f"{schedule}.offload", None, optimizer),
-            Row(f"{prefix}.param_offload", f"{schedule}.offload", _if_trained(model, _read_weight_offload), weights),
-            *recomputation,
-        )
-    cpu_offload = f"{model}.optim.override_optimizer_config.optimizer_cpu_offload"
-    return (
-        *degrees,
-        Row(f"{prefix}.optimizer_offload", f"{schedule}.offload", _read_optimizer_offload(model), optimizer),
-        Row(cpu_offload, f"{schedule}.offload", None, None, "read with optimizer_offload"),
-        Row(f"{prefix}.param_offload", f"{schedule}.offload", None, weights),
-        replace(recomputation[0], read=_read_recompute(model)),
-        *recomputation[1:],
-    )
+
+
+def _degree_rows(model: str) -> tuple[Row, ...]:
+    stage, prefix = _MODEL_STAGES[model][-1], f"{model}.megatron"
+    vpp = Row(f"{prefix}.{_DEGREES['vpp']}", f"placements.{stage}.layout.vpp", None, None, "read with tp")
+    return (*degree_rows(stage, prefix, _read_layout(model)), vpp)
 
 
 def _overlong_rows(prefix: str) -> tuple[Row, ...]:
@@ -491,7 +501,11 @@ TABLE = (
     # degrees, offload and recomputation of each model
     *_model_rows("actor_rollout_ref.actor"),
     *_model_rows("critic"),
-    *_model_rows("actor_rollout_ref.ref"),
+    *_degree_rows("actor_rollout_ref.ref"),
+    Row("actor_rollout_ref.ref.megatron.override_transformer_config", "placements.ref_logprob.layout.pp",
+        None, writes.with_stage("ref_logprob", _write_reference_layers), "verl's default is that of the actor"),
+    Row("actor_rollout_ref.ref.megatron.param_offload", "placements.ref_logprob.schedule.offload",
+        _if_trained("actor_rollout_ref.ref", _read_weight_offload), _write_offload("ref_logprob", Offload.WEIGHTS)),
     # micro-batches: verl does not pass the critic's number of rows on to its worker (trainer_base.py), so the critic
     # gets token budgets too, and its forward passes get that of its training
     Row("actor_rollout_ref.actor.use_dynamic_bsz", "rule: micro-batches are packed", None, writes.always(True)),
@@ -549,16 +563,16 @@ TABLE = (
     Row("reward.custom_reward_function.name", f"rule: the function in {HOOK_FILE}",
         None, writes.with_function(writes.always("compute_score"))),
     Row("reward.reward_model.model_path", "job: models.reward.path",
-        _read_reward_path, _with_reward_model(writes.model_path(Role.REWARD))),
+        _read_reward_path, writes.with_reward_model(writes.model_path(Role.REWARD))),
     Row("reward_model.model.path", "job: models.reward.path", _read_reward_path, None, "its former name"),
-    Row("reward.reward_model.enable_resource_pool", _SCORE_POOL, None, _with_reward_model(_has_reward_pool)),
+    Row("reward.reward_model.enable_resource_pool", _SCORE_POOL, None, writes.with_reward_model(_has_reward_pool)),
     Row("reward.reward_model.nnodes", _SCORE_POOL, None, _on_reward_pool(writes.number_of_nodes("reward_score"))),
     Row("reward.reward_model.n_gpus_per_node", _SCORE_POOL,
         None, _on_reward_pool(writes.ranks_of_node("reward_score"))),
     Row("reward.reward_model.rollout.name", "rule: the engine that is assumed",
-        None, _with_reward_model(writes.always("vllm"))),
+        None, writes.with_reward_model(writes.always("vllm"))),
     Row("reward.reward_model.rollout.tensor_model_parallel_size", "placements.reward_score.layout.tp",
-        _read_reward_degrees, _with_reward_model(write_field)),
+        _read_reward_degrees, writes.with_reward_model(write_field)),
     Row("reward.reward_model.rollout.pipeline_model_parallel_size", "placements.reward_score.layout.pp",
         None, None, "read as 1"),
     # models and the algorithm

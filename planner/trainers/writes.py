@@ -43,6 +43,11 @@ def with_function(write: Write) -> Write:
     return lambda source, row: None if source.reward_function is None else write(source, row)
 
 
+def with_reward_model(write: Write) -> Write:
+    """Write only where a reward model scores."""
+    return lambda source, row: write(source, row) if source.reward_function is None else None
+
+
 def number_of_nodes(stage: str) -> Write:
     """The nodes of a stage's pool."""
     return with_stage(stage, lambda source, _row: pool_nodes(source.plan, stage)[0])

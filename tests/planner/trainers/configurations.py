@@ -22,7 +22,7 @@ def configuration(name: str, plan: Plan | None = None) -> dict[str, ConfigValue]
     """Of a plan, by default the best one of a synchronous job; every key is one that the trainer knows."""
     trainer, origin = TRAINERS[name], ExportInput(plan=plan or best(name).plan)
     settings = list(trainer.settings(origin))
-    assert [one.key for one in settings if not trainer.keys.knows(one.key)] == []
+    assert [one.key for one in settings if not trainer.knows(one.key)] == []
     return {one.key: one.value for one in settings}
 
 

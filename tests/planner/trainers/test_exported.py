@@ -22,8 +22,13 @@ from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
 from tests.planner.trainers.plans import NAMES, best, facts_of
 
-SAMPLES = ("actor_rollout_ref.rollout.n", "rollout.n_samples_per_prompt", "n-samples-per-prompt")
-BATCHES = ("data.train_batch_size", "rollout.batch_size", "rollout-batch-size")
+SAMPLES = (
+    "actor_rollout_ref.rollout.n",
+    "rollout.n_samples_per_prompt",
+    "n-samples-per-prompt",
+    "grpo.num_generations_per_prompt",
+)
+BATCHES = ("data.train_batch_size", "rollout.batch_size", "rollout-batch-size", "grpo.num_prompts_per_step")
 WRITTEN = [(name, algorithm) for name in NAMES for algorithm in TRAINERS[name].algorithms if algorithm != "ppo"]
 
 
@@ -87,8 +92,9 @@ def test_a_plan_without_a_critic_is_written_without_one(name: str, algorithm: Al
 
 
 def test_an_algorithm_that_is_not_written_for_a_trainer_is_refused_by_name() -> None:
-    plan = best("nemo-rl", algorithm="grpo").plan
-    with pytest.raises(BadInput, match="algorithm=grpo is not written for nemo-rl, only ppo; run the plan here"):
+    plan = best("nemo-rl", algorithm="rloo").plan
+    sentence = "algorithm=rloo is not written for nemo-rl, only ppo and grpo; run the plan here"
+    with pytest.raises(BadInput, match=sentence):
         export(TRAINERS["nemo-rl"], plan, no_model)
 
 

@@ -8,13 +8,15 @@ import pytest
 
 from meshwright.planner.trainers.nemo_rl import read_nemo_rl
 from meshwright.planner.trainers.parsed_config import ParsedConfig
+from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.errors import BadInput
 from tests.planner.trainers.written import assert_is_read, plan_of, written
 
 
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
 @pytest.mark.parametrize("staleness", [0, 1])
-def test_every_choice_that_is_read_is_the_plans(tmp_path: Path, staleness: int) -> None:
-    plan = plan_of("nemo-rl", staleness)
+def test_every_choice_that_is_read_is_the_plans(tmp_path: Path, staleness: int, algorithm: Algorithm) -> None:
+    plan = plan_of("nemo-rl", staleness, algorithm)
     found = read_nemo_rl(written("nemo-rl", plan, tmp_path))
     assert_is_read(plan, found)
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from meshwright.planner.job.job import Facts, RoleModels
 from meshwright.planner.job.rewards_and_tools import Reward
@@ -17,8 +21,9 @@ from meshwright.planner.trainers.registry import READERS, TRAINERS
 from meshwright.profiles.errors import BadInput
 from tests.planner.drawn import model_of
 from tests.planner.trainers.plans import facts_of
+from tests.planner.trainers.written import FILES
 
-HOOKED = ("verl", "openrlhf", "slime")
+HOOKED = ("verl", "nemo-rl", "openrlhf", "slime")
 
 
 def paid_by_a_function(*rewards: Reward) -> Facts:
@@ -45,7 +50,7 @@ def test_a_function_goes_to_a_trainer_and_comes_back(tmp_path: Path, name: str) 
     assert found.unsaid == ()
     for file, text in found.files.items():
         (tmp_path / file).write_text(text)
-    again = READERS[name].read(tmp_path / "run.sh")
+    again = READERS[name].read(tmp_path / FILES[name])
     assert again.by_name["algorithm"] == "grpo"
     assert again.by_name["reward.function"] == "reward:score"
     assert "models.reward" not in again.by_name
@@ -70,6 +75,84 @@ def test_the_hook_of_verl_and_slime_gives_the_function_a_sample_and_the_trainer_
             assert hook("maths", "abc", 4, {"prompt": "2 + 2"}) == 4.0
         else:
             assert asyncio.run(hook(None, Drawn("2 + 2", "abc", "4"))) == 4.0
+
+
+NEMO_RL = {
+    "ray/__init__.py": "def remote(actor):\n    return actor\n",
+    "nemo_rl/__init__.py": "",
+    "nemo_rl/distributed/__init__.py": "",
+    "nemo_rl/distributed/ray_actor_environment_registry.py": "ACTOR_ENVIRONMENT_REGISTRY = {}\n",
+    "nemo_rl/distributed/virtual_cluster.py": "class PY_EXECUTABLES:\n    SYSTEM = 'python'\n",
+    "nemo_rl/environments/__init__.py": "",
+    "nemo_rl/environments/interfaces.py": """\
+from collections import namedtuple
+
+class EnvironmentInterface: ...
+
+EnvironmentReturn = namedtuple(
+    "EnvironmentReturn", "observations metadata next_stop_strings rewards terminateds answers", defaults=[None]
+)
+""",
+    "nemo_rl/environments/utils.py": """\
+ENV_REGISTRY = {}
+
+def register_env(env_name, actor_class_fqn):
+    ENV_REGISTRY[env_name] = actor_class_fqn
+""",
+    "examples/run_grpo.py": """\
+import importlib
+import os
+import sys
+
+from nemo_rl.distributed.ray_actor_environment_registry import ACTOR_ENVIRONMENT_REGISTRY
+from nemo_rl.environments.utils import ENV_REGISTRY
+
+(actor,) = ENV_REGISTRY.values()
+module, _, name = actor.rpartition(".")
+getattr(importlib.import_module(module), name)({})
+assert ACTOR_ENVIRONMENT_REGISTRY[actor] == "python"
+print(sys.argv, os.environ["PYTHONPATH"].split(":")[0], *ENV_REGISTRY)
+""",
+}
+"""What an export needs of NeMo-RL's repository, in a few lines."""
+
+
+def test_nemo_rl_is_run_with_an_environment_that_calls_the_function(tmp_path: Path) -> None:
+    exported, repository = tmp_path / "exported", tmp_path / "repository"
+    exported.mkdir()
+    for file, text in exported_to("nemo-rl").files.items():
+        (exported / file).write_text(text)
+    for file, text in NEMO_RL.items():
+        (repository / file).parent.mkdir(parents=True, exist_ok=True)
+        (repository / file).write_text(text)
+    assert 'env_name: "reward_hook"' in (exported / "config.yaml").read_text()
+    assert "run_with_reward.py" in (exported / "run.sh").read_text()
+    command = [sys.executable, str(exported / "run_with_reward.py"), "--config", "c.yaml"]
+    done = subprocess.run(
+        command,
+        cwd=repository,
+        env={"PYTHONPATH": str(repository), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == f"['examples/run_grpo.py', '--config', 'c.yaml'] {exported} reward_hook"
+
+
+def test_the_environment_gives_the_function_a_sample_and_nemo_rl_its_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    interfaces = SimpleNamespace(EnvironmentInterface=object, EnvironmentReturn=SimpleNamespace)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(remote=lambda actor: actor))
+    monkeypatch.setitem(sys.modules, "nemo_rl.environments.interfaces", interfaces)
+    own: dict[str, Any] = {}
+    exec(exported_to("nemo-rl").files["reward_hook.py"], own)
+    own["score"] = lambda samples: [
+        len(sample.response) + (sample.answer == "4") + (sample.prompt == "2 + 2") for sample in samples
+    ]
+    messages = [{"role": "user", "content": "2 + 2"}, {"role": "assistant", "content": "abc"}]
+    found = own["RewardEnvironment"]({}).step([messages, messages], [{"ground_truth": 4}, None])
+    assert found.rewards.tolist() == [5.0, 4.0]
+    assert found.terminateds.tolist() == [1.0, 1.0]
+    assert torch.is_tensor(found.rewards)
 
 
 def test_what_no_hook_can_say_is_refused() -> None:

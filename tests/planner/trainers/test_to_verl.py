@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from meshwright.planner.job.whatif_settings import with_setting
+from meshwright.planner.plan.plan import Plan
+from meshwright.profiles.layout import Layout
 from tests.planner.trainers.configurations import configuration, plan_ahead
 from tests.planner.trainers.plans import best
 
@@ -49,3 +52,22 @@ def test_8_bit_floats_are_asked_of_the_engine_and_tokens_are_weighted() -> None:
     assert found[f"{R}.quantization"] == "fp8"
     assert found["algorithm.rollout_correction.rollout_is"] == "token"
     assert found["algorithm.rollout_correction.rollout_is_threshold"] == 2.0
+
+
+def test_an_uneven_pipeline_of_the_reference_has_a_mapping_of_its_own() -> None:
+    plan, key = best("verl").plan, f"{A}.ref.megatron.override_transformer_config"
+    assert key not in configuration("verl", plan)
+    deeper = plan.model_copy(update={"facts": with_setting(plan.facts, {"models.actor.num_layers": 7})})
+
+    def with_pipelines(**degrees: int) -> Plan:
+        placements = tuple(
+            one.model_copy(update={"layout": Layout(pp=degrees.get(one.stage, 1), dp=4 // degrees.get(one.stage, 1))})
+            for one in deeper.placements
+        )
+        return deeper.model_copy(update={"placements": placements})
+
+    assert configuration("verl", with_pipelines(actor_train=4))[key] == "{}"
+    uneven = with_setting(plan.facts, {"models.ref.num_layers": 7})
+    deeper = plan.model_copy(update={"facts": uneven})
+    found = configuration("verl", with_pipelines(ref_logprob=4))
+    assert found[key] == "{num_layers_in_first_pipeline_stage:2,num_layers_in_last_pipeline_stage:1}"
