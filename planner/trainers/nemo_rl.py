@@ -5,6 +5,8 @@ have the policy's degrees, values those of the value model; both models share th
 them too or has its own ranks, whole nodes where there are several. One batch ahead, it must have its own ranks, the
 asynchronous engine and the importance correction (examples/configs/ppo_math_1B.yaml). A reward model is an environment
 on its own ranks, with tensor parallelism alone, and a reward function an environment that a program registers.
+
+`TABLES` has a row for each key; above it are the functions of rows that no other trainer needs.
 """
 
 from __future__ import annotations

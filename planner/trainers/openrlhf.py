@@ -5,6 +5,8 @@ attention, and no pipeline. They share all ranks with the engines (`--train.colo
 batch ahead on its own ranks, and the models share the rest, all together or actor with reference and critic with
 reward. There is one micro-batch size for training and one for scoring (cli/train_ppo_ray.py). Recomputation of
 activations is full or none.
+
+`TABLE` has a row for each key; above it are the functions of rows that no other trainer needs.
 """
 
 from __future__ import annotations

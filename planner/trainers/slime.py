@@ -4,6 +4,8 @@ Megatron-core trains, SGLang generates and scores. All stages that train or comp
 ranks and degrees (slime/utils/arguments.py sets the critic's to the actor's). The engines share these ranks
 (`--colocate`) or have their own; `train_async.py` generates one batch ahead, which excludes `--colocate`. A reward
 model is served beside the actor (`--sglang-config`).
+
+`TABLE` has a row for each key; above it are the functions of rows that no other trainer needs.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ these ranks (`sync`) or has its own pool and works one batch ahead (`separate_as
 trainer/ppo/v1/trainer_separate_async.py). An engine has no pipeline parallelism (workers/config/rollout.py). A reward
 model may have its own pool, and must with `separate_async`. A configuration is a YAML file, or hydra overrides in a
 script.
+
+`TABLE` has a row for each key; above it are the functions of rows that no other trainer needs.
 """
 
 from __future__ import annotations
