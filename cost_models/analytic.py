@@ -6,19 +6,21 @@ choices have in common (length strata, rounds of generation, times of a shard) i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+
 from meshwright.cost_models import communication
 from meshwright.cost_models.communication import Groups, Network, groups_of
 from meshwright.cost_models.compute import AnalyticShard, Shard
-from meshwright.cost_models.cost import Addend, Cost, Memory, addends_of, cost_of
+from meshwright.cost_models.cost import Cost, Memory, TermSums, cost_of, least_trusted
 from meshwright.cost_models.generation_cost import Generation, Work, generation_work
 from meshwright.cost_models.kernels import element_bytes
 from meshwright.cost_models.lower_bounds import generation_lower_bound, rank_seconds_lower_bound
-from meshwright.cost_models.memory_cost import LayoutMemory
+from meshwright.cost_models.memory_cost import LayoutMemory, bytes_of_choices
 from meshwright.cost_models.micro_batches import (
     ChunkFunction,
     ChunkShard,
@@ -30,12 +32,24 @@ from meshwright.cost_models.micro_batches import (
     context_parallel_batches,
     last_chunks,
 )
-from meshwright.cost_models.pipeline import BatchCompute, Pipeline, PipelineCosts, RankCompute
-from meshwright.cost_models.protocol import Call, LayoutCosts, Memo, Move, TotalCosts
+from meshwright.cost_models.params import ShardedModel, sharded, sharded_by_each
+from meshwright.cost_models.pipeline import BatchCompute, Pipeline, PipelineCosts, RankCompute, Updates, step_addends
+from meshwright.cost_models.protocol import (
+    BytesColumns,
+    Call,
+    LayoutCosts,
+    Memo,
+    Move,
+    OneByOne,
+    SecondsColumns,
+    TotalCosts,
+)
 from meshwright.cost_models.rollout_cost import Replica, RolloutCosts
 from meshwright.cost_models.rounds import replica_responses
 from meshwright.cost_models.steady_state import Overlap, SteadyState
+from meshwright.profiles.choice_table import ChoiceTable, LayoutColumns, MicroBatchLimits, ScheduleTable
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
+from meshwright.profiles.elementwise import FloatArray, N, sum_of
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import Engine, Framework, own_framework
 from meshwright.profiles.hardware import Cluster
@@ -44,7 +58,7 @@ from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import rows_per_prompt
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.profiles.stages import Stage
-from meshwright.profiles.table import Table
+from meshwright.profiles.table import Table, TimedPass
 from meshwright.profiles.workload import Workload
 
 _FEW = 8
@@ -84,7 +98,7 @@ class WorkloadSplits(NamedTuple):
         )
 
 
-class AnalyticModel:
+class AnalyticModel(OneByOne):
     """A cost model for one cluster, workload and precision; of this project's runtime unless a `framework` is given.
 
     `make_shard` may replace the analytic times of a shard, `efficiency` the constants of the device's family. Without
@@ -120,11 +134,12 @@ class AnalyticModel:
         self._layout_memories: Memo[tuple[str, ModelSpec, Layout], LayoutMemory] = Memo()
         self._layout_costs: Memo[tuple[str, ModelSpec, Layout, int], PipelineCosts] = Memo()
         self._generations: Memo[tuple[ModelSpec, Layout], Generation] = Memo()
-        self._pipelines: Memo[tuple[str, ModelSpec, Layout, Recompute], Pipeline] = Memo()
-        self._updates: Memo[tuple[ModelSpec, Layout], list[Addend]] = Memo()
+        self._table_computes: Memo[tuple[RankCompute, bool, int, ScheduleTable, bool], FloatArray] = Memo()
         self._computing: Memo[tuple[ModelSpec, int, bool, int, int, int], RankCompute] = Memo()
-        self._computed: Memo[tuple[RankCompute, ChunkFunction | Recompute, bool, int, int, int], BatchCompute] = Memo()
-        self._layout_groups: Memo[Layout, Groups] = Memo()
+        self._computed: Memo[
+            tuple[RankCompute, ChunkFunction | Recompute, bool, int, int, int], BatchCompute[float]
+        ] = Memo()
+        self._layout_groups: Memo[Layout, Groups[float]] = Memo()
         self._shard_pairs: Memo[tuple[ModelSpec, int, bool, int, int, bool, bool], tuple[Shard, AnalyticShard]] = Memo()
         self._batches: Memo[tuple[int, int, int, int], tuple[MicroBatches, ...]] = Memo()
 
@@ -165,15 +180,65 @@ class AnalyticModel:
         return self._pipeline_costs(call).tail_seconds(call.schedule)
 
     def memory(self, call: Call) -> Memory:
-        return self._memories.memoize(call, lambda: self._layout_memory(call).memory(call))
+        return self._memories.memoize(call, lambda: self._layout_memory(call).memory(call.schedule))
 
     def _layout_memory(self, call: Call) -> LayoutMemory:
         """Return the memory model, which every schedule of a layout shares."""
+        return self._layout_memories.memoize(
+            (call.stage.name, call.model, call.layout),
+            lambda: LayoutMemory(call.stage, call.model, call.layout, self._workload, self._size),
+        )
 
-        def make() -> LayoutMemory:
-            return LayoutMemory(call, call.model.shard(call.layout.tp), self._workload, self._size)
+    def seconds_of_choices(self, call: Call, choices: ChoiceTable) -> SecondsColumns:
+        if call.stage.generates:
+            return super().seconds_of_choices(call, choices)
+        pipeline = self._pipeline(call, sharded_by_each(call.model, choices.layout), choices)
+        layouts = [replace(call, layout=layout) for layout in choices.layouts]
+        tables = list(zip(layouts, choices.tables, strict=True))
+        compute = BatchCompute(*choices.gather([self._compute_of_table(*one, is_tail=False) for one in tables]))
+        num_rows = choices.layout.of_each([[self._rows(one)] for one in layouts])[0]
+        addends = step_addends(pipeline, compute, self._updates_of_each(call, choices.layout, layouts), num_rows)
+        seconds = tails = sum_of([amount for _, amount, _ in addends])
+        if choices.chunk_tokens.any():
+            last = BatchCompute(*choices.gather([self._compute_of_table(*one, is_tail=True) for one in tables]))
+            tail_seconds = sum_of([amount for _, amount, _ in pipeline.addends(last)])
+            tails = np.where(choices.chunk_tokens > 0, tail_seconds, seconds)
+        for offload in choices.offloads:
+            extra = communication.offload_seconds(
+                call.stage, pipeline.shards, offload, self._cluster, self._efficiency, self._size
+            )
+            seconds = seconds + np.where(choices.has_offload(offload), extra.total, 0.0)
+        tails = np.where(choices.chunk_tokens > 0, np.minimum(tails, seconds), seconds)
+        return SecondsColumns(seconds, tails)
 
-        return self._layout_memories.memoize((call.stage.name, call.model, call.layout), make)
+    def bytes_of_choices(self, call: Call, choices: ChoiceTable) -> BytesColumns:
+        if call.stage.generates:
+            return super().bytes_of_choices(call, choices)
+        shards = sharded_by_each(call.model, choices.layout)
+        return bytes_of_choices(call.stage, shards, choices, self._workload, self._size)
+
+    def _compute_of_table(self, call: Call, table: ScheduleTable, *, is_tail: bool) -> FloatArray:
+        """Return the amounts of `BatchCompute` for each schedule of a table on the call's layout, [amounts, schedules].
+
+        With `is_tail` they are those after the last token, and 1 for a schedule that does not stream.
+        """
+        computing, rows = self._computing_of(call), self._rows(call)
+        key = computing, call.stage.trains, rows, table, is_tail
+
+        def amounts(schedule: Schedule) -> tuple[float, ...]:
+            if not is_tail:
+                return self._compute_of(call, computing, rows, schedule).amounts
+            if not schedule.chunk_tokens:
+                return (1.0,) * 5
+            return self._streamed(call.stage, computing, rows, schedule, last_chunks).amounts
+
+        return self._table_computes.memoize(key, lambda: np.array([amounts(one) for one in table.schedules]).T)
+
+    def _updates_of_each(self, call: Call, layout: LayoutColumns, layouts: Sequence[Call]) -> Updates[FloatArray]:
+        """Return the updates of a stage on each choice's layout."""
+        each = [self._updates(one) for one in layouts]
+        layer, ends = layout.of_each([(updates.layer, updates.ends) for updates in each])
+        return Updates(self._num_updates(call.stage), layer, ends, least_trusted(one.source for one in each))
 
     def on_layout(self, call: Call) -> LayoutCosts:
         if call.stage.generates:
@@ -191,7 +256,7 @@ class AnalyticModel:
             return cost_of(self._pipeline_costs(call).addends(call.schedule))
         if call.schedule.offload is not Offload.NONE:
             without_offload = replace(call, schedule=replace(call.schedule, offload=Offload.NONE))
-            return self.seconds(without_offload) + self._offload_seconds(call)
+            return self.seconds(without_offload) + cost_of(self._offload_seconds(call, call.schedule.offload).addends)
         return self._generation_seconds(call)
 
     def _pipeline_costs(self, call: Call) -> PipelineCosts:
@@ -199,40 +264,37 @@ class AnalyticModel:
         return self._layout_costs.memoize(key, lambda: self._make_pipeline_costs(call))
 
     def _make_pipeline_costs(self, call: Call) -> PipelineCosts:
-        layout, workload, computing = call.layout, self._workload, self._computing_of(call)
-        rows, trains = self._rows(call), call.stage.trains
-
-        def pipeline_of(recompute: Recompute) -> Pipeline:
-            kind = call.stage.name, call.model, layout, recompute
-            return self._pipelines.memoize(
-                kind, lambda: self._pipeline(_with(call, Schedule(recompute=recompute)), computing)
-            )
-
-        def compute_of_schedule(schedule: Schedule) -> BatchCompute:
-            if schedule.chunk_tokens:
-                return self._streamed(call.stage, computing, rows, schedule, all_chunks)
-            recompute, at_a_time = schedule.recompute, (schedule.micro_batch_size, schedule.micro_batch_tokens)
-            return self._computed.memoize(
-                (computing, recompute, trains, rows, *at_a_time),
-                lambda: computing.batch_compute(
-                    self._micro_batches(rows, schedule, layout.cp), recompute, trains=trains
-                ),
-            )
-
+        computing, rows, shards = self._computing_of(call), self._rows(call), sharded(call.model, call.layout)
         return PipelineCosts(
-            layout=layout,
             num_rows=rows,
-            num_updates=workload.num_minibatches * workload.num_epochs if trains else 0,
-            pipeline_of=pipeline_of,
-            compute_of=compute_of_schedule,
+            updates=self._updates(call),
+            pipeline_of=lambda schedule: self._pipeline(call, shards, schedule),
+            compute_of=lambda schedule: self._compute_of(call, computing, rows, schedule),
             tail_of=lambda schedule: self._streamed(call.stage, computing, rows, schedule, last_chunks),
-            update=lambda: self._updates.memoize(
-                (call.model, layout), lambda: pipeline_of(Recompute.NONE).update_addends()
-            ),
-            offload_addends=lambda offload: addends_of(self._offload_seconds(_with(call, Schedule(offload=offload)))),
+            offload_addends=lambda offload: self._offload_seconds(call, offload).addends,
             memory=self._layout_memory(call),
-            without_vpp=self._pipeline_costs(replace(call, layout=replace(layout, vpp=1))) if layout.vpp > 1 else None,
         )
+
+    def _compute_of(self, call: Call, computing: RankCompute, rows: int, schedule: Schedule) -> BatchCompute[float]:
+        """Return the compute of one pass over `rows` rows."""
+        if schedule.chunk_tokens:
+            return self._streamed(call.stage, computing, rows, schedule, all_chunks)
+        recompute, at_a_time = schedule.recompute, (schedule.micro_batch_size, schedule.micro_batch_tokens)
+        trains = call.stage.trains
+        return self._computed.memoize(
+            (computing, recompute, trains, rows, *at_a_time),
+            lambda: computing.batch_compute(
+                self._micro_batches(rows, schedule, call.layout.cp), recompute, trains=trains
+            ),
+        )
+
+    def _updates(self, call: Call) -> Updates[float]:
+        """Return the optimizer updates of a step of the call's stage."""
+        time = self._computing_of(call).shard.time(TimedPass.OPTIMIZER, 0, 0)
+        return Updates(self._num_updates(call.stage), time.layer, time.ends, time.source)
+
+    def _num_updates(self, stage: Stage) -> int:
+        return self._workload.num_minibatches * self._workload.num_epochs if stage.trains else 0
 
     def _rows(self, call: Call) -> int:
         """Return the rows of one replica: of a batch, or of a minibatch if the stage trains."""
@@ -240,8 +302,9 @@ class AnalyticModel:
         parts = call.layout.dp * (workload.num_minibatches if call.stage.trains else 1)
         return call.replica_rows or -(-workload.batch_size // parts)
 
-    def _offload_seconds(self, call: Call) -> Cost:
-        return communication.offload_seconds(call, self._cluster, self._efficiency, self._size)
+    def _offload_seconds(self, call: Call, offload: Offload) -> TermSums[float]:
+        shards = sharded(call.model, call.layout)
+        return communication.offload_seconds(call.stage, shards, offload, self._cluster, self._efficiency, self._size)
 
     def _generation_seconds(self, call: Call) -> Cost:
         replica, overlap = self._replica(call)
@@ -315,7 +378,7 @@ class AnalyticModel:
 
     def _streamed(
         self, stage: Stage, computing: RankCompute, num_rows: int, schedule: Schedule, chunks_of: ChunkFunction
-    ) -> BatchCompute:
+    ) -> BatchCompute[float]:
         """Return the compute of the prompts and all chunks, or of the last chunks alone.
 
         Raises BadInput for a stage that cannot stream.
@@ -324,7 +387,7 @@ class AnalyticModel:
         if not stage.may_stream:
             raise BadInput(f"{stage.name}: chunk_tokens={width}, and it does not read what is being generated; use 0.")
 
-        def make() -> BatchCompute:
+        def make() -> BatchCompute[float]:
             batches, contexts = self._splits.streams.passes(chunks_of, num_rows, size, width)
             chunk_shard = ChunkShard(computing.shard, computing.analytic, contexts)
             return RankCompute(chunk_shard, computing.analytic).batch_compute(
@@ -333,11 +396,12 @@ class AnalyticModel:
 
         return self._computed.memoize((computing, chunks_of, stage.trains, num_rows, size, width), make)
 
-    def _pipeline(self, call: Call, computing: RankCompute) -> Pipeline:
+    def _pipeline(self, call: Call, shards: ShardedModel[N], settings: MicroBatchLimits[N]) -> Pipeline[N]:
         return Pipeline(
-            call=call,
-            computing=computing,
-            groups=self._groups(call.layout),
+            stage=call.stage,
+            shards=shards,
+            settings=settings,
+            groups=groups_of(shards.layout, self._cluster),
             network=self._network(self._framework),
             element_bytes=self._size,
             framework=self._framework,
@@ -351,7 +415,7 @@ class AnalyticModel:
     def _make_network(self, peers: bool) -> Network:
         return Network(self._cluster, self._efficiency, self._collectives, peer_reductions=peers)
 
-    def _groups(self, layout: Layout) -> Groups:
+    def _groups(self, layout: Layout) -> Groups[float]:
         return self._layout_groups.memoize(layout, lambda: groups_of(layout, self._cluster))
 
     def _shards(self, call: Call) -> tuple[Shard, AnalyticShard]:
@@ -394,7 +458,3 @@ class AnalyticModel:
         key = num_rows, schedule.micro_batch_size, schedule.micro_batch_tokens
         whole = self._splits.batches.micro_batches(*key)
         return whole if cp == 1 else self._batches.memoize((*key, cp), lambda: context_parallel_batches(whole, cp))
-
-
-def _with(call: Call, schedule: Schedule) -> Call:
-    return replace(call, schedule=schedule)

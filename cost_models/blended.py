@@ -9,14 +9,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 
+import numpy as np
+
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.communication import Group, Network, SecondsByBytes
 from meshwright.cost_models.compute import AnalyticShard, Passes, PassSeconds, Shard
 from meshwright.cost_models.cost import Cost, Memory, Source, Term, least_trusted
 from meshwright.cost_models.measured import MeasuredShard, Peaks, with_peaks
 from meshwright.cost_models.mixed import MixedModel, PairModel, homogeneous_cluster
-from meshwright.cost_models.protocol import Call, CostModel, LayoutCosts, Memo, Move, TotalCosts
+from meshwright.cost_models.protocol import (
+    BytesColumns,
+    Call,
+    CostModel,
+    LayoutCosts,
+    Memo,
+    Move,
+    OneByOne,
+    TotalCosts,
+)
+from meshwright.profiles.choice_table import ChoiceTable
 from meshwright.profiles.efficiency import Efficiency
+from meshwright.profiles.elementwise import FloatArray
 from meshwright.profiles.frameworks import OWN_ENGINES, EngineName, engine_named
 from meshwright.profiles.hardware import AnyCluster, Cluster, MixedCluster
 from meshwright.profiles.model_shape import ModelSpec
@@ -59,6 +72,9 @@ class BlendedModel(AnalyticModel):
 
     def on_layout(self, call: Call) -> LayoutCosts:
         return TotalCosts(self, call)
+
+    def bytes_of_choices(self, call: Call, choices: ChoiceTable) -> BytesColumns:
+        return OneByOne.bytes_of_choices(self, call, choices)
 
     def move_seconds(self, move: Move) -> Cost:
         return _corrected_cost(super().move_seconds(move), self._table, Traffic.REFIT)
@@ -161,7 +177,7 @@ class _CorrectedNetwork(Network):
         super().__init__(cluster, efficiency, table.collectives, peer_reductions=peer_reductions)
         self._table = table
 
-    def _time_function(self, operation: str, group: Group) -> SecondsByBytes:
+    def _time_function(self, operation: str, group: Group[float]) -> SecondsByBytes:
         seconds_by_bytes = super()._time_function(operation, group)
 
         def corrected(num_bytes: float) -> tuple[float, Source]:
@@ -171,6 +187,11 @@ class _CorrectedNetwork(Network):
             return self._table.corrected(Traffic.COLLECTIVE, seconds), least_trusted([source, Source.INTERPOLATED])
 
         return corrected
+
+    def _columns(self, operation: str, group: Group[FloatArray], num_bytes: FloatArray) -> tuple[FloatArray, Source]:
+        seconds, source = super()._columns(operation, group, num_bytes)
+        corrected = self._table.corrected(Traffic.COLLECTIVE, seconds)
+        return np.where(seconds > 0, corrected, 0.0), least_trusted([source, Source.INTERPOLATED])
 
 
 def _corrected_cost(cost: Cost, table: Table, traffic: Traffic) -> Cost:

@@ -17,19 +17,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Generic, NamedTuple, TypeAlias
 
-from meshwright.cost_models.cost import Cost, Source, Tally
+import numpy as np
+
+from meshwright.cost_models.cost import Cost, Source, Tally, TermSums, least_trusted
 from meshwright.cost_models.measured import Curve
 from meshwright.cost_models.memory_cost import offloaded_state
-from meshwright.cost_models.params import fullest_part
-from meshwright.cost_models.protocol import Call, Move
+from meshwright.cost_models.params import ShardedModel, fullest_part
+from meshwright.cost_models.protocol import Move
+from meshwright.profiles.choice_table import Degrees
 from meshwright.profiles.efficiency import Efficiency, Protocol
+from meshwright.profiles.elementwise import FloatArray, N, maximum, minimum, where
 from meshwright.profiles.frameworks import Engine
 from meshwright.profiles.hardware import Cluster
-from meshwright.profiles.layout import Layout, layers_per_stage
+from meshwright.profiles.layout import layers_per_stage
 from meshwright.profiles.model_parts.fp8_weights import linears_of
 from meshwright.profiles.schedule import Offload
+from meshwright.profiles.stages import Stage
 from meshwright.profiles.table import Collective
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, SEND_RECEIVE = "all_reduce", "all_gather", "reduce_scatter", "send_receive"
@@ -40,39 +45,45 @@ SecondsByBytes: TypeAlias = Callable[[float], tuple[float, Source]]
 """Return the seconds for the bytes of a tensor, and their source."""
 
 
-class Group(NamedTuple):
+class Group(NamedTuple, Generic[N]):
     """The ranks of a collective: how many there are, and how many of them are in each node."""
 
-    size: int
-    per_node: int
+    size: N
+    per_node: N
 
 
 @dataclass(frozen=True)
-class Groups:
-    """The process groups of one layout on consecutive ranks: tp varies fastest, then cp, dp and pp (see `Layout`)."""
+class Groups(Generic[N]):
+    """The process groups of one layout, or of several, on consecutive ranks: tp varies fastest, then cp, dp and pp (see
+    `Layout`)."""
 
-    tensor: Group
-    context: Group  # ranks with parts of the same sequences
-    data: Group  # ranks with the same weights: replicas, and the context-parallel ranks of each
-    neighbours: Group  # two ranks of adjacent pipeline stages, over the slowest boundary
-    experts: Group  # ranks that send each other tokens, for the experts spread over them
-    expert_data: Group  # ranks with the same experts
+    tensor: Group[N]
+    context: Group[N]  # ranks with parts of the same sequences
+    data: Group[N]  # ranks with the same weights: replicas, and the context-parallel ranks of each
+    neighbours: Group[N]  # two ranks of adjacent pipeline stages, over the slowest boundary
+    experts: Group[N]  # ranks that send each other tokens, for the experts spread over them
+    expert_data: Group[N]  # ranks with the same experts
 
 
-def groups_of(layout: Layout, cluster: Cluster) -> Groups:
+def groups_of(layout: Degrees[N], cluster: Cluster) -> Groups[N]:
     """Return the process groups of the smallest range of ranks that holds the layout."""
     per_node = cluster.ranks_per_node
-    tensor = Group(layout.tp, min(layout.tp, per_node))
-    context = Group(layout.cp, max(1, min(layout.cp, per_node // layout.tp)))
     sharers = layout.dp * layout.cp
-    data = Group(sharers, max(1, min(sharers, per_node // layout.tp)))
-    neighbours = Group(2, 2 if layout.num_ranks <= per_node else 1)
     # Without sequence parallelism the ranks of a replica have the same tokens, and each sends those for its own column.
-    spread, stride = (layout.ep, layout.etp) if layout.sp else (layout.expert_replicas, layout.tp)
-    experts = Group(spread, max(1, min(spread, per_node // stride)))
+    spread = where(layout.sp, layout.ep, layout.expert_replicas)
+    stride = where(layout.sp, layout.etp, layout.tp)
     holders, holder_stride = layout.dp // layout.expert_replicas, layout.tp * layout.expert_replicas
+
+    def strided(size: N, stride: N) -> Group[N]:
+        return Group(size, maximum(minimum(size, per_node // stride), 1))
+
     return Groups(
-        tensor, context, data, neighbours, experts, Group(holders, max(1, min(holders, per_node // holder_stride)))
+        tensor=Group(layout.tp, minimum(layout.tp, per_node)),
+        context=strided(layout.cp, layout.tp),
+        data=strided(sharers, layout.tp),
+        neighbours=Group(2 + 0 * layout.tp, where(layout.num_ranks <= per_node, 2, 1 + 0 * layout.tp)),
+        experts=strided(spread, stride),
+        expert_data=strided(holders, holder_stride),
     )
 
 
@@ -94,22 +105,27 @@ class Network:
         self._cluster, self._efficiency = cluster, efficiency
         self._peer = efficiency.peer if peer_reductions else None
         self._curves = _curves(measured)
-        self._functions: dict[tuple[str, Group], SecondsByBytes] = {}
+        self._functions: dict[tuple[str, Group[float]], SecondsByBytes] = {}
 
-    def seconds(self, operation: str, group: Group, num_bytes: float) -> tuple[float, Source]:
-        """Return the seconds of one operation on a tensor of `num_bytes`, as in `table.Exchange`; 0 for one rank."""
+    def seconds(self, operation: str, group: Group[N], num_bytes: N) -> tuple[N, Source]:
+        """Return the seconds of one operation on a tensor of `num_bytes`, as in `table.Exchange`; 0 for one rank.
+
+        For groups and bytes of several choices, [choices], it returns their seconds and the least trusted source.
+        """
+        if isinstance(num_bytes, np.ndarray):
+            return self._columns(operation, group, num_bytes)
         return self.seconds_by_bytes(operation, group)(num_bytes)
 
-    def seconds_by_bytes(self, operation: str, group: Group) -> SecondsByBytes:
+    def seconds_by_bytes(self, operation: str, group: Group[float]) -> SecondsByBytes:
         """Return the seconds as a function of bytes, for repeated use with one group."""
         cached = self._functions.get((operation, group))
         if cached is None:
             cached = self._functions[operation, group] = self._time_function(operation, group)
         return cached
 
-    def _time_function(self, operation: str, group: Group) -> SecondsByBytes:
+    def _time_function(self, operation: str, group: Group[float]) -> SecondsByBytes:
         zero = 0.0, Source.ANALYTIC
-        curve = self._curves.get((operation, group.size)) if 1 < group.size <= group.per_node else None
+        curve = self._curves.get((operation, int(group.size))) if 1 < group.size <= group.per_node else None
         if curve:
             return lambda num_bytes: curve.at(num_bytes) if num_bytes > 0 else zero
         lines = ((0.0, 0.0),) if group.size == 1 else tuple(self._algorithms(operation, group))
@@ -125,8 +141,21 @@ class Network:
 
         return fastest
 
-    def _algorithms(self, operation: str, group: Group) -> Iterator[tuple[float, float]]:
-        """Yield (latency, seconds per byte) of each algorithm and protocol.
+    def _columns(self, operation: str, group: Group[FloatArray], num_bytes: FloatArray) -> tuple[FloatArray, Source]:
+        """Return the seconds of each choice, [choices], and the least trusted of their sources."""
+        lines = [latency + num_bytes * per_byte for latency, per_byte in self._algorithms(operation, group)]
+        seconds, sources = np.minimum.reduce(lines), {Source.ANALYTIC}
+        is_used = (group.size > 1) & (num_bytes > 0)
+        for (measured_operation, size), curve in self._curves.items():
+            is_measured = is_used & (group.size == size) & (group.per_node >= size)
+            if measured_operation == operation and is_measured.any():
+                seconds[is_measured], source = curve.at_each(num_bytes[is_measured])
+                sources.add(source)
+        return np.where(is_used, seconds, 0.0), least_trusted(sources)
+
+    def _algorithms(self, operation: str, group: Group[N]) -> Iterator[tuple[N, N]]:
+        """Yield (latency, seconds per byte) of each algorithm and protocol; an infinite latency where one cannot be
+        used.
 
         NCCL too takes the one that it expects to be fastest (NCCL docs, NCCL_PROTO and NCCL_ALGO; its
         src/graph/tuning.cc).
@@ -140,29 +169,32 @@ class Network:
             return
         for protocol in self._efficiency.protocols:
             yield self._ring(operation, group, protocol)
-        if self._peer and operation == ALL_REDUCE and group.size <= group.per_node:
-            yield self._ring(operation, group, self._peer)
+        is_within_node, never = group.size <= group.per_node, math.inf + 0 * group.size
+        if self._peer and operation == ALL_REDUCE:
+            latency, per_byte = self._ring(operation, group, self._peer)
+            yield where(is_within_node, latency, never), per_byte
         multicast = self._efficiency.multicast
-        if multicast and operation == ALL_REDUCE and 2 < group.size <= group.per_node:
+        if multicast and operation == ALL_REDUCE:
             bandwidth = multicast.link_bytes * self._cluster.intra_node.bytes_per_second
-            yield multicast.start_seconds, 1 / bandwidth
+            has_switch = is_within_node & (group.size > 2)
+            yield where(has_switch, multicast.start_seconds, never), 1 / bandwidth + 0 * group.size
 
-    def _all_to_all_algorithms(self, group: Group) -> Iterator[tuple[float, float]]:
+    def _all_to_all_algorithms(self, group: Group[N]) -> Iterator[tuple[N, N]]:
         """Yield (latency, seconds per byte) of an all-to-all for each protocol."""
         intra, inter = self._cluster.intra_node, self._cluster.inter_node
-        num_nodes, per_node = -(-group.size // group.per_node), min(group.size, group.per_node)
+        num_nodes, per_node = -(-group.size // group.per_node), minimum(group.size, group.per_node)
         for protocol in self._efficiency.protocols:
             hops = (num_nodes - 1) * inter.seconds + (per_node - 1) * intra.seconds * protocol.step
             within = (per_node - 1) / group.size / (intra.bytes_per_second * protocol.link_bytes)
             beyond = (group.size - per_node) / group.size / (inter.bytes_per_second * protocol.fabric_bytes)
-            yield protocol.start_seconds + hops, max(within, beyond)
+            yield protocol.start_seconds + hops, maximum(within, beyond)
 
-    def _ring(self, operation: str, group: Group, protocol: Protocol) -> tuple[float, float]:
+    def _ring(self, operation: str, group: Group[N], protocol: Protocol) -> tuple[N, N]:
         intra, inter = self._cluster.intra_node, self._cluster.inter_node
         num_nodes = -(-group.size // group.per_node)
-        bandwidth = intra.bytes_per_second * protocol.link_bytes
-        if num_nodes > 1:
-            bandwidth = min(bandwidth, group.per_node * inter.bytes_per_second * protocol.fabric_bytes)
+        inside = intra.bytes_per_second * protocol.link_bytes
+        outside = group.per_node * inter.bytes_per_second * protocol.fabric_bytes
+        bandwidth = where(num_nodes > 1, minimum(outside, inside), inside + 0 * group.size)
         hops = (num_nodes - 1) * inter.seconds + (group.size - num_nodes) * intra.seconds * protocol.step
         if operation == SEND_RECEIVE:
             return protocol.start_seconds + hops, 1 / bandwidth
@@ -267,19 +299,25 @@ def experience_seconds(num_bytes: float, cluster: Cluster, efficiency: Efficienc
     return tally.cost()
 
 
-def offload_seconds(call: Call, cluster: Cluster, efficiency: Efficiency, element_bytes: int) -> Cost:
+def offload_seconds(
+    stage: Stage,
+    shards: ShardedModel[N],
+    offload: Offload,
+    cluster: Cluster,
+    efficiency: Efficiency,
+    element_bytes: int,
+) -> TermSums[N]:
     """Return the seconds to reload offloaded state before the stage and, if the stage changes it, offload it again.
 
-    Each rank uses its own link to the host, tensor by tensor, without overlap with compute.
+    Each rank uses its own link to the host, tensor by tensor, without overlap with compute. Raises BadInput if the
+    stage has no such state.
     """
-    layout, model = call.layout, call.model
-    part = fullest_part(model, layout.tp, layout.pp, layout.expert_replicas)
-    state = offloaded_state(call, call.schedule.offload, part, element_bytes)
-    messages = len(state.terms) * _TENSORS_PER_LAYER * max(layers_per_stage(model, layout.pp))
+    state = offloaded_state(stage, shards.layout, offload, shards.fullest, element_bytes)
+    messages = len(state.amounts) * _TENSORS_PER_LAYER * shards.layer_counts.most
     bandwidth = cluster.host.bytes_per_second * efficiency.transfer_bytes
     one_way = messages * cluster.host.seconds + state.total / bandwidth
-    tally = Tally()
+    tally = TermSums[N]()
     tally.add("reload", one_way)
-    if call.schedule.offload is Offload.OPTIMIZER:
+    if offload is Offload.OPTIMIZER:
         tally.add("offload", one_way)
-    return tally.cost()
+    return tally

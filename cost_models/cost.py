@@ -7,7 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import TypeAlias
+from typing import Generic, TypeAlias
+
+import numpy as np
+
+from meshwright.profiles.elementwise import BoolArray, N, sum_of
 
 
 class Source(StrEnum):
@@ -28,6 +32,13 @@ _RANK = {source: rank for rank, source in enumerate(Source)}
 def least_trusted(sources: Iterable[Source]) -> Source:
     """Return the source to report for a number computed from several; MEASURED if there are none."""
     return max(sources, key=_RANK.__getitem__, default=Source.MEASURED)
+
+
+def source_where(condition: bool | BoolArray, one: Source, other: Source) -> Source:
+    """Return the source of `where` on two amounts; the less trusted one for an array of choices."""
+    if isinstance(condition, np.ndarray):
+        return least_trusted([one, other])
+    return one if condition else other
 
 
 @dataclass(frozen=True)
@@ -73,18 +84,18 @@ class Cost:
         return Cost(tuple(Term(name, amount, source) for (name, source), amount in amounts.items()))
 
 
-Addend: TypeAlias = tuple[str, float, Source]
-"""The name, amount and source of a term."""
+Addend: TypeAlias = tuple[str, N, Source]
+"""The name, amount and source of a term: of one choice (`Addend[float]`), or of several, [choices]."""
 
 
-class Tally:
-    """Accumulates amounts by name; a term takes the least trusted source of its addends."""
+class TermSums(Generic[N]):
+    """Accumulates amounts by name, of one choice or of several; a term has the least trusted source of its addends."""
 
     def __init__(self) -> None:
-        self._addends: dict[str, tuple[float, Source]] = {}
+        self._addends: dict[str, tuple[N, Source]] = {}
 
-    def add(self, name: str, amount: float, source: Source = Source.ANALYTIC) -> None:
-        if amount:
+    def add(self, name: str, amount: N, source: Source = Source.ANALYTIC) -> None:
+        if isinstance(amount, np.ndarray) or amount:
             current = self._addends.get(name)
             if current is None:
                 self._addends[name] = amount, source
@@ -93,30 +104,34 @@ class Tally:
                 self._addends[name] = current[0] + amount, worse
 
     @property
-    def total(self) -> float:
-        return math.fsum(self.amounts)
+    def total(self) -> N:
+        return sum_of(self.amounts)
 
     @property
-    def amounts(self) -> list[float]:
+    def amounts(self) -> list[N]:
         """The amounts of the terms, in order of first addition."""
         return [amount for amount, _ in self._addends.values()]
 
     @property
-    def addends(self) -> list[Addend]:
+    def addends(self) -> list[Addend[N]]:
         """The terms in order of first addition, as plain tuples."""
         return [(name, amount, source) for name, (amount, source) in self._addends.items()]
+
+
+class Tally(TermSums[float]):
+    """Accumulates the amounts of one choice by name."""
 
     def cost(self) -> Cost:
         """Return the terms in order of first addition."""
         return cost_of(self.addends)
 
 
-def cost_of(addends: Iterable[Addend]) -> Cost:
+def cost_of(addends: Iterable[Addend[float]]) -> Cost:
     """Return a cost with one term for each addend."""
     return Cost(tuple([Term(*addend) for addend in addends]))
 
 
-def addends_of(cost: Cost) -> list[Addend]:
+def addends_of(cost: Cost) -> list[Addend[float]]:
     """Return the terms of a cost as plain tuples."""
     return [(term.name, term.amount, term.source) for term in cost.terms]
 

@@ -144,7 +144,7 @@ class Generation:
         tally.add(in_ends, at_ends if has_ends else 0.0, source)
         self._add_exchanges(tally, timed_pass, load, num_layers)
 
-    def _add_exchanges(self, tally: Tally, timed_pass: TimedPass, load: Load, num_layers: int) -> None:
+    def _add_exchanges(self, tally: Tally, timed_pass: TimedPass, load: Load, num_layers: float) -> None:
         """Add the collectives and pipeline messages.
 
         These are two all-reduces a layer (and those of an adapter in a prefill) and one of the embedding, the gather of

@@ -15,10 +15,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from meshwright.cost_models.compute import PassSeconds, Shard
 from meshwright.cost_models.cost import Cost, Memory, Source, Term, least_trusted
 from meshwright.cost_models.params import micro_batches_in_flight
 from meshwright.cost_models.protocol import Call
+from meshwright.profiles.elementwise import FloatArray
 from meshwright.profiles.layout import layers_per_stage
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Recompute
@@ -36,6 +39,11 @@ class Curve:
     def at(self, size: float) -> tuple[float, Source]:
         """Return the seconds at a size, and their source."""
         return _line(self._sizes, self._seconds, size)
+
+    def at_each(self, sizes: FloatArray) -> tuple[FloatArray, Source]:
+        """Return the seconds at several sizes, [sizes], and the least trusted of their sources."""
+        points = [self.at(size) for size in sizes.tolist()]
+        return np.array([seconds for seconds, _ in points]), least_trusted(source for _, source in points)
 
 
 class Surface:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from meshwright.cost_models.compute import AnalyticShard, Passes, PassSeconds, Shard
 from meshwright.cost_models.cost import Source, least_trusted
 from meshwright.cost_models.protocol import Memo
+from meshwright.profiles.elementwise import N, where
 from meshwright.profiles.lengths import Histogram
 from meshwright.profiles.packing import micro_batches_by_rows, micro_batches_by_tokens
 from meshwright.profiles.table import TimedPass
@@ -171,9 +172,9 @@ def context_parallel_batches(batches: Iterable[MicroBatches], cp: int) -> tuple[
     return tuple(MicroBatches(number, rows / cp, tokens) for number, rows, tokens in batches)
 
 
-def context_parallel_tokens(tokens: int, cp: int) -> int:
+def context_parallel_tokens(tokens: N, cp: N) -> N:
     """Return the tokens that a rank holds of a sequence of `tokens` tokens, with slices padded to equal length."""
-    return tokens if cp == 1 else 2 * -(-tokens // (2 * cp))
+    return where(cp == 1, tokens, 2 * -(-tokens // (2 * cp)))
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,17 @@ from meshwright.cost_models import communication
 from meshwright.cost_models.cost import Cost, Memory
 from meshwright.cost_models.kernels import element_bytes
 from meshwright.cost_models.pipeline import UPDATE
-from meshwright.cost_models.protocol import Call, CostModel, LayoutCosts, Move, TotalCosts
+from meshwright.cost_models.protocol import (
+    BytesColumns,
+    Call,
+    CostModel,
+    LayoutCosts,
+    Move,
+    OneByOne,
+    SecondsColumns,
+    TotalCosts,
+)
+from meshwright.profiles.choice_table import ChoiceTable
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.frameworks import Engine
 from meshwright.profiles.hardware import Cluster, Link, MixedCluster
@@ -81,6 +91,12 @@ class MixedModel:
     def on_layout(self, call: Call) -> LayoutCosts:
         return self._by_part[call.part].on_layout(call)
 
+    def seconds_of_choices(self, call: Call, choices: ChoiceTable) -> SecondsColumns:
+        return self._by_part[call.part].seconds_of_choices(call, choices)
+
+    def bytes_of_choices(self, call: Call, choices: ChoiceTable) -> BytesColumns:
+        return self._by_part[call.part].bytes_of_choices(call, choices)
+
     def move_seconds(self, move: Move) -> Cost:
         """Return the seconds of a refit, over the fabric if it goes between parts or involves a pair of parts."""
         if move.source_part == move.target_part < len(self._cluster.parts):
@@ -110,7 +126,7 @@ class MixedModel:
 
 
 @dataclass(frozen=True)
-class PairModel:
+class PairModel(OneByOne):
     """A cost model of stages on two kinds of nodes.
 
     For each kind, `models` has a cost model of the cluster built by `homogeneous_cluster`, and `num_ranks` the ranks

@@ -3,46 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cache, reduce
+from typing import Generic, NamedTuple
 
+from meshwright.profiles.choice_table import Degrees, LayoutColumns
+from meshwright.profiles.elementwise import BoolArray, FloatArray, N, maximum, minimum, where
 from meshwright.profiles.layout import Layout, chunk_layers, layers_per_stage
 from meshwright.profiles.model_shape import ModelSpec
 
 
-class StagePart(NamedTuple):
-    """The layers and parameters of a rank of one pipeline stage.
+class StagePart(NamedTuple, Generic[N]):
+    """The layers and parameters of a rank of one pipeline stage, in one layout or in those of several choices.
 
     `num_behind` counts the pipeline stages from its own to the last. `expert_params` are its parameters in experts,
     which are replicated only on every `spread`-th replica; `adapter_params` are those of an adapter, and then the only
     trained ones. `num_window_layers` of its layers use sliding-window attention.
     """
 
-    num_layers: int
-    num_params: float
-    num_behind: int
-    expert_params: float
-    adapter_params: float = 0.0
-    num_window_layers: int = 0
+    num_layers: N
+    num_params: N
+    num_behind: N
+    expert_params: N
+    adapter_params: N
+    num_window_layers: N
 
     @property
-    def trained(self) -> StagePart:
+    def trained(self) -> StagePart[N]:
         """The parameters that are trained: refits move them, and the optimizer has state for them."""
-        if not self.adapter_params:
-            return self
-        return self._replace(num_params=self.adapter_params, expert_params=0.0)
+        has_adapter = self.adapter_params > 0
+        return self._replace(
+            num_params=where(has_adapter, self.adapter_params, self.num_params),
+            expert_params=where(has_adapter, 0.0, self.expert_params),
+        )
 
-    def replicated_params(self, spread: int) -> float:
+    def replicated_params(self, spread: N) -> N:
         """Return the distinct parameters of `spread` replicas together, which a sharded optimizer divides over dp."""
         return self.num_params + (spread - 1) * self.expert_params
 
     @property
-    def is_last(self) -> bool:
+    def is_last(self) -> bool | BoolArray:
         return self.num_behind == 1
 
 
 @cache
-def stage_parts(model: ModelSpec, tp: int, pp: int, spread: int = 1, vpp: int = 1) -> tuple[StagePart, ...]:
+def stage_parts(model: ModelSpec, tp: int, pp: int, spread: int = 1, vpp: int = 1) -> tuple[StagePart[float], ...]:
     """Return the parts of the pipeline stages that may be the fullest.
 
     They are the first, the last, and one of each size between them that holds more layers or parameters than the first.
@@ -65,33 +70,76 @@ def _size(model: ModelSpec, chunks: Sequence[range]) -> tuple[int, int]:
 
 
 @cache
-def fullest_part(model: ModelSpec, tp: int, pp: int, spread: int = 1, vpp: int = 1) -> StagePart:
+def fullest_part(model: ModelSpec, tp: int, pp: int, spread: int = 1, vpp: int = 1) -> StagePart[float]:
     """Return the part of the pipeline stage with the most parameters."""
     return max(stage_parts(model, tp, pp, spread, vpp), key=lambda part: part.num_params)
 
 
-class LayerCounts(NamedTuple):
+class LayerCounts(NamedTuple, Generic[N]):
     """Numbers of layers of the pipeline stages that may be slowest: the most of any stage, and the last stage's."""
 
-    most: int
-    last: int
+    most: N
+    last: N
 
     @classmethod
-    def of(cls, model: ModelSpec, pp: int) -> LayerCounts:
+    def of(cls, model: ModelSpec, pp: int) -> LayerCounts[float]:
         counts = layers_per_stage(model, pp)
-        return cls(max(counts), counts[-1])
+        return LayerCounts(max(counts), counts[-1])
 
-    def slowest(self, layer_seconds: float, ends_seconds: float) -> tuple[int, bool]:
-        """Return the layers of the slowest pipeline stage, and True if it is the last, which has embedding and head.
+    def slowest(self, layer_seconds: N, ends_seconds: N) -> tuple[N, N]:
+        """Return the layers of the slowest pipeline stage, and 1 if it is the last, which has embedding and head, or 0.
 
         The last stage is the slowest unless it has fewer layers and its ends take less than the missing layers.
         """
-        if (self.most - self.last) * layer_seconds > ends_seconds:
-            return self.most, False
-        return self.last, True
+        is_last = (self.most - self.last) * layer_seconds <= ends_seconds
+        return where(is_last, self.last, self.most), 1 * is_last + 0 * layer_seconds
 
 
-def micro_batches_in_flight(layout: Layout, num_behind: int, num_batches: int) -> float:
+@dataclass(frozen=True)
+class ShardedModel(Generic[N]):
+    """How one layout shards a model, or how the layouts of several choices do.
+
+    `fullest` is the part of the pipeline stage with the most parameters. `parts` are those of the stages that may need
+    the most memory (`stage_parts`); layouts with fewer of them repeat their first.
+    """
+
+    model: ModelSpec
+    layout: Degrees[N]
+    layer_counts: LayerCounts[N]
+    fullest: StagePart[N]
+    parts: tuple[StagePart[N], ...]
+
+    @property
+    def most_params(self) -> N:
+        """The most parameters of any of the `parts`."""
+        return reduce(maximum, [part.num_params for part in self.parts])
+
+
+def sharded(model: ModelSpec, layout: Layout) -> ShardedModel[float]:
+    """Return how a layout shards a model."""
+    axes = layout.tp, layout.pp, layout.expert_replicas
+    parts = stage_parts(model, *axes, layout.vpp)
+    return ShardedModel(model, layout, LayerCounts.of(model, layout.pp), fullest_part(model, *axes), parts)
+
+
+def sharded_by_each(model: ModelSpec, layout: LayoutColumns) -> ShardedModel[FloatArray]:
+    """Return how the layouts of several choices shard a model, each amount [choices]."""
+    each = [sharded(model, one) for one in layout.layouts]
+    most = max(len(one.parts) for one in each)
+    padded = [one.parts + one.parts[:1] * (most - len(one.parts)) for one in each]
+    counts, fullest = (
+        layout.of_each(amounts) for amounts in ([e.layer_counts for e in each], [e.fullest for e in each])
+    )
+    return ShardedModel(
+        model,
+        layout,
+        LayerCounts(*counts),
+        StagePart(*fullest),
+        tuple(StagePart(*layout.of_each(parts)) for parts in zip(*padded, strict=True)),
+    )
+
+
+def micro_batches_in_flight(layout: Degrees[N], num_behind: N, num_batches: N) -> N:
     """Return the number of micro-batches whose activations in all of its layers a pipeline stage holds at once.
 
     With q = `num_behind`, it is min(q, m) under 1F1B (Narayanan et al., arXiv:2104.04473, section 2.2.1). An
@@ -100,12 +148,11 @@ def micro_batches_in_flight(layout: Layout, num_behind: int, num_batches: int) -
     Megatron-core, `get_pp_rank_microbatches`).
     """
     pp, vpp = layout.pp, layout.vpp
-    if vpp == 1:
-        return min(num_behind, num_batches)
-    return min(2 * (num_behind - 1) + (vpp - 1) * pp + 1, vpp * num_batches) / vpp
+    in_chunks = minimum(vpp * num_batches, 2 * (num_behind - 1) + (vpp - 1) * pp + 1) / vpp
+    return where(vpp == 1, minimum(num_batches, num_behind), in_chunks)
 
 
-def _part(shard: ModelSpec, chunks: Sequence[range], pp: int, spread: int, stage: int) -> StagePart:
+def _part(shard: ModelSpec, chunks: Sequence[range], pp: int, spread: int, stage: int) -> StagePart[float]:
     all_experts = sum(shard.expert_params_between(layers.start, layers.stop) for layers in chunks)
     num_params = sum(shard.params_between(layers.start, layers.stop) for layers in chunks)
     num_params += all_experts // spread - all_experts

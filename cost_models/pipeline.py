@@ -9,11 +9,10 @@ head are counted on the last stage, which is then the slowest unless it holds fe
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, TypeAlias
+from typing import Generic, NamedTuple, TypeAlias
 
 from meshwright.cost_models.communication import (
     ALL_GATHER,
@@ -25,15 +24,17 @@ from meshwright.cost_models.communication import (
     Network,
 )
 from meshwright.cost_models.compute import AnalyticShard, Passes, PassSeconds, Shard
-from meshwright.cost_models.cost import Addend, Source, Tally
+from meshwright.cost_models.cost import Addend, Source, TermSums, source_where
 from meshwright.cost_models.memory_cost import LayoutMemory
 from meshwright.cost_models.micro_batches import MicroBatches
-from meshwright.cost_models.params import LayerCounts, StagePart, fullest_part
-from meshwright.cost_models.protocol import Bytes, Call, Memo
+from meshwright.cost_models.params import ShardedModel, StagePart
+from meshwright.cost_models.protocol import Bytes, Memo
+from meshwright.profiles.choice_table import Degrees, MicroBatchLimits
+from meshwright.profiles.elementwise import N, maximum, minimum, sum_of, where
 from meshwright.profiles.frameworks import Framework
-from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
+from meshwright.profiles.stages import Stage
 from meshwright.profiles.table import TimedPass
 
 MESSAGES, BUBBLE = "pipeline messages", "pipeline bubble"
@@ -50,17 +51,21 @@ _LOGPROB_BYTES = (4, 12)
 Batches: TypeAlias = tuple[MicroBatches, ...]
 
 
-class BatchCompute(NamedTuple):
+class BatchCompute(NamedTuple, Generic[N]):
     """Compute of some micro-batches: their number and mean tokens, and summed over them the seconds of one layer, of
     embedding and head (`ends`), and of recomputing one layer (`recompute`)."""
 
-    num_batches: float
-    mean_tokens: float
-    layer: float
-    ends: float
-    recompute: float
-    source: Source
-    recompute_source: Source
+    num_batches: N
+    mean_tokens: N
+    layer: N
+    ends: N
+    recompute: N
+    source: Source = Source.ANALYTIC
+    recompute_source: Source = Source.ANALYTIC
+
+    @property
+    def amounts(self) -> tuple[N, N, N, N, N]:
+        return self.num_batches, self.mean_tokens, self.layer, self.ends, self.recompute
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +76,7 @@ class RankCompute:
     analytic: AnalyticShard
     _times: Memo[tuple[TimedPass, Batches], PassSeconds] = field(default_factory=Memo)
 
-    def batch_compute(self, batches: Batches, recompute: Recompute, *, trains: bool) -> BatchCompute:
+    def batch_compute(self, batches: Batches, recompute: Recompute, *, trains: bool) -> BatchCompute[float]:
         num_batches, total_tokens = 0.0, 0.0
         for number, rows, tokens in batches:
             num_batches += number
@@ -99,57 +104,56 @@ class RankCompute:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pipeline:
-    """Cost of one pass over a batch by one data-parallel replica."""
+class Pipeline(Generic[N]):
+    """Costs of one pass over a batch by one data-parallel replica, and of an optimizer update.
 
-    call: Call
-    computing: RankCompute
-    groups: Groups
+    They are those of one choice of a stage, or of several, [choices].
+    """
+
+    stage: Stage
+    shards: ShardedModel[N]
+    settings: MicroBatchLimits[N]
+    groups: Groups[N]
     network: Network
     element_bytes: int
     framework: Framework
 
-    def addends(self, compute: BatchCompute) -> list[Addend]:
+    def addends(self, compute: BatchCompute[N]) -> list[Addend[N]]:
         """Return the seconds over the micro-batches, forward-only or 1F1B, without the optimizer.
 
         Collectives are costed at the mean micro-batch: they are linear in its tokens.
         """
-        trains, pp = self.call.stage.trains, self.call.layout.pp
+        trains, pp = self.stage.trains, self.shards.layout.pp
         num_batches, mean_tokens = compute.num_batches, compute.mean_tokens
         per_layer, at_ends, tensor_source = self._tensor_seconds(mean_tokens)
         send, send_source = self._send_seconds(mean_tokens)
         routed, routed_source = self._routed_seconds(mean_tokens)
         gathered, gathered_source = self._context_seconds(mean_tokens)
-        layer_seconds = compute.layer + compute.recompute + num_batches * (per_layer + routed + gathered)
+        exchanged = per_layer + routed + gathered
+        layer_seconds = compute.layer + compute.recompute + num_batches * exchanged
         ends = compute.ends + num_batches * at_ends
-        num_layers, has_ends = self._layer_counts.slowest(layer_seconds, ends)
-        tally = Tally()
+        num_layers, has_ends = self.shards.layer_counts.slowest(layer_seconds, ends)
+        tally = TermSums[N]()
         tally.add("layers", num_layers * compute.layer, compute.source)
         tally.add("embedding and head", compute.ends * has_ends, compute.source)
         tally.add("recomputation", num_layers * compute.recompute, compute.recompute_source)
-        exchanged = num_batches * (num_layers * per_layer + at_ends * has_ends)
-        tally.add("tensor-parallel collectives", exchanged, tensor_source)
+        in_tensors = num_batches * (num_layers * per_layer + at_ends * has_ends)
+        tally.add("tensor-parallel collectives", in_tensors, tensor_source)
         tally.add("expert-parallel collectives", num_batches * num_layers * routed, routed_source)
         tally.add("context-parallel collectives", num_batches * num_layers * gathered, gathered_source)
         tally.add(MESSAGES, num_batches * (1 + trains) * send, send_source)
         tally.add("stalled messages", (num_batches + pp - 1) * (1 + trains) * self._stall_seconds())
-        if pp > 1:
-            mean_other_layers = (self.call.model.num_layers - num_layers) / (pp - 1)
-            busy = mean_other_layers * (
-                (compute.layer + compute.recompute) / num_batches + (per_layer + routed + gathered)
-            )
-            if not has_ends:
-                busy += ends / num_batches / (pp - 1)
-            tally.add(BUBBLE, (pp - 1) * (busy + (1 + trains) * send), compute.source)
+        other_stages = maximum(pp - 1, 1)
+        other_layers = (self.shards.model.num_layers - num_layers) / other_stages
+        busy = other_layers * ((compute.layer + compute.recompute) / num_batches + exchanged)
+        busy = busy + (1 - has_ends) * ends / num_batches / other_stages
+        tally.add(BUBBLE, (pp - 1) * (busy + (1 + trains) * send), compute.source)
         return tally.addends
 
-    @cached_property
-    def _layer_counts(self) -> LayerCounts:
-        return LayerCounts.of(self.call.model, self.call.layout.pp)
-
-    def update_addends(self) -> list[Addend]:
+    def update_addends(self, optimizer: tuple[N, N], source: Source) -> list[Addend[N]]:
         """Return the seconds of one optimizer update, overlapped with compute only if the framework says so.
 
+        `optimizer` has the seconds of an optimizer step for a layer, and for embedding and head, from `source`.
         Meshwright's own runtime is costed without overlap: its gradient reductions on a GPU do overlap, but how much
         time that hides has not been measured. The distributed optimizer reduces each rank's gradients once and gathers
         its weights once over the replicas and their context-parallel ranks (Rajbhandari et al., ZeRO, arXiv:1910.02054,
@@ -157,39 +161,40 @@ class Pipeline:
         updates all weights. A tied embedding on the first and the last pipeline stage is all-reduced between them
         (Narayanan et al., arXiv:2104.04473, section 3.1).
         """
-        layout, model, framework = self.call.layout, self.call.model, self.framework
-        time = self.computing.shard.time(TimedPass.OPTIMIZER, 0, 0)
+        layout, model, framework = self.shards.layout, self.shards.model, self.framework
+        layer_seconds, ends_seconds = optimizer
         sharers = layout.dp * layout.cp if framework.sharded_optimizer else 1
-        num_layers, has_ends = self._layer_counts.slowest(time.layer, time.ends)
-        step = (num_layers * time.layer + time.ends * has_ends) / sharers
-        part = fullest_part(model, layout.tp, layout.pp, layout.expert_replicas).trained
+        num_layers, has_ends = self.shards.layer_counts.slowest(layer_seconds, ends_seconds)
+        step = (num_layers * layer_seconds + ends_seconds * has_ends) / sharers
+        part = self.shards.fullest.trained
         reduction = REDUCE_SCATTER if framework.sharded_optimizer else ALL_REDUCE
-        tally = Tally()
-        reduced, source = self._replica_collective(reduction, part, framework.gradient_bytes)
-        tally.add(GRADIENTS, self._exposed_seconds(reduced, num_layers), source)
-        tally.add(OPTIMIZER, step, time.source)
+        tally = TermSums[N]()
+        reduced, reduction_source = self._replica_collective(reduction, part, framework.gradient_bytes)
+        tally.add(GRADIENTS, self._exposed_seconds(reduced, num_layers), reduction_source)
+        tally.add(OPTIMIZER, step, source)
         if framework.sharded_optimizer:
-            gathered, source = self._replica_collective(ALL_GATHER, part, self.element_bytes)
-            tally.add(PARAMETERS, self._exposed_seconds(gathered, num_layers), source)
-        if layout.pp > 1 and model.tied_embeddings and not model.scalar_head and not model.adapter:
+            gathered, gather_source = self._replica_collective(ALL_GATHER, part, self.element_bytes)
+            tally.add(PARAMETERS, self._exposed_seconds(gathered, num_layers), gather_source)
+        if model.tied_embeddings and not model.scalar_head and not model.adapter:
             embedding_bytes = framework.gradient_bytes * model.embedding_params / layout.tp
-            summed, source = self.network.seconds(ALL_REDUCE, self.groups.neighbours, embedding_bytes)
-            tally.add(TIED, summed, source)
+            summed, tied_source = self.network.seconds(ALL_REDUCE, self.groups.neighbours, embedding_bytes)
+            tally.add(TIED, where(layout.pp > 1, summed, 0 * summed), tied_source)
         return tally.addends
 
-    def _replica_collective(self, operation: str, part: StagePart, param_bytes: int) -> tuple[float, Source]:
+    def _replica_collective(self, operation: str, part: StagePart[N], param_bytes: int) -> tuple[N, Source]:
         """Return the seconds of a collective over all replicas, plus one for experts that only some of them share."""
-        expert_params = part.expert_params if self.call.layout.expert_replicas > 1 else 0.0
+        is_spread = self.shards.layout.expert_replicas > 1
+        expert_params = where(is_spread, part.expert_params, 0 * part.expert_params)
         common_bytes = param_bytes * (part.num_params - expert_params)
         seconds, source = self.network.seconds(operation, self.groups.data, common_bytes)
         expert_seconds, _ = self.network.seconds(operation, self.groups.expert_data, param_bytes * expert_params)
         return seconds + expert_seconds, source
 
-    def _exposed_seconds(self, seconds: float, num_layers: int) -> float:
+    def _exposed_seconds(self, seconds: N, num_layers: N) -> N:
         """Return the exposed seconds of a collective: of one bucket (a layer) if the others overlap compute."""
         return seconds / num_layers if self.framework.overlapped_reduction else seconds
 
-    def _tensor_seconds(self, num_tokens: float) -> tuple[float, float, Source]:
+    def _tensor_seconds(self, num_tokens: N) -> tuple[N, N, Source]:
         """Return the tensor-parallel seconds of one micro-batch: per layer, and at embedding and head.
 
         A layer all-reduces the hidden state twice forward and twice backward (Shoeybi et al., arXiv:1909.08053,
@@ -198,40 +203,39 @@ class Pipeline:
         unless an adapter is trained. Full recomputation repeats the two forward ones. A framework that splits a matmul
         into pieces hides a share of them (Wang et al., ASPLOS 2023).
         """
-        tensor, trains = self.groups.tensor, self.call.stage.trains
-        if tensor.size == 1:
-            return 0.0, 0.0, Source.ANALYTIC
-        hidden_bytes = num_tokens * self.call.model.hidden_size * self.element_bytes
-        if self.call.layout.sp:
-            scattered, source = self.network.seconds(REDUCE_SCATTER, tensor, hidden_bytes)
-            gathered, _ = self.network.seconds(ALL_GATHER, tensor, hidden_bytes)
-            exchange = scattered + gathered
-        else:
-            gathered = 0.0
-            exchange, source = self.network.seconds(ALL_REDUCE, tensor, hidden_bytes)
-        num_blocks = self._num_tensor_blocks
-        num_exchanges = num_blocks * (1 + trains + (trains and self.call.schedule.recompute is Recompute.FULL))
-        adapter = self.call.model.adapter
-        per_layer = num_exchanges * exchange + (0 if adapter else num_blocks * trains) * gathered
-        if adapter:
-            per_layer += self._adapter_seconds(adapter, num_tokens)
+        tensor, trains, model = self.groups.tensor, self.stage.trains, self.shards.model
+        is_sequence_parallel = self.shards.layout.sp
+        hidden_bytes = num_tokens * model.hidden_size * self.element_bytes
+        scattered, scatter_source = self.network.seconds(REDUCE_SCATTER, tensor, hidden_bytes)
+        gathered, _ = self.network.seconds(ALL_GATHER, tensor, hidden_bytes)
+        reduced, reduce_source = self.network.seconds(ALL_REDUCE, tensor, hidden_bytes)
+        exchange = where(is_sequence_parallel, scattered + gathered, reduced)
+        num_exchanges = self._num_tensor_blocks * (1 + trains + trains * self.settings.is_recomputed)
+        per_layer = num_exchanges * exchange
+        if model.adapter:
+            per_layer = per_layer + self._adapter_seconds(model.adapter, num_tokens)
+        elif trains:
+            per_layer = per_layer + where(is_sequence_parallel, self._num_tensor_blocks * gathered, 0 * gathered)
         at_ends = (1 + trains) * exchange
-        if not self.call.model.scalar_head:
-            at_ends += sum(self.network.seconds(ALL_REDUCE, tensor, b * num_tokens)[0] for b in _LOGPROB_BYTES)
+        if not model.scalar_head:
+            for num_bytes in _LOGPROB_BYTES:
+                at_ends = at_ends + self.network.seconds(ALL_REDUCE, tensor, num_bytes * num_tokens)[0]
+        source = source_where(is_sequence_parallel, scatter_source, reduce_source)
         return per_layer * (1 - self.framework.hidden_exchanges), at_ends, source
 
     @cached_property
-    def _num_tensor_blocks(self) -> float:
+    def _num_tensor_blocks(self) -> N:
         """Number of tensor-parallel blocks (attention, MLP) per layer, on average.
 
         Under sequence parallelism a layer of whole experts without a sharded shared expert has only attention.
         """
-        model, layout = self.call.model, self.call.layout
-        if not layout.sp or layout.fold_size == 1 or (model.experts and model.experts.shared_ffn_size):
-            return 2
-        return 2 - model.expert_layers_share
+        model, layout = self.shards.model, self.shards.layout
+        both = 2.0 + 0 * layout.tp
+        if model.experts is None or model.experts.shared_ffn_size:
+            return both
+        return where(layout.sp & (layout.fold_size > 1), both - model.expert_layers_share, both)
 
-    def _adapter_seconds(self, adapter: Adapter, num_tokens: float) -> float:
+    def _adapter_seconds(self, adapter: Adapter, num_tokens: N) -> N:
         """Return the tensor-parallel seconds per layer for the low-rank activations of an adapter.
 
         A row-parallel linear shards A too, whose output is reduced forward; a column-parallel linear shards B, whose
@@ -239,18 +243,17 @@ class Pipeline:
         of them forward.
         """
         tensor, size = self.groups.tensor, num_tokens * adapter.rank * self.element_bytes
-        trains, recomputes = self.call.stage.trains, self.call.schedule.recompute is Recompute.FULL
+        trains, is_recomputed = self.stage.trains, self.settings.is_recomputed
 
-        def exchange(operation: str, forward: int, backward: int) -> float:
-            number = forward * (1 + (trains and recomputes)) + backward * trains
+        def exchange(operation: str, forward: int, backward: int) -> N:
+            number = forward * (1 + trains * is_recomputed) + backward * trains
             return number * self.network.seconds(operation, tensor, size)[0]
 
         columns, rows = adapter.num_column_parallel, adapter.num_row_parallel
-        if not self.call.layout.sp:
-            return exchange(ALL_REDUCE, rows, columns)
-        return exchange(ALL_GATHER, columns, rows) + exchange(REDUCE_SCATTER, rows, columns)
+        scattered = exchange(ALL_GATHER, columns, rows) + exchange(REDUCE_SCATTER, rows, columns)
+        return where(self.shards.layout.sp, scattered, exchange(ALL_REDUCE, rows, columns))
 
-    def _routed_seconds(self, num_tokens: float) -> tuple[float, Source]:
+    def _routed_seconds(self, num_tokens: N) -> tuple[N, Source]:
         """Return the seconds per layer and micro-batch of dispatching tokens to their experts and combining them.
 
         Each is an all-to-all of one copy of the hidden state per expert of a token; backward does both again, and so
@@ -260,71 +263,69 @@ class Pipeline:
         whole experts, a rank sends the copies for the experts on its counterparts in other replicas. All ranks wait for
         the busiest, which receives the most copies and sends as many back.
         """
-        model, layout, trains = self.call.model, self.call.layout, self.call.stage.trains
-        if model.experts is None or (layout.expert_replicas == 1 and not layout.sp):
-            return 0.0, Source.ANALYTIC
+        model, layout, trains = self.shards.model, self.shards.layout, self.stage.trains
+        if model.experts is None:
+            return 0 * num_tokens, Source.ANALYTIC
         hidden_bytes = num_tokens * model.hidden_size * self.element_bytes
         copies = model.experts.experts_per_token
         busiest = model.experts.imbalance(num_tokens * layout.expert_replicas, layout.ep)
-        sent_bytes = busiest * copies * hidden_bytes / (layout.tp if layout.sp else layout.fold_size)
+        sent_bytes = busiest * copies * hidden_bytes / where(layout.sp, layout.tp, layout.fold_size)
         passed, source = self.network.seconds(ALL_TO_ALL, self.groups.experts, sent_bytes)
-        if layout.sp and layout.fold_size == 1:
-            for operation in (ALL_GATHER, REDUCE_SCATTER):
-                of_copies, of_tokens = (
-                    self.network.seconds(operation, self.groups.tensor, n * hidden_bytes)[0] for n in (copies, 1)
-                )
-                passed += (of_copies - of_tokens) / 2
-        num_passes = 2 * (1 + trains + (trains and self.call.schedule.recompute is Recompute.FULL))
-        return model.expert_layers_share * num_passes * passed, source
+        has_gathered_copies = layout.sp & (layout.fold_size == 1)
+        for operation in (ALL_GATHER, REDUCE_SCATTER):
+            of_copies, of_tokens = (
+                self.network.seconds(operation, self.groups.tensor, n * hidden_bytes)[0] for n in (copies, 1)
+            )
+            passed = passed + where(has_gathered_copies, (of_copies - of_tokens) / 2, 0 * passed)
+        num_passes = 2 * (1 + trains + trains * self.settings.is_recomputed)
+        is_routed = layout.sp | (layout.expert_replicas > 1)
+        return where(is_routed, model.expert_layers_share * num_passes * passed, 0 * passed), source
 
-    def _context_seconds(self, num_tokens: float) -> tuple[float, Source]:
+    def _context_seconds(self, num_tokens: N) -> tuple[N, Source]:
         """Return the context-parallel seconds per layer and micro-batch, for ranks with `num_tokens` tokens each.
 
         Forward gathers keys and values, as elements of the model's precision and for this rank's heads (Llama 3 report,
         arXiv:2407.21783, section 3.3.2). They are not kept, so backward gathers them again and reduce-scatters their
         gradients; recomputation repeats the forward gather.
         """
-        layout, trains = self.call.layout, self.call.stage.trains
-        if layout.cp == 1:
-            return 0.0, Source.ANALYTIC
-        elements = num_tokens * layout.cp * self.call.model.cached_elements / layout.tp
-        gather, source = self.network.seconds(ALL_GATHER, self.groups.context, elements * self.element_bytes)
-        if not trains:
+        layout, context = self.shards.layout, self.groups.context
+        num_bytes = num_tokens * layout.cp * self.shards.model.cached_elements / layout.tp * self.element_bytes
+        gather, source = self.network.seconds(ALL_GATHER, context, num_bytes)
+        if not self.stage.trains:
             return gather, source
-        scatter, _ = self.network.seconds(REDUCE_SCATTER, self.groups.context, elements * self.element_bytes)
-        return (2 + (self.call.schedule.recompute is not Recompute.NONE)) * gather + scatter, source
+        scatter, _ = self.network.seconds(REDUCE_SCATTER, context, num_bytes)
+        num_gathers = 2 + self.settings.is_recomputed + self.settings.is_attention_recomputed
+        return num_gathers * gather + scatter, source
 
-    def _send_seconds(self, num_tokens: float) -> tuple[float, Source]:
+    def _send_seconds(self, num_tokens: N) -> tuple[N, Source]:
         """Return the seconds to send one hidden state to the next pipeline stage.
 
         Under sequence parallelism each rank sends its part. Scattered messages do so too, and gather on arrival
         (Narayanan et al., arXiv:2104.04473, section 4.1).
         """
-        layout, scattered = self.call.layout, self.framework.scattered_messages
-        if layout.pp == 1:
-            return 0.0, Source.ANALYTIC
-        hidden_bytes = num_tokens * self.call.model.hidden_size * self.element_bytes
-        share = layout.tp if layout.sp or scattered else 1
+        layout, is_scattered = self.shards.layout, self.framework.scattered_messages
+        hidden_bytes = num_tokens * self.shards.model.hidden_size * self.element_bytes
+        share = where(layout.sp | is_scattered, layout.tp, 1 + 0 * layout.tp)
         sent, source = self.network.seconds(SEND_RECEIVE, self.groups.neighbours, hidden_bytes / share)
-        if scattered and not layout.sp:
-            sent += self.network.seconds(ALL_GATHER, self.groups.tensor, hidden_bytes)[0]
-        return sent, source
+        if is_scattered:
+            gathered, _ = self.network.seconds(ALL_GATHER, self.groups.tensor, hidden_bytes)
+            sent = sent + where(layout.sp, 0 * gathered, gathered)
+        return where(layout.pp > 1, sent, 0 * sent), source
 
-    def _stall_seconds(self) -> float:
+    def _stall_seconds(self) -> N:
         """Return the seconds by which other replicas on its node delay a scattered message.
 
         An observation without a known mechanism: iterations of Megatron-DeepSpeed on 512 A100 (vTrain, Bang et al.,
         MICRO 2024) are slower by this much per pipeline slot and further replica on the node, whatever the micro-batch
         and the layers of a stage, from 16 replicas on. With 8 replicas or fewer, or one per node, they are not.
         """
-        tensor, data, layout = self.groups.tensor, self.groups.data, self.call.layout
-        spread = data.size > tensor.size * data.per_node
-        if not self.framework.scattered_messages or layout.sp or layout.pp == 1 or tensor.size == 1 or not spread:
-            return 0.0
-        return (data.per_node - 1) * self.framework.stall_seconds
+        tensor, data, layout = self.groups.tensor, self.groups.data, self.shards.layout
+        is_stalled = (data.size > tensor.size * data.per_node) & (layout.pp > 1) & (tensor.size > 1)
+        seconds = (data.per_node - 1) * self.framework.stall_seconds * self.framework.scattered_messages
+        return where(is_stalled, where(layout.sp, 0 * seconds, seconds), 0 * seconds)
 
 
-def interleaved(plain: Sequence[Addend], layout: Layout, num_batches: int) -> list[Addend]:
+def interleaved(plain: Sequence[Addend[N]], layout: Degrees[N], num_batches: N) -> list[Addend[N]]:
     """Return the seconds of interleaved training with v = `layout.vpp` chunks per rank, from those of 1F1B (`plain`).
 
     Each micro-batch is sent v times as often. The first one passes 1/v of the other stages' layers, and as many
@@ -333,7 +334,7 @@ def interleaved(plain: Sequence[Addend], layout: Layout, num_batches: int) -> li
     seconds_per_message = sum([amount for name, amount, _ in plain if name == MESSAGES]) / num_batches
     filling_seconds, vpp = (layout.pp - 1) * seconds_per_message, layout.vpp
 
-    def in_chunks(name: str, amount: float) -> float:
+    def in_chunks(name: str, amount: N) -> N:
         if name == MESSAGES:
             return vpp * amount
         return filling_seconds + (amount - filling_seconds) / vpp if name == BUBBLE else amount
@@ -341,66 +342,73 @@ def interleaved(plain: Sequence[Addend], layout: Layout, num_batches: int) -> li
     return [(name, in_chunks(name, amount), source) for name, amount, source in plain]
 
 
+class Updates(NamedTuple, Generic[N]):
+    """The optimizer updates of a step: their number, 0 for a stage that does not train, and the seconds of an optimizer
+    step for a layer, and for embedding and head."""
+
+    number: int
+    layer: N
+    ends: N
+    source: Source
+
+
+def step_addends(pipeline: Pipeline[N], compute: BatchCompute[N], updates: Updates[N], num_rows: N) -> list[Addend[N]]:
+    """Return the seconds of a step without offload: of all updates, or of the one pass of a stage that does not train.
+
+    `num_rows` are the rows of the fullest replica, per update if the stage trains.
+    """
+    one_pass = pipeline.addends(compute)
+    if not updates.number:
+        return one_pass
+    update = pipeline.update_addends((updates.layer, updates.ends), updates.source)
+    plain = [(name, updates.number * amount, source) for name, amount, source in (*one_pass, *update)]
+    layout = pipeline.shards.layout
+    if isinstance(layout.vpp, int) and layout.vpp == 1:
+        return plain
+    return interleaved(plain, layout, -(-num_rows // maximum(pipeline.settings.micro_batch_size, 1)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class PipelineCosts:
     """Costs of one stage on one layout; `num_rows` are the rows of the fullest replica (per update if it trains).
 
     `compute_of` returns the compute of a schedule, `tail_of` the compute that remains after the last token if the stage
-    streams, `update` the seconds of one optimizer update, `offload_addends` the seconds of an offload. `without_vpp` is
-    the same stage on the layout without virtual pipeline stages, if the layout has them.
+    streams, `pipeline_of` the pipeline under a schedule, `offload_addends` the seconds of an offload.
     """
 
-    layout: Layout
     num_rows: int
-    num_updates: int
-    pipeline_of: Callable[[Recompute], Pipeline]
-    compute_of: Callable[[Schedule], BatchCompute]
-    tail_of: Callable[[Schedule], BatchCompute]
-    update: Callable[[], Sequence[Addend]]
-    offload_addends: Callable[[Offload], Sequence[Addend]]
+    updates: Updates[float]
+    pipeline_of: Callable[[Schedule], Pipeline[float]]
+    compute_of: Callable[[Schedule], BatchCompute[float]]
+    tail_of: Callable[[Schedule], BatchCompute[float]]
+    offload_addends: Callable[[Offload], Sequence[Addend[float]]]
     memory: LayoutMemory
-    without_vpp: PipelineCosts | None = None
-    _known: dict[tuple[int, int, Recompute, int], Sequence[Addend]] = field(default_factory=dict)
-    _known_tails: dict[tuple[int, int], float] = field(default_factory=dict)
-    _known_offloads: dict[Offload, Sequence[Addend]] = field(default_factory=dict)
+    _known: Memo[tuple[int, int, Recompute, int], list[Addend[float]]] = field(default_factory=Memo)
+    _offloads: Memo[Offload, Sequence[Addend[float]]] = field(default_factory=Memo)
 
-    def addends(self, schedule: Schedule) -> list[Addend]:
+    def addends(self, schedule: Schedule) -> list[Addend[float]]:
         """Return the seconds of one step. Raises BadInput for state or chunks that the stage does not have."""
-        addends = (self.without_vpp or self)._without_offload(schedule)
-        if self.layout.vpp > 1:
-            addends = interleaved(addends, self.layout, -(-self.num_rows // schedule.micro_batch_size))
+        key = schedule.micro_batch_size, schedule.micro_batch_tokens, schedule.recompute, schedule.chunk_tokens
+        plain = self._known.memoize(key, lambda: self._plain_addends(schedule))
         offload = schedule.offload
         if offload is Offload.NONE:
-            return list(addends)
-        if offload not in self._known_offloads:
-            self._known_offloads[offload] = self.offload_addends(offload)
-        return [*addends, *self._known_offloads[offload]]
+            return list(plain)
+        return [*plain, *self._offloads.memoize(offload, lambda: self.offload_addends(offload))]
 
     def seconds(self, schedule: Schedule) -> float:
-        return math.fsum([amount for _, amount, _ in self.addends(schedule)])
+        return sum_of([amount for _, amount, _ in self.addends(schedule)])
 
     def tail_seconds(self, schedule: Schedule) -> float:
         """Return the seconds that remain after the last token was sampled (Yan et al., OPPO, arXiv:2509.25762)."""
         if not schedule.chunk_tokens:
             return self.seconds(schedule)
-        key = schedule.micro_batch_size, schedule.chunk_tokens
-        if key not in self._known_tails:
-            last = self.pipeline_of(schedule.recompute).addends(self.tail_of(schedule))
-            self._known_tails[key] = math.fsum([amount for _, amount, _ in last])
-        return min(self.seconds(schedule), self._known_tails[key])
+        last = self.pipeline_of(schedule).addends(self.tail_of(schedule))
+        return minimum(self.seconds(schedule), sum_of([amount for _, amount, _ in last]))
 
     def bytes(self, schedule: Schedule) -> Bytes:
         return self.memory.bytes(schedule)
 
-    def _without_offload(self, schedule: Schedule) -> Sequence[Addend]:
-        """Return the seconds of a plain pipeline without offload."""
-        key = schedule.micro_batch_size, schedule.micro_batch_tokens, schedule.recompute, schedule.chunk_tokens
-        if key not in self._known:
-            self._known[key] = self._make(schedule)
-        return self._known[key]
-
-    def _make(self, schedule: Schedule) -> Sequence[Addend]:
-        one_pass = self.pipeline_of(schedule.recompute).addends(self.compute_of(schedule))
-        if not self.num_updates:
-            return one_pass
-        return [(name, amount * self.num_updates, source) for name, amount, source in (*one_pass, *self.update())]
+    def _plain_addends(self, schedule: Schedule) -> list[Addend[float]]:
+        """Return the seconds without offload."""
+        compute = self.compute_of(schedule)
+        return step_addends(self.pipeline_of(schedule), compute, self.updates, float(self.num_rows))

@@ -5,12 +5,16 @@ A query holds facts and one choice, so a cost model knows nothing of the search.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+
 from meshwright.cost_models.cost import WEIGHTS, Cost, Memory
+from meshwright.profiles.choice_table import ChoiceTable
+from meshwright.profiles.elementwise import FloatArray
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Schedule
@@ -117,8 +121,28 @@ class Bytes(NamedTuple):
         return self.resident + self.transient
 
 
+class SecondsColumns(NamedTuple):
+    """Seconds of several choices, and their seconds after the last token is sampled, each [choices]."""
+
+    seconds: FloatArray
+    tail_seconds: FloatArray
+
+
+class BytesColumns(NamedTuple):
+    """The fields of `Bytes` for several choices, each [choices]."""
+
+    resident: FloatArray
+    weights: FloatArray
+    transient: FloatArray
+    host: FloatArray
+
+    @property
+    def peak(self) -> FloatArray:
+        return self.resident + self.transient
+
+
 class LayoutCosts(Protocol):
-    """Total seconds and bytes of one stage on one layout under any schedule, without terms, for speed in the search."""
+    """Total seconds and bytes of one stage on one layout under any schedule, without terms, for speed in proofs."""
 
     def seconds(self, schedule: Schedule) -> float: ...
 
@@ -135,6 +159,37 @@ class ChoiceCosts(Protocol):
     def tail_seconds(self, call: Call) -> float: ...
 
     def memory(self, call: Call) -> Memory: ...
+
+
+class OneByOne:
+    """The costs of several choices from a cost model that is queried for one choice at a time."""
+
+    def seconds_of_choices(self: ChoiceCosts, call: Call, choices: ChoiceTable) -> SecondsColumns:
+        """Return the seconds of choices of the call's stage, each in place of the call's layout and schedule."""
+        calls = list(calls_of(call, choices))
+        seconds = [self.seconds(one).total for one in calls]
+        tails = [
+            self.tail_seconds(one) if one.schedule.chunk_tokens else in_all
+            for one, in_all in zip(calls, seconds, strict=True)
+        ]
+        return SecondsColumns(np.array(seconds, dtype=np.float64), np.array(tails, dtype=np.float64))
+
+    def bytes_of_choices(self: ChoiceCosts, call: Call, choices: ChoiceTable) -> BytesColumns:
+        """Return the bytes of choices of the call's stage."""
+        rows = [bytes_of(self.memory(one)) for one in calls_of(call, choices)]
+        return BytesColumns(*np.array(rows, dtype=np.float64).reshape(-1, len(Bytes._fields)).T)
+
+
+def calls_of(call: Call, choices: ChoiceTable) -> Iterator[Call]:
+    """Yield the call with each choice's layout and schedule; its `max_deferral` is for choices that overcommit."""
+    for layout, schedule in choices:
+        deferral = call.max_deferral if schedule.overcommit else 0
+        yield replace(call, layout=layout, schedule=schedule, max_deferral=deferral)
+
+
+def bytes_of(memory: Memory) -> Bytes:
+    """Return the totals of a memory."""
+    return Bytes(memory.resident.total, memory.resident.amount(WEIGHTS), memory.transient.total, memory.host.total)
 
 
 class CostModel(Protocol):
@@ -187,6 +242,18 @@ class CostModel(Protocol):
         """
         ...
 
+    def seconds_of_choices(self, call: Call, choices: ChoiceTable) -> SecondsColumns:
+        """Return the totals of `seconds` and `tail_seconds` of several choices of the call's stage.
+
+        Each choice takes the place of the call's layout and schedule; the call's `max_deferral` applies to those that
+        overcommit.
+        """
+        ...
+
+    def bytes_of_choices(self, call: Call, choices: ChoiceTable) -> BytesColumns:
+        """Return the totals of `memory` of several choices of the call's stage."""
+        ...
+
     def move_seconds(self, move: Move) -> Cost:
         """Return the seconds that a refit takes on the ranks of both pools."""
         ...
@@ -210,8 +277,7 @@ class TotalCosts:
         return self.model.tail_seconds(self._with(schedule))
 
     def bytes(self, schedule: Schedule) -> Bytes:
-        memory = self.model.memory(self._with(schedule))
-        return Bytes(memory.resident.total, memory.resident.amount(WEIGHTS), memory.transient.total, memory.host.total)
+        return bytes_of(self.model.memory(self._with(schedule)))
 
     def _with(self, schedule: Schedule) -> Call:
         deferral = self.call.max_deferral if schedule.overcommit else 0
@@ -252,6 +318,12 @@ class DelegatingCostModel:
 
     def on_layout(self, call: Call) -> LayoutCosts:
         return self._delegate().on_layout(call)
+
+    def seconds_of_choices(self, call: Call, choices: ChoiceTable) -> SecondsColumns:
+        return self._delegate().seconds_of_choices(call, choices)
+
+    def bytes_of_choices(self, call: Call, choices: ChoiceTable) -> BytesColumns:
+        return self._delegate().bytes_of_choices(call, choices)
 
     def move_seconds(self, move: Move) -> Cost:
         return self._delegate().move_seconds(move)

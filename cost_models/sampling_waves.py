@@ -14,7 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.cost_models.cost import Cost, Memory, Term
-from meshwright.cost_models.protocol import Call, CostModel, DelegatingCostModel, LayoutCosts, TotalCosts
+from meshwright.cost_models.protocol import (
+    BytesColumns,
+    Call,
+    CostModel,
+    DelegatingCostModel,
+    LayoutCosts,
+    SecondsColumns,
+    TotalCosts,
+)
+from meshwright.profiles.choice_table import ChoiceTable
 from meshwright.profiles.environment.latency import Latencies
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role, Stage
@@ -61,6 +70,19 @@ class WavesModel(DelegatingCostModel):
 
     def memory(self, call: Call) -> Memory:
         return self.wave.memory(call) if processes_all_samples(call.stage) else super().memory(call)
+
+    def seconds_of_choices(self, call: Call, choices: ChoiceTable) -> SecondsColumns:
+        if not processes_all_samples(call.stage):
+            return super().seconds_of_choices(call, choices)
+        seconds = self.num_waves * self.wave.seconds_of_choices(call, choices).seconds
+        if call.stage.generates:
+            seconds = seconds + self.num_waves * self.reward_seconds
+        return SecondsColumns(seconds, seconds)
+
+    def bytes_of_choices(self, call: Call, choices: ChoiceTable) -> BytesColumns:
+        if not processes_all_samples(call.stage):
+            return super().bytes_of_choices(call, choices)
+        return self.wave.bytes_of_choices(call, choices)
 
     def on_layout(self, call: Call) -> LayoutCosts:
         return TotalCosts(self, call) if processes_all_samples(call.stage) else super().on_layout(call)

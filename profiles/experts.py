@@ -6,7 +6,6 @@ load imbalance of routers is a power law of expert popularity, with constants fr
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -14,9 +13,11 @@ from importlib.resources import as_file, files
 from statistics import NormalDist
 from typing import Any
 
+import numpy as np
 from pydantic import Field
 
 from meshwright.profiles.documents import Document, read_yaml
+from meshwright.profiles.elementwise import N, maximum, minimum, where
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_parts.hf_config import count_or_none, flag, required_size
 
@@ -30,7 +31,7 @@ class Routing(Document):
     date: str
     source: str = Field(min_length=1)
 
-    def imbalance(self, num_tokens: float, experts_per_token: int, num_experts: int, ep: int) -> float:
+    def imbalance(self, num_tokens: N, experts_per_token: int, num_experts: int, ep: N | float) -> N:
         """Return the load of the busiest of `ep` ranks, which together hold `num_experts` experts, over the mean load.
 
         Load is counted in token copies. A rank's load is a sum over its experts and approximately normal, so the
@@ -38,25 +39,26 @@ class Routing(Document):
         1958). An expert's load varies with its popularity and, for few tokens, by chance. The result is bounded by the
         load of a rank that every token selects as often as it can.
         """
-        if ep == 1 or num_tokens <= 0:
-            return 1.0
-        variance = self.variance(num_tokens) + num_experts / (num_tokens * experts_per_token)
-        spread = math.sqrt(variance * (ep - 1) / num_experts)
-        upper_bound = ep * min(1, num_experts / ep / experts_per_token)
-        return min(1 + _expected_maximum(ep) * spread, upper_bound)
+        is_uniform = (num_tokens <= 0) | (ep == 1)
+        routed = where(is_uniform, 1.0, num_tokens)
+        variance = self.variance(routed) + num_experts / (routed * experts_per_token)
+        spread: N = (variance * (ep - 1) / num_experts) ** 0.5
+        upper_bound = minimum(1.0 * ep, num_experts / experts_per_token)
+        busiest = minimum(1 + _expected_maximum(ep) * spread, upper_bound)
+        return where(is_uniform, 1.0, busiest)
 
-    def variance(self, num_tokens: float) -> float:
-        """Return the variance of an expert's popularity over the square of its mean."""
-        upper, power = self.reach * num_tokens, 1 - self.exponent
-        if upper <= 1:
-            return 0.0
-        upper_power: float = upper**power
+    def variance(self, num_tokens: N) -> N:
+        """Return the variance of an expert's popularity over the square of its mean; 0 if no expert has more than one
+        token."""
+        spreads = self.reach * num_tokens > 1
+        upper, power = where(spreads, self.reach * num_tokens, 2.0 + 0 * num_tokens), 1 - self.exponent
+        upper_power: N = upper**power
         share, mean, square = (
             (upper_power - 1) / power,
             (upper_power * upper - 1) / (power + 1),
             (upper_power * upper * upper - 1) / (power + 2),
         )
-        return max(0.0, square * share / (mean * mean) - 1)
+        return where(spreads, maximum(square * share / (mean * mean) - 1, 0.0), 0 * num_tokens)
 
 
 @cache
@@ -66,9 +68,16 @@ def routing() -> Routing:
         return read_yaml(Routing, path, "routing")
 
 
-@cache
-def _expected_maximum(number: int) -> float:
+def _expected_maximum(number: N) -> N:
     """Expected maximum of `number` standard normals (Blom's approximation)."""
+    if isinstance(number, np.ndarray):
+        numbers, positions = np.unique(number, return_inverse=True)
+        return np.array([_blom(float(one)) for one in numbers])[positions]
+    return _blom(number)
+
+
+@cache
+def _blom(number: float) -> float:
     return NormalDist().inv_cdf((number - 0.375) / (number + 0.25))
 
 
@@ -111,7 +120,7 @@ class Experts:
         unselected: float = (1 - self.experts_per_token / self.num_experts) ** num_tokens
         return self.num_experts * (1 - unselected)
 
-    def imbalance(self, num_tokens: float, ep: int) -> float:
+    def imbalance(self, num_tokens: N, ep: N | float) -> N:
         """Load of the busiest of `ep` ranks over the mean load, for `num_tokens` tokens: see `Routing.imbalance`."""
         return routing().imbalance(num_tokens, self.experts_per_token, self.num_experts, ep)
 

@@ -98,6 +98,16 @@ class Schedule:
         return self.micro_batch_tokens or self.micro_batch_size * longest
 
     @property
+    def is_recomputed(self) -> bool:
+        """True if whole layers are recomputed."""
+        return self.recompute is Recompute.FULL
+
+    @property
+    def is_attention_recomputed(self) -> bool:
+        """True if core attention alone is recomputed."""
+        return self.recompute is Recompute.SELECTIVE
+
+    @property
     def keeps_in_flight(self) -> bool:
         """True if sequences stay in flight from one period of the steady state to the next."""
         return self.batches_in_flight > 1 or self.overcommit > 0

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from meshwright.profiles.documents import Document, canonical_json, read_json, write_atomically
+from meshwright.profiles.elementwise import N
 from meshwright.profiles.environment.latency import TimedCalls
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import EngineName, own_engine
@@ -284,8 +285,8 @@ class Table(Document):
             body: math.prod(c.factor for c in corrections if c.body == body) for body in {c.body for c in corrections}
         }
 
-    def corrected(self, traffic: Traffic, seconds: float) -> float:
-        """Apply all corrections for this kind of traffic to the seconds of one transfer."""
+    def corrected(self, traffic: Traffic, seconds: N) -> N:
+        """Apply all corrections for this kind of traffic to the seconds of one transfer, or of several."""
         for correction in self.traffic:
             if correction.traffic is traffic:
                 seconds = seconds * correction.factor + correction.seconds

@@ -19,7 +19,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from meshwright.cost_models.cost import WEIGHTS, Cost, Term
-from meshwright.cost_models.protocol import Call, CostModel, DelegatingCostModel, LayoutCosts, Move, TotalCosts
+from meshwright.cost_models.protocol import (
+    Call,
+    CostModel,
+    DelegatingCostModel,
+    LayoutCosts,
+    Move,
+    SecondsColumns,
+    TotalCosts,
+)
 from meshwright.planner.analysis.calibration import Calibration, calibrate
 from meshwright.planner.compile import best_plan
 from meshwright.planner.job.job import Facts
@@ -32,6 +40,7 @@ from meshwright.planner.search.search_control import ProgressCallback
 from meshwright.planner.simulation.sampled_durations import Sampled
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits
+from meshwright.profiles.choice_table import ChoiceTable
 from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.hardware import Cluster
@@ -127,6 +136,11 @@ class PacedCostModel(DelegatingCostModel):
     def seconds(self, call: Call) -> Cost:
         cost, factor = super().seconds(call), self._factor(call)
         return Cost(tuple(Term(t.name, t.amount * factor, t.source) for t in cost.terms)) if factor != 1 else cost
+
+    def seconds_of_choices(self, call: Call, choices: ChoiceTable) -> SecondsColumns:
+        seconds, tail_seconds = super().seconds_of_choices(call, choices)
+        paces = choices.layout.of_each([[self.pace(call.stage.name, layout)] for layout in choices.layouts])[0]
+        return SecondsColumns(paces * seconds, paces * tail_seconds)
 
     def on_layout(self, call: Call) -> LayoutCosts:
         return TotalCosts(self, call)

@@ -22,6 +22,7 @@ from meshwright.planner.plan.micro_batch_rules import (
 )
 from meshwright.planner.plan.pool_rules import mixed_pool_rules, row_split_rules
 from meshwright.planner.plan.steps_ahead import SearchCase, max_deferral, synchronous_case
+from meshwright.profiles.choice_table import ScheduleTable
 from meshwright.profiles.errors import nearest
 from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import Layout, divisors, has_equal_stages, layout_violations, nearest_divisor
@@ -295,19 +296,31 @@ def schedules(
     search_case: SearchCase | None = None,
     extra_choices: ExtraChoices = NO_EXTRA_CHOICES,
 ) -> tuple[Schedule, ...]:
-    """All offered schedules of a stage on a legal layout; without a
-    search case, those of a synchronous plan without offload.
+    """All offered schedules of a stage on a legal layout; see `schedule_table`."""
+    return schedule_table(facts, stage, layout, search_case, extra_choices).schedules
 
-    `extra_choices` adds micro-batches to the usual ones. Generation fills free slots and has no micro-batches.
+
+def schedule_table(
+    facts: Facts,
+    stage: Stage,
+    layout: Layout,
+    search_case: SearchCase | None = None,
+    extra_choices: ExtraChoices = NO_EXTRA_CHOICES,
+) -> ScheduleTable:
+    """The table of all offered schedules of a stage on a legal layout; without a search case, those of a synchronous
+    plan without offload.
+
+    `extra_choices` adds micro-batches to the usual ones. Generation fills free slots and has no micro-batches. Layouts
+    that are offered the same schedules have one table.
     """
     rows, search_case = rows_per_replica(facts, stage, layout), search_case or synchronous_case(facts.graph)
     if stage.generates:
-        return tuple(
-            replace(overlap, generation_slots=slots, while_waiting=waiting)
+        offered = tuple(
+            (overlap.batches_in_flight, overlap.overcommit, slots)
             for overlap in _overlaps(facts, layout, search_case)
             for slots in slot_counts(in_flight(overlap, rows, layout.dp), layout.pp)
-            for waiting in (WhileWaiting if facts.workload.turns else (WhileWaiting.KEEP,))
         )
+        return _generation_table(offered, tuple(WhileWaiting) if facts.workload.turns else (WhileWaiting.KEEP,))
     kinds = tuple(Recompute) if stage.trains else (Recompute.NONE,)
     streams = search_case.streams(stage) and layout.cp == 1 and _may_stream_responses(facts)
     chunks = (0, *(c for c in CHUNKS if c < facts.workload.response.max)) if streams else (0,)
@@ -316,19 +329,33 @@ def schedules(
     micro_batches = offered_micro_batches(
         facts.workload, stage, layout, rows, is_even=is_even, extra_choices=extra_choices
     )
-    return _schedules(micro_batches, kinds, chunks, states)
+    return _pass_table(micro_batches, kinds, chunks, states)
 
 
 @lru_cache(maxsize=1024)  # many layouts of many stages have the same number of rows
-def _schedules(
+def _pass_table(
     micro_batches: MicroBatchOptions, kinds: tuple[Recompute, ...], chunks: tuple[int, ...], states: tuple[Offload, ...]
-) -> tuple[Schedule, ...]:
-    return tuple(
-        replace(micro_batch, recompute=kind, offload=state)
-        for chunk in chunks
-        for state in states
-        for micro_batch in micro_batches.schedules(chunk)
-        for kind in kinds
+) -> ScheduleTable:
+    return ScheduleTable(
+        tuple(
+            replace(micro_batch, recompute=kind, offload=state)
+            for chunk in chunks
+            for state in states
+            for micro_batch in micro_batches.schedules(chunk)
+            for kind in kinds
+        )
+    )
+
+
+@lru_cache(maxsize=1024)  # many layouts have equally many replicas and pipeline stages
+def _generation_table(offered: tuple[tuple[int, int, int], ...], waiting: tuple[WhileWaiting, ...]) -> ScheduleTable:
+    """The table for batches in flight, overcommits and slots, each with every treatment of a waiting sequence."""
+    return ScheduleTable(
+        tuple(
+            Schedule(batches_in_flight=batches, overcommit=extra, generation_slots=slots, while_waiting=treatment)
+            for batches, extra, slots in offered
+            for treatment in waiting
+        )
     )
 
 

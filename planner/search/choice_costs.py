@@ -1,28 +1,25 @@
-"""Costs the schedules of a stage on one layout, or rejects them with a reason.
+"""Costs the choices of a stage on one kind of pool together, or rejects them with a reason.
 
-A candidate is a legal choice with its costs. The costs of one schedule save queries to the cost model for others:
-schedules with more rows at a time than one that does not fit, variants of a too slow schedule that only take longer,
-and interleaved pipelines that cannot beat the plain one (vpp=1).
+A candidate is a legal choice with its costs.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from meshwright.cost_models.protocol import Bytes, Call, CostModel, LayoutCosts
+from meshwright.cost_models.protocol import BytesColumns, Call, CostModel, SecondsColumns, bytes_of, calls_of
 from meshwright.planner.plan.cost_queries import Choice
 from meshwright.planner.solver import pareto
+from meshwright.profiles.choice_table import ChoiceTable
+from meshwright.profiles.elementwise import BoolArray, FloatArray
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.schedule import Offload, Recompute, Schedule
+from meshwright.profiles.schedule import Schedule
 
 Amounts: TypeAlias = tuple[float, float, float, float, float]
 """The amounts to minimise: seconds, tail seconds, private resident bytes, bytes of weights, transient bytes."""
@@ -73,14 +70,9 @@ class Candidate(NamedTuple):
 
 def cost_call(model: CostModel, call: Call) -> Candidate:
     """Return the candidate of a call, with the costs that the model predicts."""
-    costs, schedule = model.on_layout(call), call.schedule
-    return candidate_of(costs, call.layout, schedule, costs.seconds(schedule), costs.bytes(schedule))
-
-
-def candidate_of(costs: LayoutCosts, layout: Layout, schedule: Schedule, seconds: float, memory: Bytes) -> Candidate:
-    """Build the candidate of a choice whose seconds and bytes are known."""
-    tail = costs.tail_seconds(schedule) if schedule.chunk_tokens else seconds
-    return Candidate(layout, schedule, seconds, tail, *memory)
+    seconds = model.seconds(call).total
+    tail_seconds = model.tail_seconds(call) if call.schedule.chunk_tokens else seconds
+    return Candidate(call.layout, call.schedule, seconds, tail_seconds, *bytes_of(model.memory(call)))
 
 
 def undominated(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
@@ -104,68 +96,59 @@ def undominated_generations(
     return undominated([generation._replace(late_seconds=late(generation)) for generation in kept])
 
 
-def undominated_by_layout(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
-    """Yield the undominated choices of each layout.
+class CostedChoices(NamedTuple):
+    """Choices with the amounts of `Candidate` as columns, each [choices]."""
 
-    Interleaved pipelines that differ only in the number of chunks are compared with each other and with the plain
-    pipeline: no other stage shares their weights, and refits do not depend on the number of chunks.
-    """
-    groups: dict[Layout, dict[int, list[Candidate]]] = {}
-    for candidate in candidates:
-        layout = candidate.layout
-        base = replace(layout, vpp=1) if layout.vpp > 1 else layout
-        groups.setdefault(base, {}).setdefault(layout.vpp, []).append(candidate)
-    for by_chunks in groups.values():
-        plain = undominated(by_chunks.pop(1, ()))
-        yield from plain
-        interleaved = [candidate for vpp in by_chunks for candidate in by_chunks[vpp]]
-        if interleaved:
-            yield from (kept for kept in undominated([*plain, *interleaved]) if kept.layout.vpp > 1)
+    choices: ChoiceTable
+    seconds: FloatArray
+    tail_seconds: FloatArray
+    resident_bytes: FloatArray
+    weights_bytes: FloatArray
+    transient_bytes: FloatArray
+    host_bytes: FloatArray
 
+    def candidates(self, indices: Iterable[int]) -> tuple[Candidate, ...]:
+        """Return some of the choices as candidates."""
+        columns = [column.tolist() for column in self[1:]]
+        return tuple(Candidate(*self.choices[index], *(column[index] for column in columns)) for index in indices)
 
-class PlainPipeline:
-    """The costed choices of one plain pipeline (vpp=1) on one kind of pool, to compare its interleaved variants with.
+    def undominated(self) -> list[int]:
+        """Return the indices of the choices that no other beats; of equal ones the first is kept."""
+        return pareto.undominated(self._amounts)
 
-    The plain pipeline has to be costed before the layouts that divide its pipeline stages into chunks.
-    """
+    def undominated_by_layout(self) -> list[int]:
+        """Return the indices of the undominated choices of each layout.
 
-    def __init__(self, model: ModelSpec) -> None:
-        self._applies = model.num_dense_layers in (0, model.num_layers)
-        self._plain: Layout | None = None
-        self._last_compared: tuple[Layout, bool] | None = None
-        self._fitting: dict[Schedule, Sequence[float]] = {}
-        self._too_large: dict[Schedule, str] = {}
-        self._table: npt.NDArray[np.float64] | None = None
+        Interleaved pipelines that differ only in the number of chunks are compared with each other and with the plain
+        pipeline: no other stage shares their weights, and refits do not depend on the number of chunks.
+        """
+        amounts, kept = self._amounts, list[int]()
+        for plain, interleaved in self._by_plain_layout():
+            kept_plain = [plain[position] for position in pareto.undominated(amounts[plain])]
+            kept += kept_plain
+            if interleaved:
+                both = [*kept_plain, *interleaved]
+                kept += [both[i] for i in pareto.undominated(amounts[both]) if i >= len(kept_plain)]
+        return kept
 
-    def record(self, layout: Layout, schedule: Schedule, result: Sequence[float] | str) -> None:
-        """Record a plain choice: its amounts (seconds and tail seconds first), or the reason why it is too large."""
-        if not self._applies or layout.pp == 1:
-            return
-        if layout != self._plain:
-            self._plain, self._fitting, self._too_large, self._table = layout, {}, {}, None
-        if isinstance(result, str):
-            self._too_large[schedule] = result
-        else:
-            self._fitting[schedule] = result
+    @property
+    def _amounts(self) -> FloatArray:
+        """The amounts to minimise, [choices, amounts]; see `Candidate.amounts`."""
+        private_bytes = self.resident_bytes - self.weights_bytes
+        columns = self.seconds, self.tail_seconds, private_bytes, self.weights_bytes, self.transient_bytes
+        return np.stack(columns, axis=1)
 
-    def too_large(self, layout: Layout, schedule: Schedule) -> str | None:
-        """Return why an interleaved choice is too large if the plain one under the same schedule is, else None."""
-        return self._too_large.get(schedule) if self._is_variant(layout) else None
-
-    def dominates(self, layout: Layout, schedule: Schedule, seconds: float) -> bool:
-        """True if some plain choice is no slower than an interleaved one of these seconds, and no larger."""
-        if not self._is_variant(layout) or schedule not in self._fitting:
-            return False
-        if self._table is None:
-            amounts = list(self._fitting.values())
-            self._table = np.array([amounts[index] for index in pareto.undominated(amounts)])
-        lower_bounds = seconds, seconds, *self._fitting[schedule][2:]
-        return pareto.is_dominated(lower_bounds, self._table)
-
-    def _is_variant(self, layout: Layout) -> bool:
-        if self._last_compared is None or self._last_compared[0] is not layout:
-            self._last_compared = layout, replace(layout, vpp=1) == self._plain
-        return self._last_compared[1]
+    def _by_plain_layout(self) -> Iterable[tuple[list[int], list[int]]]:
+        """Return for each layout the choices without virtual pipeline stages, and those with any number of them."""
+        groups: dict[Layout, tuple[list[int], list[int]]] = {}
+        rows_of_layouts: dict[int, list[int]] = {}
+        for index, layout in enumerate(self.choices.layout_index.tolist()):
+            rows_of_layouts.setdefault(layout, []).append(index)
+        for layout_index, rows in rows_of_layouts.items():
+            layout = self.choices.layouts[layout_index]
+            plain = replace(layout, vpp=1) if layout.vpp > 1 else layout
+            groups.setdefault(plain, ([], []))[layout.vpp > 1].extend(rows)
+        return groups.values()
 
 
 DOMINATED = "another choice is no slower and no larger"
@@ -197,16 +180,28 @@ class CostingRecord:
     smallest: dict[int, tuple[float, Choice]] = field(default_factory=dict)
     simulated: set[Hashable] = field(default_factory=set)
 
+    def count_timed(self, call: Call, choices: ChoiceTable) -> None:
+        """Count choices whose seconds are computed, and the simulations that they need."""
+        self.questions.timed += len(choices)
+        if call.stage.generates:
+            for layout, schedule in choices:
+                slots = schedule.generation_slots, schedule.batches_in_flight, schedule.overcommit
+                self.simulated.add((layout.dp, layout.pp, *slots, schedule.while_waiting))
+            self.questions.generations = len(self.simulated)
+
+    def note_smallest(self, part: int, choices: ChoiceTable, peaks: FloatArray) -> None:
+        """Keep the choice of least peak memory on a part of the cluster; of equal ones the first."""
+        if len(choices):
+            index, smallest = int(peaks.argmin()), self.smallest.get(part)
+            if smallest is None or peaks[index] < smallest[0]:
+                self.smallest[part] = float(peaks[index]), Choice(*choices[index])
+
 
 class TimeLimit(NamedTuple):
     """The longest seconds of a choice worth costing, in all and after the generation that it streams from."""
 
     seconds: float
     tail_seconds: float
-
-    def allows(self, seconds: float, tail_seconds: float) -> bool:
-        """True if a choice takes no longer."""
-        return seconds <= self.seconds and tail_seconds <= self.tail_seconds
 
 
 NO_TIME_LIMIT = TimeLimit(math.inf, math.inf)
@@ -221,103 +216,55 @@ class ChoiceLimits:
     host_bytes: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayoutCosting:
-    """Costs the schedules of one layout one after the other; schedules with fewer rows at a time have to come first.
+def cost_choices(
+    model: CostModel, call: Call, choices: ChoiceTable, limits: ChoiceLimits, record: CostingRecord
+) -> CostedChoices:
+    """Cost choices of the call's stage together, and return those within the limits.
 
-    `too_large` has the reasons why schedules with more rows do not fit either, by what such schedules have in common;
-    `slower` whether all variants of a schedule are too slow.
+    The others are counted in `record` by the reason why they are rejected. A generation is timed only if it fits and
+    its lower bound is within the limit: a simulation takes as long as many queries for memory.
     """
-
-    model: CostModel
-    call: Call
-    limits: ChoiceLimits
-    plain_pipeline: PlainPipeline
-    record: CostingRecord
-    too_large: dict[Hashable, str] = field(default_factory=dict)
-    slower: dict[Hashable, bool] = field(default_factory=dict)
-
-    @cached_property
-    def costs(self) -> LayoutCosts:
-        return self.model.on_layout(self.call)
-
-    def cost(self, schedule: Schedule) -> Candidate | str:
-        """Return the schedule with its costs, or the reason for its rejection."""
-        if self._is_too_slow(schedule):
-            return TOO_SLOW
-        family = _family(schedule)
-        result = self.too_large.get(family) or self._fitting(schedule)
-        if self.call.stage.trains and self.call.layout.vpp == 1 and self.model.memory_is_monotone:
-            self.plain_pipeline.record(
-                self.call.layout, schedule, result if isinstance(result, str) else result.amounts
-            )
-        if isinstance(result, Candidate):
-            return result if self.limits.time_limit.allows(result.seconds, result.tail_seconds) else TOO_SLOW
-        if result in (TOO_LARGE, TOO_LARGE_FOR_HOST) and self.model.memory_is_monotone:
-            self.too_large[family] = result
-        return result
-
-    def _fitting(self, schedule: Schedule) -> Candidate | str:
-        if self.call.layout.vpp > 1:
-            if reason := self.plain_pipeline.too_large(self.call.layout, schedule):
-                return reason
-            if self.plain_pipeline.dominates(self.call.layout, schedule, self._seconds(schedule)):
-                return DOMINATED
-        self.record.questions.weighed += 1
-        memory = self.costs.bytes(schedule)  # memory first: what does not fit need not be timed
-        peak, smallest = memory.peak, self.record.smallest.get(self.call.part)
-        if smallest is None or peak < smallest[0]:
-            self.record.smallest[self.call.part] = peak, Choice(self.call.layout, schedule)
-        if memory.host > self.limits.host_bytes:
-            return TOO_LARGE_FOR_HOST
-        if peak > self.limits.device_bytes:
-            return TOO_LARGE
-        if self.call.stage.generates and self._is_slower_by_bound(schedule):
-            return TOO_SLOW
-        seconds = self._seconds(schedule)
-        return candidate_of(self.costs, self.call.layout, schedule, seconds, memory)
-
-    def _is_too_slow(self, schedule: Schedule) -> bool:
-        """True if the schedule is too slow, decided by its quickest variant, once for all variants.
-
-        Stages that stream, and generation, are checked for memory first, because simulating a generation takes as long
-        as many queries for memory.
-        """
-        if self.limits.time_limit == NO_TIME_LIMIT or schedule.chunk_tokens or self.call.stage.generates:
-            return False
-        key: Hashable = schedule.micro_batch_size, schedule.micro_batch_tokens, schedule.rows
-        if not self.model.seconds_are_monotone:
-            key = key, schedule.recompute, schedule.offload
-        is_slower = self.slower.get(key)
-        if is_slower is None:
-            quickest = _quickest(schedule) if self.model.seconds_are_monotone else schedule
-            is_slower = self.slower[key] = self._seconds(quickest) > self.limits.time_limit.tail_seconds
-        return is_slower
-
-    def _is_slower_by_bound(self, schedule: Schedule) -> bool:
-        """True if a generation is too slow by its lower bound, without a simulation."""
-        max_seconds = self.limits.time_limit.seconds
-        return (
-            max_seconds < math.inf
-            and self.model.generation_lower_bound(replace(self.call, schedule=schedule)) > max_seconds
-        )
-
-    def _seconds(self, schedule: Schedule) -> float:
-        """Query the cost model for the seconds, and count the query."""
-        self.record.questions.timed += 1
-        if self.call.stage.generates:
-            slots = schedule.generation_slots, schedule.batches_in_flight, schedule.overcommit
-            self.record.simulated.add((self.call.layout.dp, self.call.layout.pp, *slots, schedule.while_waiting))
-            self.record.questions.generations = len(self.record.simulated)
-        return self.costs.seconds(schedule)
+    if call.stage.generates:
+        choices, memory, _ = _fitting(model, call, choices, limits, record)
+        is_possible = _is_possible(model, call, choices, limits)
+        record.rejected[TOO_SLOW] += int((~is_possible).sum())
+        choices, memory = choices.where(is_possible), BytesColumns(*(column[is_possible] for column in memory))
+        choices, seconds, in_time = _in_time(model, call, choices, limits, record)
+        return CostedChoices(choices, *seconds, *(column[in_time] for column in memory))
+    choices, seconds, _ = _in_time(model, call, choices, limits, record)
+    choices, memory, fits = _fitting(model, call, choices, limits, record)
+    return CostedChoices(choices, *(column[fits] for column in seconds), *memory)
 
 
-@lru_cache(maxsize=1024)  # many layouts have the same schedules
-def _quickest(schedule: Schedule) -> Schedule:
-    return replace(schedule, recompute=Recompute.NONE, offload=Offload.NONE)
+def _in_time(
+    model: CostModel, call: Call, choices: ChoiceTable, limits: ChoiceLimits, record: CostingRecord
+) -> tuple[ChoiceTable, SecondsColumns, BoolArray]:
+    """Time some choices; return those within the time limit with their seconds, and which of all they are."""
+    record.count_timed(call, choices)
+    seconds = model.seconds_of_choices(call, choices)
+    in_time = (seconds.seconds <= limits.time_limit.seconds) & (seconds.tail_seconds <= limits.time_limit.tail_seconds)
+    record.rejected[TOO_SLOW] += int((~in_time).sum())
+    return choices.where(in_time), SecondsColumns(*(column[in_time] for column in seconds)), in_time
 
 
-def _family(schedule: Schedule) -> Hashable:
-    """Return what schedules have in common that differ only in their rows at a time."""
-    in_flight = schedule.batches_in_flight, schedule.overcommit
-    return schedule.recompute, schedule.chunk_tokens, schedule.offload, schedule.while_waiting, *in_flight
+def _fitting(
+    model: CostModel, call: Call, choices: ChoiceTable, limits: ChoiceLimits, record: CostingRecord
+) -> tuple[ChoiceTable, BytesColumns, BoolArray]:
+    """Weigh some choices; return those that fit with their bytes, and which of all they are."""
+    record.questions.weighed += len(choices)
+    memory = model.bytes_of_choices(call, choices)
+    record.note_smallest(call.part, choices, memory.peak)
+    fits_host, fits_device = memory.host <= limits.host_bytes, memory.peak <= limits.device_bytes
+    record.rejected[TOO_LARGE_FOR_HOST] += int((~fits_host).sum())
+    record.rejected[TOO_LARGE] += int((fits_host & ~fits_device).sum())
+    fits = fits_host & fits_device
+    return choices.where(fits), BytesColumns(*(column[fits] for column in memory)), fits
+
+
+def _is_possible(model: CostModel, call: Call, choices: ChoiceTable, limits: ChoiceLimits) -> BoolArray:
+    """True for generations that are not too slow by their lower bound, without a simulation, [choices]."""
+    max_seconds = limits.time_limit.seconds
+    if max_seconds == math.inf:
+        return np.full(len(choices), True)
+    bounds = [model.generation_lower_bound(one) for one in calls_of(call, choices)]
+    return np.array(bounds, dtype=np.float64) <= max_seconds

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -28,17 +28,16 @@ from meshwright.planner.search.choice_costs import (
     TOO_SLOW,
     Candidate,
     ChoiceLimits,
+    CostedChoices,
     CostingRecord,
-    LayoutCosting,
-    PlainPipeline,
     QuestionCounts,
     TimeLimit,
     cost_call,
-    undominated,
-    undominated_by_layout,
+    cost_choices,
     undominated_generations,
 )
-from meshwright.planner.search.legal_choices import legal_choices_by_layout, pools
+from meshwright.planner.search.legal_choices import legal_choice_table, pools
+from meshwright.profiles.choice_table import ChoiceTable, ScheduleTable
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Stage
@@ -147,9 +146,7 @@ class _Costing:
         limits = ChoiceLimits(
             time_limit=time_limit, device_bytes=device_bytes if self.is_limited else math.inf, host_bytes=host_bytes
         )
-        fitting: list[Candidate] = []
-        plain_pipeline = PlainPipeline(self.facts.models.spec(self.stage.role))
-        by_layout = legal_choices_by_layout(
+        choices = legal_choice_table(
             self.facts,
             self.stage,
             kind.num_ranks,
@@ -159,27 +156,20 @@ class _Costing:
             search_case=self.search_case,
             plain_only=self.is_plain,
         )
-        for layout, schedules in by_layout:
-            call = replace(self.call(Choice(layout, schedules[0]), kind.part), max_deferral=self.deferral)
-            on_layout = LayoutCosting(
-                model=self.model, call=call, limits=limits, plain_pipeline=plain_pipeline, record=self.record
-            )
-            for schedule in self.with_split_rows(call, schedules):
-                result = on_layout.cost(schedule)
-                if isinstance(result, Candidate):
-                    fitting.append(result)
-                else:
-                    rejected[result] += 1
-        undominated_choices = self._undominated(fitting, kind.part)
-        rejected[DOMINATED] += len(fitting) - len(undominated_choices)
+        if not len(choices):
+            return ()
+        call = replace(self.call(Choice(*choices[0]), kind.part), max_deferral=self.deferral)
+        costed = cost_choices(self.model, call, self.with_split_rows(call, choices), limits, self.record)
+        undominated_choices = self._undominated(costed, kind.part)
+        rejected[DOMINATED] += len(costed.choices) - len(undominated_choices)
         return undominated_choices
 
-    def _undominated(self, fitting: Sequence[Candidate], part: int) -> tuple[Candidate, ...]:
+    def _undominated(self, costed: CostedChoices, part: int) -> tuple[Candidate, ...]:
         by_layout = self.stage.may_share or self.stage.is_trained
         if not (self.stage.generates and reward_readers(self.facts)):
-            return tuple(undominated_by_layout(fitting)) if by_layout else undominated(fitting)
+            return costed.candidates(costed.undominated_by_layout() if by_layout else costed.undominated())
         groups: dict[Layout | None, list[Candidate]] = {}
-        for candidate in fitting:
+        for candidate in costed.candidates(range(len(costed.choices))):
             groups.setdefault(candidate.layout if by_layout else None, []).append(candidate)
 
         def late_seconds_of(candidate: Candidate) -> float:
@@ -189,11 +179,15 @@ class _Costing:
             candidate for group in groups.values() for candidate in undominated_generations(group, late_seconds_of)
         )
 
-    def with_split_rows(self, call: Call, schedules: Sequence[Schedule]) -> Iterable[Schedule]:
+    def with_split_rows(self, call: Call, choices: ChoiceTable) -> ChoiceTable:
         """Replace the schedules by ones whose rows are split by speed if the pool spans two kinds of nodes."""
         if len(self.facts.cluster.parts_of(call.part)) == 1:
-            return schedules
-        return (self.model.with_row_split(replace(call, schedule=schedule)) for schedule in schedules)
+            return choices
+        schedules: dict[Layout, list[Schedule]] = {}
+        for layout, schedule in choices:
+            split = self.model.with_row_split(replace(call, layout=layout, schedule=schedule))
+            schedules.setdefault(layout, []).append(split)
+        return ChoiceTable.of(list(schedules), [ScheduleTable(tuple(of_layout)) for of_layout in schedules.values()])
 
     def call(self, choice: Choice, part: int) -> Call:
         """Build the query to the cost model for a choice on a part of the cluster."""

@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import combinations
+
+import numpy as np
 
 from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import Choice
@@ -16,7 +19,7 @@ from meshwright.planner.plan.layout_and_schedule_rules import (
     layout_rules,
     max_context_parallel,
     offered_layouts,
-    schedules,
+    schedule_table,
     streaming_rules,
 )
 from meshwright.planner.plan.micro_batch_rules import NO_EXTRA_CHOICES, ExtraChoices
@@ -29,6 +32,8 @@ from meshwright.planner.plan.pool_rules import (
     pool_violations,
 )
 from meshwright.planner.plan.steps_ahead import SearchCase, search_cases, steps_ahead_patterns, synchronous_case
+from meshwright.profiles.choice_table import ChoiceTable, ScheduleTable
+from meshwright.profiles.elementwise import BoolArray
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout, divisors
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
@@ -51,14 +56,14 @@ def legal_choices(
     search_case: SearchCase | None = None,
     wanted: ExtraChoices = NO_EXTRA_CHOICES,
 ) -> Iterator[Choice]:
-    """Yield the legal choices that agree with the pins, in a fixed order; see `legal_choices_by_layout`."""
-    by_layout = legal_choices_by_layout(
+    """Yield the legal choices that agree with the pins, in a fixed order; see `legal_choice_table`."""
+    table = legal_choice_table(
         facts, stage, num_ranks, pins, Counter(), part=part, search_case=search_case, wanted=wanted
     )
-    return (Choice(layout, schedule) for layout, schedules in by_layout for schedule in schedules)
+    return (Choice(layout, schedule) for layout, schedule in table)
 
 
-def legal_choices_by_layout(
+def legal_choice_table(
     facts: Facts,
     stage: Stage,
     num_ranks: int,
@@ -69,8 +74,8 @@ def legal_choices_by_layout(
     search_case: SearchCase | None = None,
     plain_only: bool = False,
     wanted: ExtraChoices = NO_EXTRA_CHOICES,
-) -> Iterator[tuple[Layout, list[Schedule]]]:
-    """Yield the legal layouts on a part of the cluster, each with its legal schedules that agree with the pins.
+) -> ChoiceTable:
+    """Return the legal layouts on a part of the cluster, each with its legal schedules that agree with the pins.
 
     The order is fixed. Rejected choices are counted in `rejected`, by reason. Schedules do not yet say how rows are
     split by speed over two kinds of nodes. With `plain_only`, choices that are not plain are skipped and not counted.
@@ -79,6 +84,7 @@ def legal_choices_by_layout(
     """
     search_case = search_case or synchronous_case(facts.graph)
     wanted = _pinned_extra_choices(pins) if pins else wanted
+    layouts, tables, all_legal = list[Layout](), list[ScheduleTable](), list[BoolArray]()
     for plain_layout in _layouts(facts, stage, num_ranks, wanted):
         if plain_only and not _is_plain_layout(plain_layout, facts.cluster.ranks_per_node):
             continue
@@ -87,19 +93,31 @@ def legal_choices_by_layout(
             if violations:
                 rejected[violations[0]] += 1
                 break  # every number of chunks violates the same rule
-            legal, by_chunk = [], {0: violations}
-            for schedule in schedules(facts, stage, layout, search_case, wanted):
-                if plain_only and not _is_plain_schedule(schedule, facts.workload.max_tokens):
-                    continue
-                if schedule.chunk_tokens not in by_chunk:
-                    by_chunk[schedule.chunk_tokens] = streaming_rules(facts, layout, schedule, part)
-                violations = by_chunk[schedule.chunk_tokens]
-                if not violations and (not pins or agrees(Choice(layout, schedule), pins)):
-                    legal.append(schedule)
-                else:
-                    rejected[violations[0] if violations else PINNED] += 1
-            if legal:
-                yield layout, legal
+            table = schedule_table(facts, stage, layout, search_case, wanted)
+            is_legal = _plain_schedules(table, facts.workload.max_tokens) if plain_only else np.full(len(table), True)
+            is_legal = _without_illegal_chunks(facts, layout, table, part, is_legal, rejected)
+            if pins:
+                agreeing = np.array([agrees(Choice(layout, schedule), pins) for schedule in table.schedules])
+                rejected[PINNED] += int((is_legal & ~agreeing).sum())
+                is_legal = is_legal & agreeing
+            if is_legal.any():
+                layouts.append(layout)
+                tables.append(table)
+                all_legal.append(is_legal)
+    whole = ChoiceTable.of(layouts, tables)
+    return whole.where(np.concatenate(all_legal)) if layouts else whole
+
+
+def _without_illegal_chunks(
+    facts: Facts, layout: Layout, table: ScheduleTable, part: int, is_legal: BoolArray, rejected: Counter[str]
+) -> BoolArray:
+    """Return which of the legal schedules of a table may stream on a layout, and count the others in `rejected`."""
+    for chunk_tokens, has_chunks in table.rows_by_chunk.items():
+        violations = streaming_rules(facts, layout, Schedule(chunk_tokens=chunk_tokens), part)
+        if violations:
+            rejected[violations[0]] += int((is_legal & has_chunks).sum())
+            is_legal = is_legal & ~has_chunks
+    return is_legal
 
 
 def _pinned_extra_choices(pins: Sequence[Pin]) -> ExtraChoices:
@@ -115,11 +133,16 @@ def _is_plain_layout(layout: Layout, ranks_per_node: int) -> bool:
     return layout.tp <= ranks_per_node and layout.sp == (layout.tp > 1) and layout.cp == 1
 
 
-def _is_plain_schedule(schedule: Schedule, longest: int) -> bool:
-    """True for the usual schedules: no offload, selective recomputation or chunks.
+def _plain_schedules(table: ScheduleTable, longest: int) -> BoolArray:
+    """True for the usual schedules: no offload, selective recomputation or chunks, [schedules].
 
     Their micro-batches have room for 1, 4, 16, ... rows of the maximum length.
     """
+    return np.array([_is_plain_schedule(schedule, longest) for schedule in table.schedules])
+
+
+@lru_cache(maxsize=4096)  # many layouts have the same schedules
+def _is_plain_schedule(schedule: Schedule, longest: int) -> bool:
     rows = schedule.max_tokens(longest) // longest
     is_power_of_four = rows.bit_length() % 2 and rows.bit_count() == 1
     return (

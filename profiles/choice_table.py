@@ -1,0 +1,215 @@
+"""Choices of a layout and a schedule as a table with a column for each degree and setting, to cost all of them at once.
+
+A column is an array, [choices]. Columns have the names of the fields of `Layout` and `Schedule`, so that a law of the
+cost models reads the same for a choice and for a table of choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from meshwright.profiles.elementwise import BoolArray, FloatArray, IntArray, N_co
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.schedule import Offload, Recompute, Schedule
+
+
+class Degrees(Protocol[N_co]):
+    """The degrees of a layout, or of the layouts of several choices; see `Layout`."""
+
+    @property
+    def tp(self) -> N_co: ...
+
+    @property
+    def pp(self) -> N_co: ...
+
+    @property
+    def dp(self) -> N_co: ...
+
+    @property
+    def sp(self) -> bool | BoolArray: ...
+
+    @property
+    def cp(self) -> N_co: ...
+
+    @property
+    def ep(self) -> N_co: ...
+
+    @property
+    def etp(self) -> N_co: ...
+
+    @property
+    def vpp(self) -> N_co: ...
+
+    @property
+    def fold_size(self) -> N_co: ...
+
+    @property
+    def expert_replicas(self) -> N_co: ...
+
+    @property
+    def num_ranks(self) -> N_co: ...
+
+
+class MicroBatchLimits(Protocol[N_co]):
+    """The settings of a schedule that decide its passes, or those of several choices; see `Schedule`."""
+
+    @property
+    def micro_batch_size(self) -> N_co: ...
+
+    @property
+    def micro_batch_tokens(self) -> N_co: ...
+
+    @property
+    def chunk_tokens(self) -> N_co: ...
+
+    @property
+    def is_recomputed(self) -> N_co: ...
+
+    @property
+    def is_attention_recomputed(self) -> N_co: ...
+
+
+@dataclass(frozen=True, eq=False)
+class ScheduleTable:
+    """Schedules of one stage, in a fixed order; very many layouts share one table."""
+
+    schedules: tuple[Schedule, ...]
+
+    def __len__(self) -> int:
+        return len(self.schedules)
+
+    @cached_property
+    def columns(self) -> FloatArray:
+        """The numbers of each schedule that decide its costs unless the stage generates, [columns, schedules]."""
+        rows = np.array([_numbers(schedule) for schedule in self.schedules], dtype=np.float64)
+        return np.ascontiguousarray(rows.reshape(-1, 6).T)
+
+    @cached_property
+    def rows_by_chunk(self) -> dict[int, BoolArray]:
+        """For each chunk size of a schedule that streams, which schedules have it, [schedules]."""
+        sizes = sorted({schedule.chunk_tokens for schedule in self.schedules} - {0})
+        return {size: np.array([schedule.chunk_tokens == size for schedule in self.schedules]) for size in sizes}
+
+
+def _numbers(schedule: Schedule) -> tuple[float, ...]:
+    return (
+        schedule.micro_batch_size,
+        schedule.micro_batch_tokens,
+        schedule.chunk_tokens,
+        schedule.recompute is Recompute.FULL,
+        schedule.recompute is Recompute.SELECTIVE,
+        list(Offload).index(schedule.offload),
+    )
+
+
+class LayoutColumns:
+    """The layouts of some choices: `layouts[index[i]]` is that of choice i."""
+
+    def __init__(self, layouts: Sequence[Layout], index: IntArray) -> None:
+        self.layouts, self._index = layouts, index
+        degrees = np.array(
+            [(one.tp, one.pp, one.dp, one.sp, one.cp, one.ep, one.etp, one.vpp) for one in layouts], dtype=np.float64
+        ).reshape(-1, 8)
+        tp, pp, dp, sp, cp, ep, etp, vpp = degrees[index].T
+        tp, pp, dp, sp, cp, ep, etp, vpp = map(np.ascontiguousarray, (tp, pp, dp, sp, cp, ep, etp, vpp))
+        self.tp, self.pp, self.dp, self.sp, self.cp, self.ep, self.etp, self.vpp = tp, pp, dp, sp > 0, cp, ep, etp, vpp
+        self.fold_size: FloatArray = tp // etp
+        self.expert_replicas: FloatArray = ep // self.fold_size
+        self.num_ranks: FloatArray = tp * pp * dp * cp
+
+    def of_each(self, amounts: Sequence[Sequence[float]]) -> FloatArray:
+        """Return amounts of each of the `layouts`, [layouts][amounts], for each choice, [amounts, choices]."""
+        return self._spread(np.array(amounts, dtype=np.float64))
+
+    def _spread(self, of_layouts: FloatArray) -> FloatArray:
+        spread: FloatArray = of_layouts[self._index].T
+        return spread
+
+
+@dataclass(frozen=True, eq=False)
+class ChoiceTable:
+    """Choices of one stage: each layout with the schedules of its own table, or with some of them.
+
+    Choice i has the layout `layouts[layout_index[i]]` and the schedule at `schedule_index[i]` of that layout's table.
+    """
+
+    layouts: tuple[Layout, ...]
+    tables: tuple[ScheduleTable, ...]
+    layout_index: IntArray
+    schedule_index: IntArray
+
+    @classmethod
+    def of(cls, layouts: Sequence[Layout], tables: Sequence[ScheduleTable]) -> ChoiceTable:
+        """Return the table of every layout with every schedule of its own table."""
+        lengths = [len(table) for table in tables]
+        starts = np.cumsum([0, *lengths[:-1]])
+        layout_index = np.repeat(np.arange(len(layouts)), lengths)
+        schedule_index = np.arange(sum(lengths)) - np.repeat(starts, lengths)
+        return cls(tuple(layouts), tuple(tables), layout_index, schedule_index)
+
+    def __len__(self) -> int:
+        return len(self.layout_index)
+
+    def __getitem__(self, choice: int) -> tuple[Layout, Schedule]:
+        layout = self.layout_index[choice]
+        return self.layouts[layout], self.tables[layout].schedules[self.schedule_index[choice]]
+
+    def __iter__(self) -> Iterator[tuple[Layout, Schedule]]:
+        return (self[choice] for choice in range(len(self)))
+
+    def where(self, is_kept: BoolArray) -> ChoiceTable:
+        """Return the choices for which `is_kept`, [choices], is true."""
+        return ChoiceTable(self.layouts, self.tables, self.layout_index[is_kept], self.schedule_index[is_kept])
+
+    def gather(self, of_layouts: Sequence[FloatArray]) -> FloatArray:
+        """Return rows of a matrix for each layout, [..., schedules of its table], in the order of the choices."""
+        if not of_layouts:
+            return np.zeros((6, 0))
+        starts = np.cumsum([0, *(len(table) for table in self.tables[:-1])])
+        rows: FloatArray = np.concatenate(of_layouts, axis=-1)[..., starts[self.layout_index] + self.schedule_index]
+        return rows
+
+    @cached_property
+    def layout(self) -> LayoutColumns:
+        return LayoutColumns(self.layouts, self.layout_index)
+
+    @cached_property
+    def _columns(self) -> tuple[FloatArray, ...]:
+        return tuple(self.gather([table.columns for table in self.tables]))
+
+    @property
+    def micro_batch_size(self) -> FloatArray:
+        return self._columns[0]
+
+    @property
+    def micro_batch_tokens(self) -> FloatArray:
+        return self._columns[1]
+
+    @property
+    def chunk_tokens(self) -> FloatArray:
+        return self._columns[2]
+
+    @property
+    def is_recomputed(self) -> FloatArray:
+        """1 where whole layers are recomputed, and 0 elsewhere."""
+        return self._columns[3]
+
+    @property
+    def is_attention_recomputed(self) -> FloatArray:
+        """1 where core attention alone is recomputed, and 0 elsewhere."""
+        return self._columns[4]
+
+    @cached_property
+    def offloads(self) -> tuple[Offload, ...]:
+        """The kinds of offload that some choice has."""
+        return tuple(offload for offload in Offload if self.has_offload(offload).any())
+
+    def has_offload(self, offload: Offload) -> BoolArray:
+        """True where a choice offloads this state, [choices]."""
+        is_offloaded: BoolArray = self._columns[5] == list(Offload).index(offload)
+        return is_offloaded
