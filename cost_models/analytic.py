@@ -105,7 +105,6 @@ class AnalyticModel(OneByOne):
     an `engine` the framework itself generates.
     """
 
-    memory_is_monotone = True
     seconds_are_monotone = True
 
     def __init__(
@@ -205,7 +204,12 @@ class AnalyticModel(OneByOne):
             tails = np.where(choices.chunk_tokens > 0, tail_seconds, seconds)
         for offload in choices.offloads:
             extra = communication.offload_seconds(
-                call.stage, pipeline.shards, offload, self._cluster, self._efficiency, self._size
+                call.stage,
+                pipeline.shards,
+                offload,
+                cluster=self._cluster,
+                efficiency=self._efficiency,
+                element_bytes=self._size,
             )
             seconds = seconds + np.where(choices.has_offload(offload), extra.total, 0.0)
         tails = np.where(choices.chunk_tokens > 0, np.minimum(tails, seconds), seconds)
@@ -304,7 +308,9 @@ class AnalyticModel(OneByOne):
 
     def _offload_seconds(self, call: Call, offload: Offload) -> TermSums[float]:
         shards = sharded(call.model, call.layout)
-        return communication.offload_seconds(call.stage, shards, offload, self._cluster, self._efficiency, self._size)
+        return communication.offload_seconds(
+            call.stage, shards, offload, cluster=self._cluster, efficiency=self._efficiency, element_bytes=self._size
+        )
 
     def _generation_seconds(self, call: Call) -> Cost:
         replica, overlap = self._replica(call)

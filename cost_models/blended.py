@@ -44,7 +44,6 @@ class BlendedModel(AnalyticModel):
     one of this project. Raises BadInput if the table is of another device or precision.
     """
 
-    memory_is_monotone = False
     seconds_are_monotone = False
 
     def __init__(

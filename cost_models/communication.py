@@ -303,6 +303,7 @@ def offload_seconds(
     stage: Stage,
     shards: ShardedModel[N],
     offload: Offload,
+    *,
     cluster: Cluster,
     efficiency: Efficiency,
     element_bytes: int,

@@ -73,7 +73,7 @@ class Generation:
 
     call: Call
     shard: Shard
-    groups: Groups
+    groups: Groups[float]
     network: Network
     element_bytes: int
     framework: Framework
@@ -185,7 +185,7 @@ class Generation:
         )
 
     @cached_property
-    def _layer_counts(self) -> LayerCounts:
+    def _layer_counts(self) -> LayerCounts[float]:
         return LayerCounts.of(self.call.model, self.call.layout.pp)
 
     @cached_property

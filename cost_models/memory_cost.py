@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Generic, NamedTuple
+from typing import Generic
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from meshwright.cost_models.cost import WEIGHTS, Addend, Memory, Source, TermSum
 from meshwright.cost_models.micro_batches import context_parallel_tokens
 from meshwright.cost_models.params import ShardedModel, StagePart, micro_batches_in_flight, sharded
 from meshwright.cost_models.protocol import Bytes, BytesColumns, Memo
-from meshwright.profiles.choice_table import ChoiceTable, Degrees, MicroBatchLimits
+from meshwright.profiles.choice_table import ChoiceTable, Degrees, MicroBatchLimits, amounts_of
 from meshwright.profiles.elementwise import FloatArray, N, maximum, minimum, sum_of, where
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
@@ -54,7 +54,8 @@ _GATHERED_COPIES = 2, 3
 (training) their gradient."""
 
 
-class ShardSizes(NamedTuple, Generic[N]):
+@dataclass(frozen=True)
+class ShardSizes(Generic[N]):
     """Sizes of a shard of a model in one layout, or in those of several choices.
 
     `block_bytes` are those of a KV block of one layer. The other bytes are per token: `cached_elements` and
@@ -135,7 +136,9 @@ class LayoutMemory:
     def __init__(self, stage: Stage, model: ModelSpec, layout: Layout, workload: Workload, element_bytes: int) -> None:
         kind = GenerationMemory if stage.generates else RankMemory[float]
         sizes, shards = shard_sizes(model, layout, workload, element_bytes), sharded(model, layout)
-        self._ranks = [kind(stage, shards, part, sizes, workload, element_bytes) for part in shards.parts]
+        self._ranks = [
+            kind(stage, shards, part, sizes, workload=workload, element_bytes=element_bytes) for part in shards.parts
+        ]
         self._known: Memo[Schedule, Bytes] = Memo()
 
     def bytes(self, schedule: Schedule) -> Bytes:
@@ -160,15 +163,19 @@ def bytes_of_choices(
 ) -> BytesColumns:
     """Return the bytes of choices of a stage that does not generate, as `LayoutMemory.bytes` does of one."""
     sizes = [shard_sizes(shards.model, layout, workload, element_bytes) for layout in choices.layouts]
-    columns = ShardSizes(*choices.layout.of_each(sizes))
-    ranks = [RankMemory(stage, shards, part, columns, workload, element_bytes) for part in shards.parts]
+    columns = ShardSizes(*choices.layout.of_each([amounts_of(one) for one in sizes]))
+    ranks = [
+        RankMemory(stage, shards, part, columns, workload=workload, element_bytes=element_bytes)
+        for part in shards.parts
+    ]
     per_rank = [BytesColumns(*rank.totals(choices, rank.state_of_each(choices))) for rank in ranks]
     fullest = np.array([np.ceil(of_rank.peak) for of_rank in per_rank]).argmax(axis=0)
     of_fullest = BytesColumns(*(np.choose(fullest, of_ranks) for of_ranks in zip(*per_rank, strict=True)))
     return of_fullest._replace(host=np.max([of_rank.host for of_rank in per_rank], axis=0))
 
 
-class _State(NamedTuple, Generic[N]):
+@dataclass(frozen=True)
+class _State(Generic[N]):
     """Weights and optimizer state: terms that stay on the device, of which `weights`, and those that are offloaded."""
 
     resident: list[Addend[N]]
@@ -176,7 +183,8 @@ class _State(NamedTuple, Generic[N]):
     offloaded: list[Addend[N]]
 
 
-class _WorkingMemory(NamedTuple, Generic[N]):
+@dataclass(frozen=True)
+class _WorkingMemory(Generic[N]):
     """Terms of a stage besides its state: `cached` between its runs, and `running` only during one."""
 
     cached: list[Addend[N]]
@@ -192,17 +200,21 @@ class RankMemory(Generic[N]):
         shards: ShardedModel[N],
         part: StagePart[N],
         sizes: ShardSizes[N],
+        *,
         workload: Workload,
         element_bytes: int,
     ) -> None:
-        self._stage, self._model, self._layout = stage, shards.model, shards.layout
-        self._shards, self._part, self._sizes = shards, part, sizes
-        self._workload, self._size = workload, element_bytes
+        self._stage, self._model, self._workload, self._size = stage, shards.model, workload, element_bytes
+        self._layout: Degrees[N] = shards.layout
+        self._shards: ShardedModel[N] = shards
+        self._part: StagePart[N] = part
+        self._sizes: ShardSizes[N] = sizes
         self._rows: N = -(-workload.batch_size // shards.layout.dp)
         self._states: Memo[Offload, _State[N]] = Memo()
 
     def memory(self: RankMemory[float], schedule: Schedule) -> Memory:
-        state, working = self.state(schedule.offload), self._working_memory(schedule)
+        state: _State[float] = self.state(schedule.offload)
+        working: _WorkingMemory[float] = self._working_memory(schedule)
         offloaded = cost_of(state.offloaded)
         return Memory(
             resident=cost_of([*state.resident, *working.cached]),
@@ -212,11 +224,11 @@ class RankMemory(Generic[N]):
 
     def totals(self, settings: MicroBatchLimits[N], state: _State[N]) -> tuple[N, N, N, N]:
         """Return the resident bytes, those of weights among them, the transient bytes, and those in host memory."""
-        working = self._working_memory(settings)
+        working: _WorkingMemory[N] = self._working_memory(settings)
         return (
-            _total([*state.resident, *working.cached]),
+            _total(state.resident + working.cached),
             state.weights,
-            _total([*state.offloaded, *working.running]),
+            _total(state.offloaded + working.running),
             _total(state.offloaded),
         )
 
@@ -236,15 +248,14 @@ class RankMemory(Generic[N]):
         return _State([("state", resident, Source.ANALYTIC)], weights, [("state", offloaded, Source.ANALYTIC)])
 
     def _make_state(self, offload: Offload) -> _State[N]:
-        offloaded = offloaded_state(self._stage, self._layout, offload, self._part, self._size).addends
-        names = {name for name, _, _ in offloaded}
-        everything = (
-            *self._weights().addends,
-            *optimizer_state(self._stage, self._layout, self._part, self._size).addends,
-        )
-        resident = [addend for addend in everything if addend[0] not in names]
-        weights = [addend for addend in resident if addend[0] == WEIGHTS]
-        return _State(resident, _total(weights) + 0 * self._part.num_params, offloaded)
+        offloaded: TermSums[N] = offloaded_state(self._stage, self._layout, offload, self._part, self._size)
+        weights: TermSums[N] = self._weights()
+        optimizer: TermSums[N] = optimizer_state(self._stage, self._layout, self._part, self._size)
+        names = {name for name, _, _ in offloaded.addends}
+        resident: list[Addend[N]] = [a for a in weights.addends + optimizer.addends if a[0] not in names]
+        shareable: list[Addend[N]] = [addend for addend in resident if addend[0] == WEIGHTS]
+        weights_bytes: N = _total(shareable) + 0 * self._part.num_params
+        return _State(resident, weights_bytes, offloaded.addends)
 
     def _weights(self) -> TermSums[N]:
         """Return the weight copy of this rank.
@@ -255,8 +266,9 @@ class RankMemory(Generic[N]):
         return weight_copy(self._shards.most_params, self._size)
 
     def _working_memory(self, settings: MicroBatchLimits[N]) -> _WorkingMemory[N]:
-        of_passes = self._training_memory(settings) if self._stage.trains else self._forward_memory(settings)
-        return _WorkingMemory([], self._or_refit_buffer([*self._streaming_cache(settings), *of_passes.addends]))
+        passes: TermSums[N] = self._training_memory(settings) if self._stage.trains else self._forward_memory(settings)
+        running: list[Addend[N]] = self._streaming_cache(settings) + passes.addends
+        return _WorkingMemory([], self._or_refit_buffer(running))
 
     def _or_refit_buffer(self, running: list[Addend[N]]) -> list[Addend[N]]:
         """Return the receive buffer of a refit if it takes more than what runs later: all trained weights arrive before

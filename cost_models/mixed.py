@@ -63,10 +63,6 @@ class MixedModel:
         self._engine = engine
 
     @property
-    def memory_is_monotone(self) -> bool:
-        return all(model.memory_is_monotone for model in self._models)
-
-    @property
     def seconds_are_monotone(self) -> bool:
         return all(model.seconds_are_monotone for model in self._models)
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, reduce
-from typing import Generic, NamedTuple
+from typing import Generic
 
-from meshwright.profiles.choice_table import Degrees, LayoutColumns
+from meshwright.profiles.choice_table import Degrees, LayoutColumns, amounts_of
 from meshwright.profiles.elementwise import BoolArray, FloatArray, N, maximum, minimum, where
 from meshwright.profiles.layout import Layout, chunk_layers, layers_per_stage
 from meshwright.profiles.model_shape import ModelSpec
 
 
-class StagePart(NamedTuple, Generic[N]):
+@dataclass(frozen=True)
+class StagePart(Generic[N]):
     """The layers and parameters of a rank of one pipeline stage, in one layout or in those of several choices.
 
     `num_behind` counts the pipeline stages from its own to the last. `expert_params` are its parameters in experts,
@@ -32,10 +33,9 @@ class StagePart(NamedTuple, Generic[N]):
     def trained(self) -> StagePart[N]:
         """The parameters that are trained: refits move them, and the optimizer has state for them."""
         has_adapter = self.adapter_params > 0
-        return self._replace(
-            num_params=where(has_adapter, self.adapter_params, self.num_params),
-            expert_params=where(has_adapter, 0.0, self.expert_params),
-        )
+        num_params = where(has_adapter, self.adapter_params, self.num_params)
+        expert_params = where(has_adapter, 0 * self.expert_params, self.expert_params)
+        return replace(self, num_params=num_params, expert_params=expert_params)
 
     def replicated_params(self, spread: N) -> N:
         """Return the distinct parameters of `spread` replicas together, which a sharded optimizer divides over dp."""
@@ -43,7 +43,8 @@ class StagePart(NamedTuple, Generic[N]):
 
     @property
     def is_last(self) -> bool | BoolArray:
-        return self.num_behind == 1
+        is_last: bool | BoolArray = self.num_behind == 1
+        return is_last
 
 
 @cache
@@ -75,7 +76,8 @@ def fullest_part(model: ModelSpec, tp: int, pp: int, spread: int = 1, vpp: int =
     return max(stage_parts(model, tp, pp, spread, vpp), key=lambda part: part.num_params)
 
 
-class LayerCounts(NamedTuple, Generic[N]):
+@dataclass(frozen=True)
+class LayerCounts(Generic[N]):
     """Numbers of layers of the pipeline stages that may be slowest: the most of any stage, and the last stage's."""
 
     most: N
@@ -127,15 +129,12 @@ def sharded_by_each(model: ModelSpec, layout: LayoutColumns) -> ShardedModel[Flo
     each = [sharded(model, one) for one in layout.layouts]
     most = max(len(one.parts) for one in each)
     padded = [one.parts + one.parts[:1] * (most - len(one.parts)) for one in each]
-    counts, fullest = (
-        layout.of_each(amounts) for amounts in ([e.layer_counts for e in each], [e.fullest for e in each])
-    )
     return ShardedModel(
         model,
         layout,
-        LayerCounts(*counts),
-        StagePart(*fullest),
-        tuple(StagePart(*layout.of_each(parts)) for parts in zip(*padded, strict=True)),
+        LayerCounts(*layout.of_each([amounts_of(one.layer_counts) for one in each])),
+        StagePart(*layout.of_each([amounts_of(one.fullest) for one in each])),
+        tuple(StagePart(*layout.of_each([amounts_of(p) for p in parts])) for parts in zip(*padded, strict=True)),
     )
 
 

@@ -342,7 +342,8 @@ def interleaved(plain: Sequence[Addend[N]], layout: Degrees[N], num_batches: N) 
     return [(name, in_chunks(name, amount), source) for name, amount, source in plain]
 
 
-class Updates(NamedTuple, Generic[N]):
+@dataclass(frozen=True)
+class Updates(Generic[N]):
     """The optimizer updates of a step: their number, 0 for a stage that does not train, and the seconds of an optimizer
     step for a layer, and for embedding and head."""
 
@@ -357,11 +358,11 @@ def step_addends(pipeline: Pipeline[N], compute: BatchCompute[N], updates: Updat
 
     `num_rows` are the rows of the fullest replica, per update if the stage trains.
     """
-    one_pass = pipeline.addends(compute)
+    one_pass: list[Addend[N]] = pipeline.addends(compute)
     if not updates.number:
         return one_pass
-    update = pipeline.update_addends((updates.layer, updates.ends), updates.source)
-    plain = [(name, updates.number * amount, source) for name, amount, source in (*one_pass, *update)]
+    update: list[Addend[N]] = pipeline.update_addends((updates.layer, updates.ends), updates.source)
+    plain: list[Addend[N]] = [(name, updates.number * amount, source) for name, amount, source in one_pass + update]
     layout = pipeline.shards.layout
     if isinstance(layout.vpp, int) and layout.vpp == 1:
         return plain

@@ -196,14 +196,6 @@ class CostModel(Protocol):
     """Seconds and bytes of a choice, for one cluster, workload and precision fixed at construction."""
 
     @property
-    def memory_is_monotone(self) -> bool:
-        """True if a larger micro-batch, more slots or more virtual pipeline stages never take less memory.
-
-        The search then stops at the first size that does not fit. It holds for equations, not for measurements.
-        """
-        ...
-
-    @property
     def seconds_are_monotone(self) -> bool:
         """True if recomputation and offload never make a stage faster; it holds for equations, not for measurements."""
         ...
@@ -289,10 +281,6 @@ class DelegatingCostModel:
     """A cost model that delegates to another; subclasses override what differs."""
 
     model: CostModel
-
-    @property
-    def memory_is_monotone(self) -> bool:
-        return self.model.memory_is_monotone
 
     @property
     def seconds_are_monotone(self) -> bool:

@@ -131,6 +131,11 @@ class LayoutColumns:
         return spread
 
 
+def amounts_of(record: object) -> list[float]:
+    """Return the fields of a dataclass of numbers, in order."""
+    return list(vars(record).values())
+
+
 @dataclass(frozen=True, eq=False)
 class ChoiceTable:
     """Choices of one stage: each layout with the schedules of its own table, or with some of them.
@@ -146,10 +151,9 @@ class ChoiceTable:
     @classmethod
     def of(cls, layouts: Sequence[Layout], tables: Sequence[ScheduleTable]) -> ChoiceTable:
         """Return the table of every layout with every schedule of its own table."""
-        lengths = [len(table) for table in tables]
-        starts = np.cumsum([0, *lengths[:-1]])
+        lengths = np.array([len(table) for table in tables], dtype=np.int64)
         layout_index = np.repeat(np.arange(len(layouts)), lengths)
-        schedule_index = np.arange(sum(lengths)) - np.repeat(starts, lengths)
+        schedule_index = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         return cls(tuple(layouts), tuple(tables), layout_index, schedule_index)
 
     def __len__(self) -> int:

@@ -43,8 +43,8 @@ class Routing(Document):
         routed = where(is_uniform, 1.0, num_tokens)
         variance = self.variance(routed) + num_experts / (routed * experts_per_token)
         spread: N = (variance * (ep - 1) / num_experts) ** 0.5
-        upper_bound = minimum(1.0 * ep, num_experts / experts_per_token)
-        busiest = minimum(1 + _expected_maximum(ep) * spread, upper_bound)
+        upper_bound = minimum(ep + 0 * num_tokens, num_experts / experts_per_token)
+        busiest = minimum(1 + _expected_maximum(ep + 0 * num_tokens) * spread, upper_bound)
         return where(is_uniform, 1.0, busiest)
 
     def variance(self, num_tokens: N) -> N:

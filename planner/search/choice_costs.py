@@ -230,10 +230,12 @@ def cost_choices(
         record.rejected[TOO_SLOW] += int((~is_possible).sum())
         choices, memory = choices.where(is_possible), BytesColumns(*(column[is_possible] for column in memory))
         choices, seconds, in_time = _in_time(model, call, choices, limits, record)
-        return CostedChoices(choices, *seconds, *(column[in_time] for column in memory))
+        memory = BytesColumns(*(column[in_time] for column in memory))
+        return CostedChoices(choices, *seconds, *memory)
     choices, seconds, _ = _in_time(model, call, choices, limits, record)
     choices, memory, fits = _fitting(model, call, choices, limits, record)
-    return CostedChoices(choices, *(column[fits] for column in seconds), *memory)
+    seconds = SecondsColumns(*(column[fits] for column in seconds))
+    return CostedChoices(choices, *seconds, *memory)
 
 
 def _in_time(

@@ -95,7 +95,7 @@ def legal_choice_table(
                 break  # every number of chunks violates the same rule
             table = schedule_table(facts, stage, layout, search_case, wanted)
             is_legal = _plain_schedules(table, facts.workload.max_tokens) if plain_only else np.full(len(table), True)
-            is_legal = _without_illegal_chunks(facts, layout, table, part, is_legal, rejected)
+            is_legal = _without_illegal_chunks(facts, layout, table, is_legal, rejected, part=part)
             if pins:
                 agreeing = np.array([agrees(Choice(layout, schedule), pins) for schedule in table.schedules])
                 rejected[PINNED] += int((is_legal & ~agreeing).sum())
@@ -109,7 +109,13 @@ def legal_choice_table(
 
 
 def _without_illegal_chunks(
-    facts: Facts, layout: Layout, table: ScheduleTable, part: int, is_legal: BoolArray, rejected: Counter[str]
+    facts: Facts,
+    layout: Layout,
+    table: ScheduleTable,
+    is_legal: BoolArray,
+    rejected: Counter[str],
+    *,
+    part: int,
 ) -> BoolArray:
     """Return which of the legal schedules of a table may stream on a layout, and count the others in `rejected`."""
     for chunk_tokens, has_chunks in table.rows_by_chunk.items():

@@ -1,17 +1,22 @@
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 
-from meshwright.cost_models.blended import cost_model
-from meshwright.cost_models.protocol import CostModel
+from meshwright.cost_models.cost import Cost, Memory
+from meshwright.cost_models.protocol import Call, CostModel, OneByOne, bytes_of, calls_of
 from meshwright.planner.job.job import Facts
-from meshwright.planner.plan.cost_queries import Choice, query_for_choice
-from meshwright.planner.plan.steps_ahead import max_deferral, search_cases, steps_ahead_patterns
-from meshwright.planner.search.legal_choices import legal_choices_by_layout
+from meshwright.planner.plan.cost_queries import Choice, cost_model_of, query_for_choice
+from meshwright.planner.plan.steps_ahead import search_cases, steps_ahead_patterns
+from meshwright.planner.search.legal_choices import legal_choice_table
+from meshwright.profiles.choice_table import ChoiceTable
 from meshwright.profiles.stages import Stage
 from tests.planner.jobs import critic_free_facts, mixed_facts, mixture_facts, small_facts
 from tests.planner.plans import long_facts
+
+DEFERRAL = 1
 
 JOBS = {
     "small": small_facts(),
@@ -24,27 +29,62 @@ JOBS = {
 
 @pytest.mark.parametrize("name", JOBS)
 def test_the_sums_of_a_layout_are_those_of_the_terms_of_each_schedule(name: str) -> None:
-    facts = JOBS[name].model_copy(update={"staleness": 1})
-    model = cost_model(facts.cluster, facts.workload, facts.precision)
-    for stage in facts.graph.stages:
-        for num_ranks in (2, facts.cluster.parts[0].num_ranks):
-            assert_sums_are_those_of_the_terms(facts, model, stage, num_ranks)
-
-
-def assert_sums_are_those_of_the_terms(facts: Facts, model: CostModel, stage: Stage, num_ranks: int) -> None:
-    ahead = steps_ahead_patterns(facts.graph, facts.staleness)[-1]
-    scope, deferral = search_cases(ahead, facts.staleness)[-1], max_deferral(ahead, facts.staleness)
-    asked = 0
-    for layout, schedules in legal_choices_by_layout(facts, stage, num_ranks, (), Counter(), search_case=scope):
-        any_of_them = query_for_choice(facts, stage, Choice(layout, schedules[0]), deferral=deferral)
-        costs = model.on_layout(replace(any_of_them, max_deferral=deferral))
-        for schedule in schedules[:: max(1, len(schedules) // 8)]:
-            call = query_for_choice(facts, stage, Choice(layout, schedule), deferral=deferral)
-            memory, held = model.memory(call), costs.bytes(schedule)
-            assert costs.seconds(schedule) == model.seconds(call).total
-            assert costs.tail_seconds(schedule) == model.tail_seconds(call)
-            assert (held.resident, held.transient) == (memory.resident.total, memory.transient.total)
-            assert held.host == memory.host.total
+    facts, model = facts_and_model(name)
+    for stage, choices in tables_of(facts):
+        call = query_for_choice(facts, stage, Choice(*choices[0]), deferral=DEFERRAL)
+        for one in [*calls_of(replace(call, max_deferral=DEFERRAL), choices)][:: max(1, len(choices) // 40)]:
+            costs, memory = model.on_layout(replace(one, max_deferral=DEFERRAL)), model.memory(one)
+            held = costs.bytes(one.schedule)
+            assert costs.seconds(one.schedule) == pytest.approx(model.seconds(one).total, rel=1e-12)
+            assert costs.tail_seconds(one.schedule) == pytest.approx(model.tail_seconds(one), rel=1e-12)
+            assert held == pytest.approx(bytes_of(memory), rel=1e-12)
             assert held.weights == sum(t.amount for t in memory.resident.terms if t.name == "weights")
-            asked += 1
-    assert asked
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_table_of_choices_costs_what_each_choice_costs_alone(name: str) -> None:
+    facts, model = facts_and_model(name)
+    num_compared = 0
+    for stage, choices in tables_of(facts):
+        call = query_for_choice(facts, stage, Choice(*choices[0]), deferral=DEFERRAL)
+        call = replace(call, max_deferral=DEFERRAL)
+        alone = AskedAlone(model)
+        for together, one_by_one in (
+            (model.seconds_of_choices(call, choices), alone.seconds_of_choices(call, choices)),
+            (model.bytes_of_choices(call, choices), alone.bytes_of_choices(call, choices)),
+        ):
+            for column, expected in zip(together, one_by_one, strict=True):
+                np.testing.assert_allclose(column, expected, rtol=1e-12, atol=0)
+        num_compared += len(choices)
+    assert num_compared > 50
+
+
+@dataclass(frozen=True)
+class AskedAlone(OneByOne):
+    """Asks a cost model for one choice at a time."""
+
+    model: CostModel
+
+    def seconds(self, call: Call) -> Cost:
+        return self.model.seconds(call)
+
+    def tail_seconds(self, call: Call) -> float:
+        return self.model.tail_seconds(call)
+
+    def memory(self, call: Call) -> Memory:
+        return self.model.memory(call)
+
+
+def facts_and_model(name: str) -> tuple[Facts, CostModel]:
+    facts = JOBS[name].model_copy(update={"staleness": DEFERRAL})
+    return facts, cost_model_of(facts)
+
+
+def tables_of(facts: Facts) -> Iterator[tuple[Stage, ChoiceTable]]:
+    """Yield the legal choices of each stage on two sizes of pools, in the search case with the most choices."""
+    case = search_cases(steps_ahead_patterns(facts.graph, facts.staleness)[-1], facts.staleness)[-1]
+    for stage in facts.graph.stages:
+        for num_ranks in {2, facts.cluster.parts[0].num_ranks}:
+            choices = legal_choice_table(facts, stage, num_ranks, (), Counter(), search_case=case)
+            if len(choices):
+                yield stage, choices

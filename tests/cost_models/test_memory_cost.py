@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
-from meshwright.cost_models.cost import Cost, Memory
+from meshwright.cost_models.cost import Memory, TermSums
 from meshwright.cost_models.memory_cost import offloaded_state, optimizer_state, weight_copy
 from meshwright.cost_models.params import StagePart
 from meshwright.cost_models.protocol import Call
@@ -226,17 +226,27 @@ def test_an_interleaved_pipeline_holds_more_activations_and_the_same_weights(
         assert others[0] == others[1]
 
 
-PART = StagePart(num_layers=4, num_params=1000.0, num_behind=1, expert_params=0.0)
+PART = StagePart(
+    num_layers=4.0, num_params=1000.0, num_behind=1.0, expert_params=0.0, adapter_params=0.0, num_window_layers=0.0
+)
 
 
-def amounts(cost: Cost) -> dict[str, float]:
-    return {term.name: term.amount for term in cost.terms}
+def amounts(sums: TermSums[float]) -> dict[str, float]:
+    return {name: amount for name, amount, _ in sums.addends}
+
+
+def state_of(call: Call, size: int, part: StagePart[float] = PART) -> dict[str, float]:
+    return amounts(optimizer_state(call.stage, call.layout, part, size))
+
+
+def offloaded(call: Call, offload: Offload) -> dict[str, float]:
+    return amounts(offloaded_state(call.stage, call.layout, offload, PART, 2))
 
 
 def test_a_copy_takes_its_elements_and_only_training_keeps_more(call: Callable[..., Call]) -> None:
     assert amounts(weight_copy(1000.0, 2)) == {"weights": 2000.0}
-    assert optimizer_state(call("ref_logprob"), PART, 2) == Cost()
-    assert amounts(optimizer_state(call("actor_train"), PART, 2)) == {
+    assert state_of(call("ref_logprob"), 2) == {}
+    assert state_of(call("actor_train"), 2) == {
         "gradients": 4000.0,
         "main weights": 4000.0,
         "moments": 8000.0,
@@ -244,29 +254,29 @@ def test_a_copy_takes_its_elements_and_only_training_keeps_more(call: Callable[.
 
 
 def test_a_weight_in_fp32_is_its_own_main_weight(call: Callable[..., Call]) -> None:
-    assert amounts(optimizer_state(call("actor_train"), PART, 4)) == {"gradients": 4000.0, "moments": 8000.0}
+    assert state_of(call("actor_train"), 4) == {"gradients": 4000.0, "moments": 8000.0}
 
 
 @pytest.mark.parametrize("layout", ["dp4", "cp4", "dp2,cp2"])
 def test_ranks_with_the_same_weights_share_the_state_and_not_the_gradients(
     call: Callable[..., Call], layout: str
 ) -> None:
-    found = amounts(optimizer_state(call("actor_train", layout), PART, 2))
+    found = state_of(call("actor_train", layout), 2)
     assert found == {"gradients": 4000.0, "main weights": 1000.0, "moments": 2000.0}
 
 
 def test_the_state_of_experts_is_shared_by_those_that_hold_them(call: Callable[..., Call]) -> None:
     """600 of the parameters are in experts, spread over 4 of 8 replicas: all replicas hold 1000 + 3 x 600 together."""
-    part = PART._replace(expert_params=600.0)
-    found = amounts(optimizer_state(call("actor_train", "dp8,ep4"), part, 2))
+    part = replace(PART, expert_params=600.0)
+    found = state_of(call("actor_train", "dp8,ep4"), 2, part)
     assert found == {"gradients": 4000.0, "main weights": 4 * 2800 / 8, "moments": 8 * 2800 / 8}
 
 
 def test_what_waits_on_the_host_is_a_frozen_copy_or_all_that_an_optimizer_keeps(call: Callable[..., Call]) -> None:
-    assert offloaded_state(call("ref_logprob"), Offload.WEIGHTS, PART, 2) == weight_copy(1000.0, 2)
+    assert offloaded(call("ref_logprob"), Offload.WEIGHTS) == amounts(weight_copy(1000.0, 2))
     training = call("actor_train")
-    assert offloaded_state(training, Offload.OPTIMIZER, PART, 2) == optimizer_state(training, PART, 2)
-    assert offloaded_state(training, Offload.NONE, PART, 2) == Cost()
+    assert offloaded(training, Offload.OPTIMIZER) == state_of(training, 2)
+    assert offloaded(training, Offload.NONE) == {}
 
 
 @pytest.mark.parametrize(
@@ -281,7 +291,7 @@ def test_state_that_a_stage_does_not_have_cannot_be_offloaded(
     call: Callable[..., Call], stage: str, what: Offload, says: str
 ) -> None:
     with pytest.raises(BadInput, match=says):
-        offloaded_state(call(stage), what, PART, 2)
+        offloaded(call(stage), what)
 
 
 @pytest.mark.parametrize("layout", ["tp1", "tp2", "dp8", "tp2,pp3", "pp5"])

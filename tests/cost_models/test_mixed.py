@@ -5,14 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost_models.blended import BlendedModel, cost_model
-from meshwright.cost_models.mixed import MixedModel, homogeneous_cluster
+from meshwright.cost_models.blended import cost_model
+from meshwright.cost_models.mixed import homogeneous_cluster
 from meshwright.cost_models.protocol import Call, CostModel, Move
 from meshwright.profiles.hardware import Cluster, Link, MixedCluster, device_named
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.table import Table
 from meshwright.profiles.workload import Workload
 
 SLOW, FAST = Link(seconds=1e-3, bytes_per_second=1e9), Link(seconds=0.0, bytes_per_second=1e15)
@@ -67,16 +66,6 @@ def test_experience_is_handed_over_as_slowly_as_it_may_have_to_be(
     within = max(cost_model(part, fixed, "bf16").transfer_seconds(1e9).total for part in parts)
     assert mixed(parts, FAST, fixed).transfer_seconds(1e9).total == within
     assert mixed(parts, SLOW, fixed).transfer_seconds(1e9).total > 1.0 > within
-
-
-def test_more_slots_never_take_less_memory_only_where_no_part_was_measured(
-    parts: tuple[Cluster, Cluster], table: Table, fixed: Workload
-) -> None:
-    cluster = MixedCluster(parts=parts, between=SLOW)
-    analytic = [cost_model(part, fixed, "bf16") for part in parts]
-    assert MixedModel(cluster, analytic, (), "bf16").memory_is_monotone
-    measured = BlendedModel(table, parts[0], fixed, "bf16")
-    assert not MixedModel(cluster, [measured, analytic[1]], (), "bf16").memory_is_monotone
 
 
 BOTH = 2

@@ -57,7 +57,7 @@ def test_replicas_that_share_experts_hold_each_of_them_once(llama: ModelSpec) ->
 
 def test_the_last_stage_is_slowest_unless_its_ends_take_less_than_the_layers_that_it_lacks(llama: ModelSpec) -> None:
     counts = LayerCounts.of(replace(llama, num_layers=30), 4)
-    assert counts == (8, 7)
+    assert counts == LayerCounts(8, 7)
     assert counts.slowest(1.0, 0.9) == (8, False)
     assert counts.slowest(1.0, 1.1) == (7, True)
     assert LayerCounts.of(llama, 4).slowest(1.0, 0.0) == (8, True)

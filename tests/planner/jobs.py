@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, replace
 
 from meshwright.cost_models.cost import Cost, Memory, Term
-from meshwright.cost_models.protocol import Call, LayoutCosts, Move, TotalCosts
+from meshwright.cost_models.protocol import Call, LayoutCosts, Move, OneByOne, TotalCosts
 from meshwright.planner.job.custom_graph import MODES, OwnGraph, OwnStage
 from meshwright.planner.job.job import Facts, RoleModels
 from meshwright.profiles.algorithms import Algorithm
@@ -161,11 +161,10 @@ def quantised_facts(facts: Facts | None = None) -> Facts:
 
 
 @dataclass(frozen=True)
-class ToyModel:
+class ToyModel(OneByOne):
     """A cost model by simple formulas: work divides over ranks, tp and pp lose a little, memory divides by tp x pp."""
 
     facts: Facts
-    memory_is_monotone = True
     seconds_are_monotone = True
 
     def lower_bound_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
@@ -223,7 +222,7 @@ class ToyModel:
 
 
 @dataclass(frozen=True)
-class RandomModel:
+class RandomModel(OneByOne):
     """Costs drawn from a seed and the question's text, so that equal questions have equal answers.
 
     A pipeline in chunks holds the weights of the plain one and more activations, and is refit as it is.
@@ -231,7 +230,6 @@ class RandomModel:
 
     seed: int
     memory_scale: float
-    memory_is_monotone = True
     seconds_are_monotone = False
 
     def lower_bound_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:

@@ -9,7 +9,7 @@ import pytest
 from meshwright.planner.plan.layout_and_schedule_rules import schedules
 from meshwright.planner.proof.site_choices import families_in, legal_layouts
 from meshwright.planner.search.frontiers import kinds_of
-from meshwright.planner.search.legal_choices import legal_choices_by_layout
+from meshwright.planner.search.legal_choices import legal_choice_table
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from tests.planner.jobs import small_facts
@@ -21,10 +21,10 @@ def test_the_layouts_are_those_that_the_search_finds_legal(name: str) -> None:
     facts = JOBS[name]
     for stage in PPO_GRAPH.stages:
         for kind in set(kinds_of(facts, stage, ()).values()):
-            found = legal_choices_by_layout(facts, stage, kind.num_ranks, (), Counter(), part=kind.part)
+            found = legal_choice_table(facts, stage, kind.num_ranks, (), Counter(), part=kind.part)
             legal = list(legal_layouts(facts, stage, kind.num_ranks, kind.part))
             assert len(legal) == len(set(legal))
-            assert set(legal) == {layout for layout, _ in found}
+            assert set(legal) == set(found.layouts)
 
 
 def test_a_family_has_its_smaller_schedules_first_and_all_that_there_are() -> None:

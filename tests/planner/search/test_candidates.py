@@ -1,8 +1,11 @@
+import numpy as np
+
 from meshwright.cost_models.blended import cost_model
 from meshwright.planner.plan.cost_queries import query_for_choice
-from meshwright.planner.search.choice_costs import Candidate, cost_call, undominated, undominated_by_layout
+from meshwright.planner.search.choice_costs import Candidate, CostedChoices, cost_call, undominated
 from meshwright.planner.search.legal_choices import legal_choices
 from meshwright.profiles.algorithms import PPO_GRAPH
+from meshwright.profiles.choice_table import ChoiceTable, ScheduleTable
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 from tests.planner.jobs import small_facts
@@ -31,7 +34,16 @@ def test_of_equals_the_first_stays_and_what_is_slower_and_larger_goes() -> None:
     assert undominated([first, same, worse, other]) == (first, other)
 
 
+def costed(*candidates: Candidate) -> CostedChoices:
+    tables = [ScheduleTable((one.schedule,)) for one in candidates]
+    choices = ChoiceTable.of([one.layout for one in candidates], tables)
+    columns = zip(*(one[2:8] for one in candidates), strict=True)
+    return CostedChoices(choices, *(np.array(column) for column in columns))
+
+
 def test_each_layout_keeps_its_own_and_one_in_chunks_what_no_fewer_chunks_beat() -> None:
     plain, apart = candidate("pp2,dp2", 2.0, 2.0), candidate("dp4", 3.0, 3.0)
     quicker, larger = candidate("pp2,dp2,vpp2", 1.0, 3.0), candidate("pp2,dp2,vpp4", 1.0, 4.0)
-    assert set(undominated_by_layout([plain, apart, quicker, larger])) == {plain, apart, quicker}
+    table = costed(plain, apart, quicker, larger)
+    assert set(table.candidates(table.undominated_by_layout())) == {plain, apart, quicker}
+    assert set(table.candidates(table.undominated())) == {plain, quicker}

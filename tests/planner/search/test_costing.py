@@ -2,7 +2,7 @@ from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.cost import Cost, Memory, Term
 from meshwright.cost_models.protocol import Call
 from meshwright.planner.plan.steps_ahead import SearchCase, synchronous
-from meshwright.planner.search.choice_costs import TOO_LARGE, TOO_SLOW, TimeLimit
+from meshwright.planner.search.choice_costs import TOO_SLOW, TimeLimit
 from meshwright.planner.search.frontiers import PoolKind, frontier
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.schedule import Offload
@@ -13,8 +13,6 @@ FACTS = small_facts()
 
 class Shrinking(RandomModel):
     """A larger micro-batch takes less memory, as chunks that were measured may say."""
-
-    memory_is_monotone = False
 
     def memory(self, call: Call) -> Memory:
         return Memory(resident=Cost(), transient=Cost((Term("activations", 2**31 / call.schedule.micro_batch_size),)))
@@ -27,21 +25,11 @@ def test_a_model_whose_memory_may_shrink_is_asked_about_every_choice() -> None:
     assert max(sizes) == FACTS.workload.batch_size
 
 
-def test_where_memory_grows_what_is_larger_than_what_does_not_fit_is_not_weighed() -> None:
-    device = FACTS.cluster.device.model_copy(update={"memory_bytes": 2**20})
-    facts = FACTS.model_copy(update={"cluster": FACTS.cluster.model_copy(update={"device": device})})
-    model = cost_model(facts.cluster, facts.workload, facts.precision)
-    found = frontier(facts, model, PPO_GRAPH.by_name["actor_train"], ())
-    assert found.rejected[TOO_LARGE] > 2 * found.questions.weighed
-    assert found.questions.timed == 0
-
-
-def test_what_only_takes_longer_than_what_is_too_slow_is_not_timed() -> None:
+def test_what_is_too_slow_is_not_weighed() -> None:
     model = cost_model(FACTS.cluster, FACTS.workload, FACTS.precision)
     stage, most = PPO_GRAPH.by_name["actor_train"], {PoolKind(0, FACTS.cluster.num_ranks): TimeLimit(1e-9, 1e-9)}
     found = frontier(FACTS, model, stage, (), time_limits=most)
-    kinds_of_recomputation = 3
-    assert found.rejected[TOO_SLOW] >= kinds_of_recomputation * found.questions.timed > 0
+    assert found.rejected[TOO_SLOW] >= found.questions.timed > 0
     assert found.questions.weighed == 0
 
 

@@ -48,6 +48,6 @@ def test_a_model_that_is_asked_to_stop_answers_no_more() -> None:
 
 def test_what_is_known_without_asking_is_told_at_any_time() -> None:
     assert (
-        TimeLimitedCostModel(MODEL, Limits(deadline=time.monotonic() - 1)).memory_is_monotone
-        is MODEL.memory_is_monotone
+        TimeLimitedCostModel(MODEL, Limits(deadline=time.monotonic() - 1)).seconds_are_monotone
+        is MODEL.seconds_are_monotone
     )

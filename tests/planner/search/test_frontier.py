@@ -11,7 +11,7 @@ from meshwright.cost_models.protocol import Call
 from meshwright.planner.plan.pins import Ranks, parse_pins
 from meshwright.planner.search.choice_costs import DOMINATED, TOO_LARGE, Candidate, cost_call
 from meshwright.planner.search.frontiers import frontier
-from meshwright.planner.search.legal_choices import legal_choices, legal_choices_by_layout
+from meshwright.planner.search.legal_choices import legal_choice_table, legal_choices
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from tests.planner.jobs import RandomModel, small_facts
@@ -53,11 +53,7 @@ def test_every_choice_is_kept_or_counted() -> None:
     stage = PPO_GRAPH.by_name["critic_train"]
     found = frontier(FACTS, MODEL, stage, ())
     rejected: Counter[str] = Counter()
-    legal = sum(
-        len(schedules)
-        for _, size in found.candidates
-        for _, schedules in legal_choices_by_layout(FACTS, stage, size, (), rejected)
-    )
+    legal = sum(len(legal_choice_table(FACTS, stage, size, (), rejected)) for _, size in found.candidates)
     kept = sum(len(candidates) for candidates in found.candidates.values())
     assert found.rejected[DOMINATED] + found.rejected[TOO_LARGE] + kept == legal
     assert found.rejected - Counter({DOMINATED: 10**9, TOO_LARGE: 10**9}) == rejected

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from meshwright.cost_models.protocol import Call, CostModel, LayoutCosts
+from meshwright.cost_models.cost import Memory
+from meshwright.cost_models.protocol import Call, CostModel
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.job.job import Facts
 from meshwright.planner.job.whatif_settings import with_setting
@@ -140,9 +141,9 @@ def test_a_change_that_leaves_a_stage_too_large_alone_is_asked_about_that_stage_
     asked: list[str] = []
 
     class Noting(ToyModel):
-        def on_layout(self, call: Call) -> LayoutCosts:
+        def memory(self, call: Call) -> Memory:
             asked.append(call.stage.name)
-            return super().on_layout(call)
+            return super().memory(call)
 
     answer = compile_plan(facts, ToyModel(facts), pins=("actor_train.layout=tp1,pp1,dp2",), rebuild_cost_model=Noting)
     assert isinstance(answer, NoPlan)

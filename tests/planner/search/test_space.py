@@ -11,7 +11,7 @@ import pytest
 from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.layout_and_schedule_rules import layout_rules, schedule_rules
 from meshwright.planner.plan.pins import Ranks, forbidden, parse_pins
-from meshwright.planner.search.legal_choices import check_pins, legal_choices, legal_choices_by_layout, pools
+from meshwright.planner.search.legal_choices import check_pins, legal_choice_table, legal_choices, pools
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
@@ -113,10 +113,10 @@ def test_a_stage_of_spread_experts_may_be_pinned() -> None:
 
 def test_what_is_left_out_is_counted_under_its_rule() -> None:
     rejected: Counter[str] = Counter()
-    list(legal_choices_by_layout(FACTS, PPO_GRAPH.by_name["actor_train"], 4, (), rejected))
+    legal_choice_table(FACTS, PPO_GRAPH.by_name["actor_train"], 4, (), rejected)
     assert rejected == Counter()
     facts = small_facts(batch_size=3, num_heads=2)
-    list(legal_choices_by_layout(facts, PPO_GRAPH.by_name["actor_train"], 4, (), rejected))
+    legal_choice_table(facts, PPO_GRAPH.by_name["actor_train"], 4, (), rejected)
     assert rejected == {
         "tp=4 does not divide the 2 attention heads of actor; use tp=2.": 2,
         "dp=4 is more than the 3 sequences of a minibatch; use dp=3 at most.": 1,
@@ -175,8 +175,8 @@ def test_a_pinned_pool_is_the_only_one() -> None:
 def test_a_stage_on_all_ranks_does_not_stream() -> None:
     rejected: Counter[str] = Counter()
     facts, scored = small_facts(response=256), PPO_GRAPH.by_name["reward_score"]
-    alone = legal_choices_by_layout(facts, scored, 4, (), rejected)
-    assert not any(schedule.chunk_tokens for _, schedules in alone for schedule in schedules)
+    alone = legal_choice_table(facts, scored, 4, (), rejected)
+    assert not any(schedule.chunk_tokens for _, schedule in alone)
     assert rejected["a stage on all 4 ranks cannot stream from a generation beside it; use chunk_tokens=0."] > 0
     assert any(choice.schedule.chunk_tokens for choice in legal_choices(facts, scored, 2, ()))
 
