@@ -10,10 +10,15 @@ experts are spread over ranks, all of them wait for the rank with the busiest ex
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from functools import reduce
+from operator import add
+from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from meshwright.profiles.efficiency import Efficiency
+from meshwright.profiles.elementwise import N, ceil, floor, maximum, minimum, where
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.hardware import Device
@@ -32,6 +37,18 @@ class Heads(NamedTuple):
     keys: int
     size: float
     window: SlidingWindow | None = None
+
+
+class SecondsByCount(Protocol):
+    """Return the seconds for a number of rows, or for each of several numbers."""
+
+    def __call__(self, rows: N, /) -> N: ...
+
+
+class DecodeSeconds(Protocol):
+    """Return the seconds of a decode step's attention for a number of rows and of cached tokens, or for several."""
+
+    def __call__(self, rows: N, context: N, /) -> N: ...
 
 
 class Kernels:
@@ -56,7 +73,6 @@ class Kernels:
         self._grouped_tiles = [(*tile, self._tile_seconds(*tile, grouped.flops)) for tile in gemm.tiles]
         byte = 1 / (self._bandwidth * grouped.bytes)
         self._grouped_weight, self._grouped_element = weight_bytes * byte, size * byte
-        self._columns: dict[float, list[tuple[int, int, float]]] = {}
 
     def _tile_seconds(self, rows: int, columns: int, share: float) -> float:
         """Return the seconds of one inner element of an output tile, on one processor at `share` of its peak.
@@ -66,21 +82,22 @@ class Kernels:
         feeding = 1 + self._efficiency.gemm.tile_cost * _TILE_EDGE * (1 / rows + 1 / columns)
         return 2 * rows * columns * feeding / (self._flops * share)
 
-    def gemm(self, rows: float, inner: float, outer: float) -> float:
-        """Return the seconds of [rows, inner] x [inner, outer]."""
+    def gemm(self, rows: N, inner: N, outer: N) -> N:
+        """Return the seconds of [rows, inner] x [inner, outer].
+
+        For several matmuls, the sizes are arrays or numbers, [matmuls] if arrays, and at least one of them is an array.
+        """
         memory = inner * outer * self._weight_seconds + rows * (inner + outer) * self._element_seconds
-        return self._start + _smooth_max(
-            self._computing(math.ceil(rows / self._edge), inner, outer), memory, self._ridge
-        )
+        return self._start + smooth_max(self._computing(ceil(rows / self._edge), inner, outer), memory, self._ridge)
 
-    def computing(self, rows: float, inner: float, outer: float) -> float:
+    def computing(self, rows: N, inner: N, outer: N) -> N:
         """Return the seconds of [rows, inner] x [inner, outer] without memory traffic, which is counted elsewhere."""
-        return self._start + self._computing(math.ceil(rows / self._edge), inner, outer)
+        return self._start + self._computing(ceil(rows / self._edge), inner, outer)
 
-    def products(self, shapes: Sequence[tuple[float, float]]) -> Callable[[float], float]:
+    def products(self, shapes: Sequence[tuple[float, float]]) -> SecondsByCount:
         """Return a function of rows: the sum of `gemm` over shapes (inner, outer).
 
-        Compute time depends on the number of tiles alone, and is cached.
+        Compute time depends on the number of tiles alone; it is cached where rows are asked for one by one.
         """
         starts, edge, power, root = len(shapes) * self._start, self._edge, self._ridge, 1 / self._ridge
         moved = [
@@ -93,7 +110,9 @@ class Kernels:
             computing = [self._computing(edges, inner, outer) for inner, outer in shapes]
             return [(compute, *moving) for compute, moving in zip(computing, moved, strict=True)]
 
-        def seconds(rows: float) -> float:
+        def seconds(rows: N) -> N:
+            if isinstance(rows, np.ndarray):
+                return reduce(add, [self.gemm(rows, one, other) for one, other in shapes])
             edges, total = math.ceil(rows / edge), starts
             if edges not in known:
                 known[edges] = parts(edges)
@@ -107,78 +126,78 @@ class Kernels:
 
         return seconds
 
-    def _computing(self, edges: int, inner: float, outer: float) -> float:
+    def _computing(self, edges: N, inner: N, outer: N) -> N:
         """Return the seconds of whole output tiles over the processors, for rows that span `edges` tile edges.
 
         If there are fewer tiles than processors, the inner dimension is split (stream-K: Osama et al.,
         arXiv:2301.03598); each piece pays a prologue of `gemm.prologue` elements.
         """
-        tile_kinds = self._columns.get(outer)
-        if tile_kinds is None:
-            tile_kinds = self._columns[outer] = [(e, math.ceil(outer / columns), s) for e, columns, s in self._tiles]
-        processors, prologue, compute = self._processors, self._prologue, math.inf
-        for tile_edges, columns, seconds in tile_kinds:
-            tiles = -(-edges // tile_edges) * columns
-            if tiles >= processors:
-                seconds_of_kind = tiles / processors * seconds * (inner + prologue)
-            else:
-                split, max_split = processors // tiles, int(inner / self._split) or 1
-                seconds_of_kind = seconds * (inner / (split if split < max_split else max_split) + prologue)
-            compute = seconds_of_kind if seconds_of_kind < compute else compute
-        return compute
+        processors, prologue, fastest = self._processors, self._prologue, math.inf + 0 * (edges + inner + outer)
+        max_split = maximum(floor(inner / self._split), 1)
+        for tile_edges, tile_columns, seconds in self._tiles:
+            tiles = ceil(edges / tile_edges) * ceil(outer / tile_columns)
+            split = minimum(maximum(processors // tiles, 1), max_split)
+            in_pieces = seconds * (inner / split + prologue)
+            whole = tiles / processors * seconds * (inner + prologue)
+            fastest = minimum(where(tiles >= processors, whole, in_pieces), fastest)
+        return fastest
 
-    def grouped(self, rows: float, groups: float, inner: float, outer: float) -> float:
+    def grouped(self, rows: N, groups: N, inner: float, outer: float) -> N:
         """Return the seconds of a grouped GEMM: `rows` rows in `groups` groups, each with [inner, outer] weights.
 
         A tile holds rows of one group (Gale et al., MegaBlocks, arXiv:2211.15841, section 5): groups differ in size, so
         the last tile of each is half full on average. Weights are read once. The kernel's start is not counted.
         """
-        computing, processors = math.inf, self._processors
+        computing = math.inf + 0 * rows
         for edge, columns, seconds in self._grouped_tiles:
-            num_tiles = rows / edge + groups * (edge - 1) / (2 * edge)
-            waves = (num_tiles if num_tiles > groups else groups) * -(-outer // columns) / processors
-            candidate = seconds * (waves if waves > 1 else 1)
-            computing = candidate if candidate < computing else computing
-        computing *= inner + self._efficiency.grouped.prologue
+            num_tiles = maximum(rows / edge + groups * (edge - 1) / (2 * edge), groups)
+            waves = num_tiles * -(-outer // columns) / self._processors
+            computing = minimum(computing, seconds * maximum(waves, 1))
+        computing = computing * (inner + self._efficiency.grouped.prologue)
         memory = groups * inner * outer * self._grouped_weight + rows * (inner + outer) * self._grouped_element
-        return _smooth_max(computing, memory, self._efficiency.grouped.ridge)
+        return smooth_max(computing, memory, self._efficiency.grouped.ridge)
 
-    def grouped_gradient(self, rows: float, groups: float, inner: float, outer: float) -> float:
+    def grouped_gradient(self, rows: N, groups: N, inner: float, outer: float) -> N:
         """Return the seconds of a grouped GEMM for the weight gradients, each a product over the group's rows."""
-        computing, processors = math.inf, self._processors
+        computing = math.inf + 0 * rows
         for edge, columns, seconds in self._grouped_tiles:
-            waves = groups * -(-inner // edge) * -(-outer // columns) / processors
-            candidate = seconds * (waves if waves > 1 else 1)
-            computing = candidate if candidate < computing else computing
-        computing *= rows / groups + self._efficiency.grouped.prologue
+            waves = groups * -(-inner // edge) * -(-outer // columns) / self._processors
+            computing = minimum(computing, seconds * maximum(waves, 1))
+        computing = computing * (rows / groups + self._efficiency.grouped.prologue)
         memory = groups * inner * outer * self._grouped_weight + rows * (inner + outer) * self._grouped_element
-        return _smooth_max(computing, memory, self._efficiency.grouped.ridge)
+        return smooth_max(computing, memory, self._efficiency.grouped.ridge)
 
-    def attention(self, rows: float, tokens: float, context: float, heads: Heads, *, cache_bytes: float) -> float:
+    def attention(self, rows: N, tokens: N, context: N, heads: Heads, *, cache_bytes: float) -> N:
         """Return the seconds of causal attention over `rows` rows, each with `tokens` new and `context` cached tokens,
         limited to the window if there is one.
 
         Each block of queries attends to the keys before it, plus part of a tile beyond the diagonal (Dao,
         FlashAttention-2, arXiv:2307.08691, section 3.3) and beyond the far edge of a window. Blocks run in waves over
-        the processors, with 2 FLOPs for each of the two products.
+        the processors, with 2 FLOPs for each of the two products. One new token after cached ones is a decode step.
         """
-        if tokens == 1 and context:
-            return self.decoding(heads, cache_bytes)(rows, context)
+        is_decoding = (tokens == 1) & (context > 0)
+        if not np.any(is_decoding):
+            return self._block_attention(rows, tokens, context, heads)
+        decoding = self.decoding(heads, cache_bytes)(rows, context)
+        return where(is_decoding, decoding, self._block_attention(rows, tokens, context, heads))
+
+    def _block_attention(self, rows: N, tokens: N, context: N, heads: Heads) -> N:
+        """Return the seconds of attention whose queries are processed in blocks."""
         (queries, keys, size, window), params = heads, self._efficiency.attention
         edge = params.block
-        per_head = math.ceil(tokens / (2 * edge))
+        per_head = ceil(tokens / (2 * edge))
         waves = rows * queries * per_head / self._processors + params.tail
         num_keys = context + (tokens + params.tile) / 2
         if window:
-            num_keys = min(num_keys, window.attended_tokens(tokens, context) + params.tile)
-            context = min(context, window.num_tokens)
+            num_keys = minimum(num_keys, window.attended_tokens(tokens, context) + params.tile)
+            context = minimum(context, window.num_tokens)
         flops = self._flops * params.flops
-        block = 4 * (math.ceil(tokens / edge) * edge / per_head) * num_keys * size / flops
+        block = 4 * (ceil(tokens / edge) * edge / per_head) * num_keys * size / flops
         elements = rows * size * (2 * tokens * queries + 2 * (context + tokens) * keys)
         moving = elements * self._size / (self._bandwidth * params.bytes)
-        return params.seconds + _smooth_max((waves if waves > 1 else 1) * block, moving, params.ridge)
+        return params.seconds + smooth_max(maximum(waves, 1) * block, moving, params.ridge)
 
-    def decoding(self, heads: Heads, cache_bytes: float) -> Callable[[float, float], float]:
+    def decoding(self, heads: Heads, cache_bytes: float) -> DecodeSeconds:
         """Return a function of rows and cached tokens: the seconds of attention of one new token a row.
 
         The cache is read once: its blocks are spread over the processors and joined (flash-decoding), at full bandwidth
@@ -186,38 +205,36 @@ class Kernels:
         heads per key head than `decoding.group`, one processor reads the whole cache of a key head.
         """
         (queries, keys, size, window), processors, params = heads, self._processors, self._efficiency.decoding
-        start, power, root = params.seconds, params.ridge, 1 / params.ridge
+        start, ridge = params.seconds, params.ridge
         per_token = 2 * keys * size * cache_bytes / (self._bandwidth * params.bytes)
         per_row = (params.row_seconds * keys + params.head_seconds * queries) / processors
         block = math.inf if queries < params.group * keys else params.block
         joined, saturating = start + params.join_seconds, processors * params.saturation
 
-        def seconds(rows: float, context: float) -> float:
-            blocks = rows * keys * (math.ceil((context + 1) / block) or 1)
+        def seconds(rows: N, context: N) -> N:
+            blocks = rows * keys * maximum(ceil((context + 1) / block), 1)
             read, work = rows * (context + 1) * per_token, rows * per_row
-            if blocks < saturating:
-                read *= saturating / blocks
-            total: float
-            if read > work:
-                total = read * (1 + (work / read) ** power) ** root
-            else:
-                total = work * (1 + (read / work) ** power) ** root
-            return (joined if context + 1 > block else start) + total
+            read = read * maximum(saturating / blocks, 1)
+            return where(context + 1 > block, joined, start + 0 * read) + smooth_max(read, work, ridge)
+
+        def windowed(rows: N, context: N) -> N:
+            return seconds(rows, minimum(context, max_context))
 
         if window is None:
             return seconds
         max_context = window.num_tokens - 1
-        return lambda rows, context: seconds(rows, min(context, max_context))
+        return windowed
 
     def elementwise(self, num_bytes: float) -> float:
         """Return the seconds to read and write `num_bytes`."""
         return num_bytes / (self._bandwidth * self._efficiency.elementwise_bytes)
 
 
-def _smooth_max(one: float, other: float, power: float) -> float:
-    """Return (a^p + b^p)^(1/p) without overflow."""
-    large, small = (one, other) if one > other else (other, one)
-    return large * (1 + (small / large) ** power) ** (1 / power) if large else 0.0
+def smooth_max(one: N, other: N, power: float) -> N:
+    """Return (a^p + b^p)^(1/p) of two numbers, of which one is positive, without overflow."""
+    large, small = maximum(one, other), minimum(one, other)
+    combined: N = large * (1 + (small / large) ** power) ** (1 / power)
+    return combined
 
 
 class Precision(NamedTuple):
@@ -289,7 +306,7 @@ class QuantisedLinears:
         each = (0 if is_fused else _ROUNDING_KERNELS) + (_CASTING_KERNELS if casts else 0)
         self.num_kernels = each * len(shapes)
 
-    def seconds(self, count: float) -> float:
+    def seconds(self, count: N) -> N:
         """Return the device seconds of one pass over `count` tokens."""
         return self._products(count) + count * self._token_seconds + self._pass_seconds
 
@@ -320,7 +337,7 @@ class LowRank:
         self._adding_seconds = kernels.elementwise(size * _SUM_ACCESSES * sum(outer for _, outer in linears))
         self.num_kernels, self.num_started = _KERNELS * len(linears), _STARTED * len(linears)
 
-    def seconds(self, count: float, *, trains: bool) -> float:
+    def seconds(self, count: N, *, trains: bool) -> N:
         """Return the device seconds of a layer for `count` tokens, forward or (`trains`) forward and backward.
 
         The sum has no cost backward: it passes its gradient on unchanged.
@@ -328,7 +345,8 @@ class LowRank:
         seconds = self._forward(count) + count * self._adding_seconds
         if trains:
             gemm = self._kernels.gemm
-            seconds += self._gradients(count) + sum([gemm(inner, count, outer) for inner, outer in self._shapes])
+            weight_gradients = [gemm(inner, count, outer) for inner, outer in self._shapes]
+            seconds = seconds + self._gradients(count) + reduce(add, weight_gradients)
         return seconds
 
 
@@ -365,7 +383,7 @@ class Mixture:
         self._copy_seconds = kernels.elementwise(size * (_WIDTHS * width + _MOVES * hidden_size))
         self._shapes = (hidden_size, 2 * width), (width, hidden_size)
 
-    def seconds(self, count: float, *, trains: bool, is_frozen: bool = False) -> float:
+    def seconds(self, count: N, *, trains: bool, is_frozen: bool = False) -> N:
         """Return the seconds on the busiest rank when each replica brings `count` tokens.
 
         Frozen experts have no weight gradients.
@@ -374,15 +392,16 @@ class Mixture:
         rows = count * experts.experts_per_token * experts.imbalance(tokens, self._ep) / self._folded
         return self.seconds_of_rows(rows, experts.num_selected(tokens) / self._ep, trains=trains, is_frozen=is_frozen)
 
-    def seconds_of_rows(self, rows: float, groups: float, *, trains: bool = False, is_frozen: bool = False) -> float:
+    def seconds_of_rows(self, rows: N, groups: N, *, trains: bool = False, is_frozen: bool = False) -> N:
         """Return the seconds when `rows` routed tokens arrive at `groups` of this rank's experts."""
         grouped, moving = self._kernels.grouped, self._start + rows * self._copy_seconds
         seconds = moving
         for inner, outer in self._shapes:
-            seconds += grouped(rows, groups, inner, outer)
+            seconds = seconds + grouped(rows, groups, inner, outer)
         if trains:
-            seconds += _BACKWARD * moving
+            seconds = seconds + _BACKWARD * moving
             for inner, outer in self._shapes:
-                seconds += grouped(rows, groups, outer, inner)
-                seconds += 0.0 if is_frozen else self._kernels.grouped_gradient(rows, groups, inner, outer)
+                seconds = seconds + grouped(rows, groups, outer, inner)
+                if not is_frozen:
+                    seconds = seconds + self._kernels.grouped_gradient(rows, groups, inner, outer)
         return seconds

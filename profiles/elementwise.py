@@ -37,6 +37,18 @@ def maximum(one: N, other: N | float) -> N:
     return max(one, other)
 
 
+def ceil(number: N) -> N:
+    """Return the number, or each element, rounded up to an integer."""
+    rounded: Any = np.ceil(number) if isinstance(number, np.ndarray) else math.ceil(number)
+    return rounded  # type: ignore[no-any-return]  # of the type of the number
+
+
+def floor(number: N) -> N:
+    """Return the number, or each element, rounded down to an integer."""
+    rounded: Any = np.floor(number) if isinstance(number, np.ndarray) else math.floor(number)
+    return rounded  # type: ignore[no-any-return]  # of the type of the number
+
+
 def where(condition: bool | BoolArray, one: N | float, other: N) -> N:
     """Return `one` where the condition holds, and `other` elsewhere."""
     chosen: Any = np.where(condition, one, other) if isinstance(condition, np.ndarray) else one if condition else other

@@ -115,9 +115,9 @@ class Experts:
         networks = 3 * hidden_size * (self.experts_per_token * self.ffn_size + self.shared_ffn_size)
         return networks + hidden_size * (self.num_experts + self.shared_gate)
 
-    def num_selected(self, num_tokens: float) -> float:
+    def num_selected(self, num_tokens: N) -> N:
         """Expected number of experts that at least one of `num_tokens` tokens selects, under uniform routing."""
-        unselected: float = (1 - self.experts_per_token / self.num_experts) ** num_tokens
+        unselected: N = (1 - self.experts_per_token / self.num_experts) ** num_tokens
         return self.num_experts * (1 - unselected)
 
     def imbalance(self, num_tokens: N, ep: N | float) -> N:

@@ -276,9 +276,9 @@ class SlidingWindow:
         """Number of layers from `start` to `end` - 1 that have the window."""
         return len(range(self.first, end, self.every)) - len(range(self.first, start, self.every))
 
-    def attended_tokens(self, tokens: float, context: float) -> float:
+    def attended_tokens(self, tokens: N, context: N) -> N:
         """Mean number of tokens that each of `tokens` new tokens attends to, after a context of `context` tokens."""
-        unbounded = min(max(self.num_tokens - context, 0.0), tokens)
+        unbounded = minimum(maximum(self.num_tokens - context, 0.0), tokens)
         attended = unbounded * (context + (unbounded + 1) / 2)
         return (attended + (tokens - unbounded) * self.num_tokens) / tokens
 
