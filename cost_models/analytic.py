@@ -6,7 +6,7 @@ choices have in common (length strata, rounds of generation, times of a shard) i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
@@ -15,7 +15,7 @@ import numpy as np
 
 from meshwright.cost_models import communication
 from meshwright.cost_models.communication import Groups, Network, groups_of
-from meshwright.cost_models.compute import AnalyticShard, Shard
+from meshwright.cost_models.compute import AnalyticShard, PassColumns, Shard
 from meshwright.cost_models.cost import Cost, Memory, TermSums, cost_of, least_trusted
 from meshwright.cost_models.generation_cost import Generation, Work, generation_work
 from meshwright.cost_models.kernels import element_bytes
@@ -69,6 +69,11 @@ ShardFactory: TypeAlias = Callable[[ModelSpec, int, AnalyticShard, bool], Shard]
 
 Arguments: the model, tp, the analytic times of the shard, and whether a separate generation engine runs it.
 """
+
+
+_TableKey: TypeAlias = tuple[RankCompute, bool, int, ScheduleTable, ChunkFunction]
+"""All that the compute of a table of schedules depends on: what a rank computes, whether it trains, the rows of a
+replica, the table, and which chunks are read."""
 
 
 class WorkloadSplits(NamedTuple):
@@ -133,7 +138,7 @@ class AnalyticModel(OneByOne):
         self._layout_memories: Memo[tuple[str, ModelSpec, Layout], LayoutMemory] = Memo()
         self._layout_costs: Memo[tuple[str, ModelSpec, Layout, int], PipelineCosts] = Memo()
         self._generations: Memo[tuple[ModelSpec, Layout], Generation] = Memo()
-        self._table_computes: Memo[tuple[RankCompute, bool, int, ScheduleTable, bool], FloatArray] = Memo()
+        self._table_computes: dict[_TableKey, FloatArray] = {}
         self._computing: Memo[tuple[ModelSpec, int, bool, int, int, int], RankCompute] = Memo()
         self._computed: Memo[
             tuple[RankCompute, ChunkFunction | Recompute, bool, int, int, int], BatchCompute[float]
@@ -193,13 +198,12 @@ class AnalyticModel(OneByOne):
             return super().seconds_of_choices(call, choices)
         pipeline = self._pipeline(call, sharded_by_each(call.model, choices.layout), choices)
         layouts = [replace(call, layout=layout) for layout in choices.layouts]
-        tables = list(zip(layouts, choices.tables, strict=True))
-        compute = BatchCompute(*choices.gather([self._compute_of_table(*one, is_tail=False) for one in tables]))
+        compute = BatchCompute(*choices.gather(self._compute_of_tables(layouts, choices.tables, all_chunks)))
         num_rows = choices.layout.of_each([[self._rows(one)] for one in layouts])[0]
         addends = step_addends(pipeline, compute, self._updates_of_each(call, choices.layout, layouts), num_rows)
         seconds = tails = sum_of([amount for _, amount, _ in addends])
         if choices.chunk_tokens.any():
-            last = BatchCompute(*choices.gather([self._compute_of_table(*one, is_tail=True) for one in tables]))
+            last = BatchCompute(*choices.gather(self._compute_of_tables(layouts, choices.tables, last_chunks)))
             tail_seconds = sum_of([amount for _, amount, _ in pipeline.addends(last)])
             tails = np.where(choices.chunk_tokens > 0, tail_seconds, seconds)
         for offload in choices.offloads:
@@ -221,22 +225,60 @@ class AnalyticModel(OneByOne):
         shards = sharded_by_each(call.model, choices.layout)
         return bytes_of_choices(call.stage, shards, choices, self._workload, self._size)
 
-    def _compute_of_table(self, call: Call, table: ScheduleTable, *, is_tail: bool) -> FloatArray:
-        """Return the amounts of `BatchCompute` for each schedule of a table on the call's layout, [amounts, schedules].
+    def _compute_of_tables(
+        self, layouts: Sequence[Call], tables: Sequence[ScheduleTable], chunks_of: ChunkFunction
+    ) -> list[FloatArray]:
+        """Return the amounts of `BatchCompute` on each layout for each schedule of its table, [amounts, schedules].
 
-        With `is_tail` they are those after the last token, and 1 for a schedule that does not stream.
+        A schedule that streams reads all chunks, or the last ones alone. Layouts that compute the same on as many rows
+        are costed once, and all new ones that have a shard in common together.
         """
-        computing, rows = self._computing_of(call), self._rows(call)
-        key = computing, call.stage.trains, rows, table, is_tail
+        keys = [
+            (self._computing_of(layout), layout.stage.trains, self._rows(layout), table, chunks_of)
+            for layout, table in zip(layouts, tables, strict=True)
+        ]
+        new_keys: dict[RankCompute, dict[_TableKey, Call]] = {}
+        for key, layout in zip(keys, layouts, strict=True):
+            if key not in self._table_computes:
+                new_keys.setdefault(key[0], {})[key] = layout
+        for computing, with_computing in new_keys.items():
+            self._table_computes.update(self._new_tables(computing, with_computing))
+        return [self._table_computes[key] for key in keys]
 
-        def amounts(schedule: Schedule) -> tuple[float, ...]:
-            if not is_tail:
-                return self._compute_of(call, computing, rows, schedule).amounts
-            if not schedule.chunk_tokens:
-                return (1.0,) * 5
-            return self._streamed(call.stage, computing, rows, schedule, last_chunks).amounts
+    def _new_tables(
+        self, computing: RankCompute, layouts: Mapping[_TableKey, Call]
+    ) -> Iterator[tuple[_TableKey, FloatArray]]:
+        """Yield the compute of new tables on layouts that compute the same, by key."""
+        passes = [
+            self._passes_of(layout, rows, split, chunks_of)
+            for (_, _, rows, table, chunks_of), layout in layouts.items()
+            for split in table.splits
+        ]
+        is_streamed = np.array([split.chunk_tokens > 0 for key in layouts for split in key[3].splits])
+        trains, amounts = next(iter(layouts))[1], np.zeros((6, len(passes)))
+        chunked = RankCompute(ChunkShard(computing.shard, computing.analytic, {}), computing.analytic)
+        for streams, shard in ((False, computing), (True, chunked)):
+            chosen = [one for one, is_chunked in zip(passes, is_streamed, strict=True) if is_chunked == streams]
+            if chosen:
+                columns, sizes = PassColumns(*np.concatenate(chosen).T), np.array([len(one) for one in chosen])
+                amounts[:, is_streamed == streams] = shard.compute_of_each(columns, sizes, trains=trains)
+        first = 0
+        for key in layouts:
+            table = key[3]
+            of_schedules = amounts[:, first + table.split_index]
+            first += len(table.splits)
+            is_recomputed, is_attention_recomputed = table.columns[3:5]
+            recompute = is_recomputed * of_schedules[4] + is_attention_recomputed * of_schedules[5]
+            yield key, np.concatenate([of_schedules[:4], recompute[np.newaxis]])
 
-        return self._table_computes.memoize(key, lambda: np.array([amounts(one) for one in table.schedules]).T)
+    def _passes_of(self, layout: Call, num_rows: int, split: Schedule, chunks_of: ChunkFunction) -> FloatArray:
+        """Return the passes of a way to split a batch of `num_rows` rows, [passes, fields of PassColumns]."""
+        if not split.chunk_tokens:
+            batches = self._micro_batches(num_rows, split, layout.layout.cp)
+            return np.array([(*batch, 0.0) for batch in batches], dtype=np.float64)
+        size, width = split.micro_batch_size, split.chunk_tokens
+        batches, contexts = self._splits.streams.passes(chunks_of, num_rows, size, width)
+        return np.array([(*batch, contexts[batch.tokens]) for batch in batches], dtype=np.float64)
 
     def _updates_of_each(self, call: Call, layout: LayoutColumns, layouts: Sequence[Call]) -> Updates[FloatArray]:
         """Return the updates of a stage on each choice's layout."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.communication import Group, Network, SecondsByBytes
-from meshwright.cost_models.compute import AnalyticShard, Passes, PassSeconds, Shard
+from meshwright.cost_models.compute import AnalyticShard, PassColumns, Passes, PassSeconds, Shard
 from meshwright.cost_models.cost import Cost, Memory, Source, Term, least_trusted
 from meshwright.cost_models.measured import MeasuredShard, Peaks, with_peaks
 from meshwright.cost_models.mixed import MixedModel, PairModel, homogeneous_cluster
@@ -139,10 +139,13 @@ class _BlendedShard(Shard):
     def __init__(self, measured: MeasuredShard, analytic: AnalyticShard) -> None:
         self._measured, self._analytic = measured, analytic
 
-    def time(self, body: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds:
+    def time(self, body: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds[float]:
         return self._shard_for(body).time(body, rows, tokens, context)
 
-    def total(self, body: TimedPass, passes: Passes) -> PassSeconds:
+    def each(self, body: TimedPass, passes: PassColumns) -> PassSeconds[FloatArray]:
+        return self._shard_for(body).each(body, passes)
+
+    def total(self, body: TimedPass, passes: Passes) -> PassSeconds[float]:
         return self._shard_for(body).total(body, passes)
 
     def _shard_for(self, body: TimedPass) -> Shard:
@@ -161,12 +164,21 @@ class _CorrectedShard(Shard):
     def __init__(self, shard: Shard, factors: Mapping[TimedPass, float]) -> None:
         self._shard, self._factors = shard, factors
 
-    def time(self, body: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds:
+    def time(self, body: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds[float]:
         time = self._shard.time(body, rows, tokens, context)
         if body not in self._factors:
             return time
         factor = self._factors[body]
         return PassSeconds(time.layer * factor, time.ends * factor, least_trusted([time.source, Source.INTERPOLATED]))
+
+    def each(self, body: TimedPass, passes: PassColumns) -> PassSeconds[FloatArray]:
+        times = self._shard.each(body, passes)
+        if body not in self._factors:
+            return times
+        factor = self._factors[body]
+        return PassSeconds(
+            times.layer * factor, times.ends * factor, least_trusted([times.source, Source.INTERPOLATED])
+        )
 
 
 class _CorrectedNetwork(Network):

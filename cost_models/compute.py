@@ -6,13 +6,24 @@ device, and the slower of the two decides; on one that does not, each kernel wai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Generic, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
 
 from meshwright.cost_models.cost import Source, least_trusted
-from meshwright.cost_models.kernels import Heads, Kernels, LowRank, Mixture, QuantisedLinears, precision_named
+from meshwright.cost_models.kernels import (
+    DecodeSeconds,
+    Heads,
+    Kernels,
+    LowRank,
+    Mixture,
+    QuantisedLinears,
+    precision_named,
+)
 from meshwright.profiles.efficiency import Efficiency
+from meshwright.profiles.elementwise import FloatArray, N, sum_of
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.frameworks import Framework, own_framework
 from meshwright.profiles.hardware import Device
@@ -38,28 +49,50 @@ _LAYER_KERNELS_STARTED = 5
 attention."""
 
 
+_MANY_PASSES = 16
+"""Number of passes from which costing all of them together is faster than one by one."""
+
+
 Pass: TypeAlias = tuple[float, float, float, float]
 """(number of passes, rows, new tokens per row, cached tokens per row)."""
 
 Passes: TypeAlias = Sequence[Pass]
 
 
-class PassSeconds(NamedTuple):
-    """Seconds of one timed pass: `layer` for each layer, `ends` for embedding and head together."""
+class PassColumns(NamedTuple):
+    """Several passes; each field is an array, [passes]."""
 
-    layer: float
-    ends: float
+    number: FloatArray
+    rows: FloatArray
+    tokens: FloatArray
+    context: FloatArray
+
+
+class PassSeconds(NamedTuple, Generic[N]):
+    """Seconds of one timed pass, or of each of several: of a `layer`, and of embedding and head together (`ends`)."""
+
+    layer: N
+    ends: N
     source: Source
 
 
 class Shard(Protocol):
     """Times of the passes of one shard, as `profiles.harness` defines them."""
 
-    def time(self, body: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds:
+    def time(self, body: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds[float]:
         """Return the seconds of a pass over `rows` rows of `tokens` new tokens with `context` cached tokens each."""
         ...
 
-    def total(self, body: TimedPass, passes: Passes) -> PassSeconds:
+    def each(self, body: TimedPass, passes: PassColumns) -> PassSeconds[FloatArray]:
+        """Return the seconds of each of several passes, [passes], and the least trusted source."""
+        times = [self.time(body, *one) for one in zip(*(column.tolist() for column in passes[1:]), strict=True)]
+        return PassSeconds(
+            np.array([time.layer for time in times]),
+            np.array([time.ends for time in times]),
+            least_trusted(time.source for time in times),
+        )
+
+    def total(self, body: TimedPass, passes: Passes) -> PassSeconds[float]:
         """Return the seconds of all these passes together."""
         layers = ends = 0.0
         worst_source = None
@@ -161,7 +194,6 @@ class AnalyticShard(Shard):
         self._outputs = 1 if model.scalar_head else model.padded_vocab_size
         self._head_products = self._head_kernels.products([(hidden, self._outputs)])
         self._head_gradients = self._head_kernels.products([(self._outputs, hidden)])
-        self._prefill_attention: dict[tuple[float, float], float] = {}  # attention of tokens among themselves
         forward: dict[float, float] = {}
         self._pass_kinds = {
             body: self._make_pass_kind(body, {} if body is TimedPass.TRAIN else forward) for body in TimedPass
@@ -200,12 +232,28 @@ class AnalyticShard(Shard):
             heads={},
         )
 
-    def time(self, body: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds:
+    def time(self, body: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds[float]:
         return self.total(body, ((1, rows, tokens, context),))
 
-    def total(self, body: TimedPass, passes: Passes) -> PassSeconds:
+    def each(self, body: TimedPass, passes: PassColumns) -> PassSeconds[FloatArray]:
+        kind, (_, rows, tokens, context) = self._pass_kinds[body], passes
+        count = rows * tokens
+        attention = self._attention_of_each(kind, rows, tokens, context)
+        layer = self._matmuls(kind, count) + count * kind.layer_seconds + attention + kind.layer_launches.extra
+        ends = self._head(kind, count, rows if kind.samples else count) + kind.ends_launches.extra
+        return PassSeconds(
+            np.maximum(layer, kind.layer_launches.minimum),
+            np.maximum(ends, kind.ends_launches.minimum),
+            Source.ANALYTIC,
+        )
+
+    def total(self, body: TimedPass, passes: Passes) -> PassSeconds[float]:
         if body is TimedPass.OPTIMIZER:
             return self._optimizer()
+        if len(passes) >= _MANY_PASSES:
+            columns = PassColumns(*np.array(passes, dtype=np.float64).T)
+            times = self.each(body, columns)
+            return PassSeconds(float(columns.number @ times.layer), float(columns.number @ times.ends), Source.ANALYTIC)
         run, layers, ends = self._pass_kinds[body], 0.0, 0.0
         (launch_seconds, min_seconds), min_ends_seconds = run.layer_launches, run.ends_launches.minimum
         layer_tokens, ends_tokens, head_tokens, layer, end = 0.0, 0.0, 0.0, 0.0, 0.0
@@ -237,6 +285,14 @@ class AnalyticShard(Shard):
             seconds = run.heads[count, at_head] = self._head(run, count, at_head) + run.ends_launches.extra
         return seconds
 
+    def _attention_of_each(
+        self, kind: _PassKind, rows: FloatArray, tokens: FloatArray, context: FloatArray
+    ) -> FloatArray:
+        """Return the seconds of one layer's core attention in each pass, [passes]."""
+        blocks = self.attention(rows, tokens, context, trains=kind.trains)
+        is_decoding = (tokens == 1) & (context > 0) & self._flash
+        return np.where(is_decoding, self._decode_attention(rows, context), blocks) if is_decoding.any() else blocks
+
     def _attentions(self, run: _PassKind, passes: Passes) -> list[float]:
         """Return the seconds of one layer's core attention in each pass."""
         attention, decoding, flash = self.attention, self._decode_attention, self._flash
@@ -247,7 +303,7 @@ class AnalyticShard(Shard):
             for _, rows, tokens, context in passes
         ]
 
-    def attention(self, rows: float, tokens: float, context: float = 0, *, trains: bool = False) -> float:
+    def attention(self, rows: N, tokens: N, context: N | float = 0.0, *, trains: bool = False) -> N:
         """Return the seconds of one layer's core attention, forward or (`trains`) forward and backward.
 
         It does not cover decoding. Selective recomputation repeats the forward part.
@@ -255,14 +311,10 @@ class AnalyticShard(Shard):
         if not self._flash:
             stored, backward = self._stored_attention(rows, tokens)
             return stored + backward if trains else stored
-        forward = None if context else self._prefill_attention.get((rows, tokens))
-        if forward is None:
-            forward = self._forward_attention(rows, tokens, context)
-            if not context:
-                self._prefill_attention[rows, tokens] = forward
+        forward = self._forward_attention(rows, tokens, context + 0 * tokens)
         return forward * (1 + self._attention_backward) if trains else forward
 
-    def _forward_attention(self, rows: float, tokens: float, context: float) -> float:
+    def _forward_attention(self, rows: N, tokens: N, context: N) -> N:
         """Return the mean over layers with and without a sliding window."""
         attention, heads, size = self._kernels.attention, self._heads, self._cache_bytes
         unwindowed = attention(rows, tokens, context, heads, cache_bytes=size)
@@ -271,7 +323,7 @@ class AnalyticShard(Shard):
         windowed = attention(rows, tokens, context, heads._replace(window=self._window), cache_bytes=size)
         return unwindowed + self._window_share * (windowed - unwindowed)
 
-    def _layer_decoding(self, heads: Heads) -> Callable[[float, float], float]:
+    def _layer_decoding(self, heads: Heads) -> DecodeSeconds:
         """Return a function of rows and cached tokens: the seconds of a decode step's attention in a layer, on average
         over layers with and without a sliding window."""
         unwindowed = self._kernels.decoding(heads, self._cache_bytes)
@@ -279,37 +331,42 @@ class AnalyticShard(Shard):
             return unwindowed
         share, window_heads = self._window_share, heads._replace(window=self._window)
         windowed = self._kernels.decoding(window_heads, self._cache_bytes)
-        return lambda rows, context: share * windowed(rows, context) + (1 - share) * unwindowed(rows, context)
 
-    def _matmuls(self, run: _PassKind, count: float) -> float:
+        def mean_seconds(rows: N, context: N) -> N:
+            return share * windowed(rows, context) + (1 - share) * unwindowed(rows, context)
+
+        return mean_seconds
+
+    def _matmuls(self, run: _PassKind, count: N) -> N:
         """Return the device seconds of a layer's weight matmuls, which depend on the number of tokens alone."""
         products = self._quantised.seconds(count) if self._quantised else self._layer_products(count)
         if run.trains:
-            products += self._matmul_gradients(count)
+            products = products + self._matmul_gradients(count)
         if self._adapter:
-            products += self._adapter.seconds(count, trains=run.trains)
+            products = products + self._adapter.seconds(count, trains=run.trains)
         if self._mixture:
-            products += self._mixture_mlp(count, run.trains, self._mixture)
+            products = products + self._mixture_mlp(count, run.trains, self._mixture)
         return products
 
-    def _matmul_gradients(self, count: float) -> float:
+    def _matmul_gradients(self, count: N) -> N:
         """Return the device seconds of the gradients of a layer's matmuls: of their inputs and, unless an adapter is
         trained instead, of their weights."""
         inputs = self._layer_gradients(count)
         if self._adapter:
             return inputs
-        gemm = self._kernels.gemm
-        return inputs + sum([gemm(inner, count, outer) for inner, outer in self._gemms])
+        weights: list[N] = [self._kernels.gemm(inner, count, outer) for inner, outer in self._gemms]
+        return inputs + sum_of(weights)
 
-    def _mixture_mlp(self, count: float, trains: bool, mixture: Mixture) -> float:
+    def _mixture_mlp(self, count: N, trains: bool, mixture: Mixture) -> N:
         """Return the seconds of the matmuls of a layer's MLP, averaged over layers with and without experts."""
         gemm, kernels, dense_share = self._gemm, self._kernels, self._dense_share
-        dense = sum([gemm(count, inner, outer, trains, kernels) for inner, outer in self._dense_mlp])
+        dense = sum_of([gemm(count, inner, outer, trains, kernels) for inner, outer in self._dense_mlp])
         hidden, shared = self._model.hidden_size, mixture.experts.shared_ffn_size
         mixed = gemm(count, hidden, mixture.experts.num_experts, trains, kernels)
-        mixed += mixture.seconds(count, trains=trains, is_frozen=self._adapter is not None)
+        mixed = mixed + mixture.seconds(count, trains=trains, is_frozen=self._adapter is not None)
         if shared:
-            mixed += gemm(count, hidden, 2 * shared, trains, kernels) + gemm(count, shared, hidden, trains, kernels)
+            widened = gemm(count, hidden, 2 * shared, trains, kernels)
+            mixed = mixed + widened + gemm(count, shared, hidden, trains, kernels)
         return dense_share * dense + (1 - dense_share) * mixed
 
     def _routing_kernels(self, experts: Experts, ep: int) -> float:
@@ -332,41 +389,41 @@ class AnalyticShard(Shard):
             return _Launches((num_kernels * framework.start_share - num_started) * start, 0.0)
         return _Launches((num_kernels - num_started) * start, (num_kernels + num_routing) * self._launch)
 
-    def _gemm(self, count: float, inner: float, outer: float, trains: bool, kernels: Kernels) -> float:
+    def _gemm(self, count: N, inner: float, outer: float, trains: bool, kernels: Kernels) -> N:
         """Return the seconds of [count, inner] x [inner, outer].
 
         Training adds the gradients of the input and, unless an adapter is trained instead, of the weight (Narayanan et
         al., arXiv:2104.04473, section 4).
         """
-        gemm = kernels.gemm
-        forward = gemm(count, inner, outer)
+        forward: N = kernels.gemm(count, inner, outer)
         if not trains:
             return forward
-        both = forward + gemm(count, outer, inner)
-        return both if self._adapter else both + gemm(inner, count, outer)
+        both: N = forward + kernels.gemm(count, outer, inner)
+        weights: N = kernels.gemm(inner, count, outer)
+        return both if self._adapter else both + weights
 
-    def _stored_attention(self, rows: float, tokens: float) -> tuple[float, float]:
+    def _stored_attention(self, rows: N, tokens: N) -> tuple[N, N]:
         """Return forward and backward seconds of unfused attention, which stores all scores and reads them again.
 
         The matmuls read and write little besides scores, whose traffic is counted once, in the bytes per score.
         """
         batch, heads = rows * self._heads.queries, self._heads
         scores = batch * tokens * tokens
-        product = self._kernels.computing(batch * tokens, heads.size, tokens)
+        product: N = self._kernels.computing(batch * tokens, heads.size, tokens)
         forward = 2 * product + self._kernels.elementwise(_SCORE_BYTES * scores)
         return forward, 4 * product + self._kernels.elementwise(_SCORE_BACKWARD_BYTES * scores)
 
-    def _head(self, run: _PassKind, count: float, head_count: float) -> float:
+    def _head(self, run: _PassKind, count: N, head_count: N) -> N:
         """Return the seconds of the head's GEMM, the embedding lookup and the softmax over the vocabulary."""
         product = self._head_products(head_count)
         if run.trains:
             gradients = self._head_gradients(head_count)
             if not self._adapter:
-                gradients += self._head_kernels.gemm(self._model.hidden_size, head_count, self._outputs)
-            product += gradients
+                gradients = gradients + self._head_kernels.gemm(self._model.hidden_size, head_count, self._outputs)
+            product = product + gradients
         return product + head_count * run.head_seconds + count * run.token_seconds
 
-    def _optimizer(self) -> PassSeconds:
+    def _optimizer(self) -> PassSeconds[float]:
         """Return the seconds of an Adam step in fp32.
 
         It reads gradient, weight and moments, writes weight and moments, casts, and zeroes the gradient.

@@ -12,11 +12,15 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
+
+import numpy as np
 
 from meshwright.cost_models.compute import AnalyticShard
-from meshwright.cost_models.kernels import PRECISIONS, Heads, Kernels
+from meshwright.cost_models.kernels import PRECISIONS, DecodeSeconds, Heads, Kernels, SecondsByCount
 from meshwright.profiles.aiconfigurator import PACKAGE, Attention, Gemm, HeadCounts, Message, Operators
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
+from meshwright.profiles.elementwise import N, sum_of, where
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import GRAPH, engine_named
 from meshwright.profiles.hardware import Cluster, Device
@@ -44,25 +48,37 @@ class MeasuredKernels(Kernels):
             heads: self._decode_ratios(heads, measured) for heads, measured in operators.decode_attention.items()
         }
 
-    def gemm(self, rows: float, inner: float, outer: float) -> float:
+    def gemm(self, rows: Any, inner: Any, outer: Any) -> Any:
         """Return the seconds of [rows, inner] x [inner, outer]."""
-        return super().gemm(rows, inner, outer) * self._gemms.at((rows, inner, outer))
+        return super().gemm(rows, inner, outer) * self._gemms.at_each(rows, inner, outer)
 
-    def products(self, shapes: Sequence[tuple[float, float]]) -> Callable[[float], float]:
+    def products(self, shapes: Sequence[tuple[float, float]]) -> SecondsByCount:
         """Return a function of rows: the sum of `gemm` over shapes (inner, outer)."""
-        return lambda rows: sum(self.gemm(rows, inner, outer) for inner, outer in shapes)
 
-    def attention(self, rows: float, tokens: float, context: float, heads: Heads, *, cache_bytes: float) -> float:
+        def seconds(rows: N) -> N:
+            each: list[N] = [self.gemm(rows, inner, outer) for inner, outer in shapes]
+            return sum_of(each)
+
+        return seconds
+
+    def attention(self, rows: N, tokens: N, context: N, heads: Heads, *, cache_bytes: float) -> N:
         """Return the seconds of `Kernels.attention`, scaled by the ratios of the most similar measured heads."""
-        if tokens == 1 and context:
-            return self.decoding(heads, cache_bytes)(rows, context)
-        predicted = super().attention(rows, tokens, context, heads, cache_bytes=cache_bytes)
-        return predicted * _nearest(self._prefill, heads).at((rows, tokens))
+        ratio: N = _nearest(self._prefill, heads).at_each(rows, tokens)
+        blocks: N = ratio * super()._block_attention(rows, tokens, context, heads)
+        is_decoding = (tokens == 1) & (context > 0)
+        if not np.any(is_decoding):
+            return blocks
+        return where(is_decoding, self.decoding(heads, cache_bytes)(rows, context), blocks)
 
-    def decoding(self, heads: Heads, cache_bytes: float) -> Callable[[float, float], float]:
+    def decoding(self, heads: Heads, cache_bytes: float) -> DecodeSeconds:
         """Return the function of `Kernels.decoding`, scaled by the ratios of the most similar measured heads."""
         predict, ratios = super().decoding(heads, cache_bytes), _nearest(self._decode, heads)
-        return lambda rows, context: predict(rows, context) * ratios.at((rows, context))
+
+        def seconds(rows: N, context: N) -> N:
+            ratio: N = ratios.at_each(rows, context)
+            return ratio * predict(rows, context)
+
+        return seconds
 
     def _prefill_ratios(self, heads: HeadCounts, measured: Mapping[Attention, float]) -> _Ratios:
         shard_heads, cache_bytes = Heads(*heads), self._cache_bytes
@@ -86,6 +102,12 @@ class _Ratios:
         self._measured: Mapping[tuple[float, ...], float] = {tuple(key): seconds for key, seconds in measured.items()}
         self._axes = [sorted(set(sizes)) for sizes in zip(*self._measured, strict=True)]
         self._predict = predict
+
+    def at_each(self, *sizes: Any) -> Any:
+        """Return the ratio at these sizes; where some of them are arrays, at each of their elements."""
+        if any(isinstance(size, np.ndarray) for size in sizes):
+            return np.array([self.at(each) for each in np.broadcast(*sizes)])
+        return self.at(sizes)
 
     def at(self, sizes: Sequence[float]) -> float:
         """Return the ratio at these sizes: the mean of the grid's corners around them, weighted by proximity."""

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import reduce
-from operator import add
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from meshwright.profiles.efficiency import Efficiency
-from meshwright.profiles.elementwise import N, ceil, floor, maximum, minimum, where
+from meshwright.profiles.elementwise import N, ceil, floor, maximum, minimum, sum_of, where
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.hardware import Device
@@ -82,15 +80,12 @@ class Kernels:
         feeding = 1 + self._efficiency.gemm.tile_cost * _TILE_EDGE * (1 / rows + 1 / columns)
         return 2 * rows * columns * feeding / (self._flops * share)
 
-    def gemm(self, rows: N, inner: N, outer: N) -> N:
-        """Return the seconds of [rows, inner] x [inner, outer].
-
-        For several matmuls, the sizes are arrays or numbers, [matmuls] if arrays, and at least one of them is an array.
-        """
+    def gemm(self, rows: Any, inner: Any, outer: Any) -> Any:
+        """Return the seconds of [rows, inner] x [inner, outer]; of several matmuls if some sizes are arrays."""
         memory = inner * outer * self._weight_seconds + rows * (inner + outer) * self._element_seconds
         return self._start + smooth_max(self._computing(ceil(rows / self._edge), inner, outer), memory, self._ridge)
 
-    def computing(self, rows: N, inner: N, outer: N) -> N:
+    def computing(self, rows: Any, inner: Any, outer: Any) -> Any:
         """Return the seconds of [rows, inner] x [inner, outer] without memory traffic, which is counted elsewhere."""
         return self._start + self._computing(ceil(rows / self._edge), inner, outer)
 
@@ -112,7 +107,7 @@ class Kernels:
 
         def seconds(rows: N) -> N:
             if isinstance(rows, np.ndarray):
-                return reduce(add, [self.gemm(rows, one, other) for one, other in shapes])
+                return sum_of([self.gemm(rows, one, other) for one, other in shapes])
             edges, total = math.ceil(rows / edge), starts
             if edges not in known:
                 known[edges] = parts(edges)
@@ -126,7 +121,7 @@ class Kernels:
 
         return seconds
 
-    def _computing(self, edges: N, inner: N, outer: N) -> N:
+    def _computing(self, edges: Any, inner: Any, outer: Any) -> Any:
         """Return the seconds of whole output tiles over the processors, for rows that span `edges` tile edges.
 
         If there are fewer tiles than processors, the inner dimension is split (stream-K: Osama et al.,
@@ -225,7 +220,7 @@ class Kernels:
         max_context = window.num_tokens - 1
         return windowed
 
-    def elementwise(self, num_bytes: float) -> float:
+    def elementwise(self, num_bytes: N) -> N:
         """Return the seconds to read and write `num_bytes`."""
         return num_bytes / (self._bandwidth * self._efficiency.elementwise_bytes)
 
@@ -346,7 +341,7 @@ class LowRank:
         if trains:
             gemm = self._kernels.gemm
             weight_gradients = [gemm(inner, count, outer) for inner, outer in self._shapes]
-            seconds = seconds + self._gradients(count) + reduce(add, weight_gradients)
+            seconds = seconds + self._gradients(count) + sum_of(weight_gradients)
         return seconds
 
 

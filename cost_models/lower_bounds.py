@@ -13,6 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 
+import numpy as np
+
+from meshwright.cost_models.compute import PassColumns
 from meshwright.cost_models.generation_cost import Generation
 from meshwright.cost_models.kernels import PRECISIONS
 from meshwright.cost_models.rounds import Integers
@@ -87,11 +90,13 @@ def generation_lower_bound(
     num_groups, num_rounds = min(num_stages, num_slots), max(num_rounds, num_tokens / max_live)
     max_rows = max(1.0, max_live / num_groups)
     boundaries = [1 + end * (max_rows - 1) for end in _KIND_BOUNDS] if max_rows > 1 else [1.0, 1.0]
-    times = [generation.shard.time(TimedPass.DECODE, fewest, 1, 1) for fewest in boundaries[:-1]]
+    rows = np.array(boundaries[:-1])
+    ones = np.ones(len(rows))
+    times = generation.shard.each(TimedPass.DECODE, PassColumns(ones, rows, ones, ones))
     layers, ends = (
         num_stages
         * _min_seconds_of_rounds(list(zip(seconds, boundaries[1:], strict=True)), num_rounds, num_tokens / num_groups)
-        for seconds in ([time.layer for time in times], [time.ends for time in times])
+        for seconds in (times.layer.tolist(), times.ends.tolist())
     )
     return generation.lower_bound_seconds(layers, ends, num_rounds, num_tokens, num_groups)
 

@@ -89,19 +89,19 @@ class MeasuredShard(Shard):
             m.point.body for m in table.measurements if is_own and m.point.num_layers == model.num_layers
         }
         """Kinds of passes that were measured at the model's own depth."""
-        self._known: dict[tuple[TimedPass, float, float, float], PassSeconds] = {}
+        self._known: dict[tuple[TimedPass, float, float, float], PassSeconds[float]] = {}
 
     def covers(self, body: TimedPass) -> bool:
         """Return True if the table has this kind of pass for this shape at two depths."""
         return body in self._surfaces
 
-    def time(self, body: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds:
+    def time(self, body: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds[float]:
         key = (body, rows, tokens, context)
         if key not in self._known:
             self._known[key] = self._time(body, rows, context if body is TimedPass.DECODE else tokens)
         return self._known[key]
 
-    def _time(self, body: TimedPass, rows: float, length: float) -> PassSeconds:
+    def _time(self, body: TimedPass, rows: float, length: float) -> PassSeconds[float]:
         layers, ends = self._surfaces[body]
         layer, source = layers.at(rows, length)
         best_source = Source.MEASURED if body in self._full_depth else Source.INTERPOLATED

@@ -16,10 +16,10 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost_models.compute import AnalyticShard, Passes, PassSeconds, Shard
+from meshwright.cost_models.compute import AnalyticShard, PassColumns, Passes, PassSeconds, Shard
 from meshwright.cost_models.cost import Source, least_trusted
 from meshwright.cost_models.protocol import Memo
-from meshwright.profiles.elementwise import N, where
+from meshwright.profiles.elementwise import FloatArray, N, where
 from meshwright.profiles.lengths import Histogram
 from meshwright.profiles.packing import micro_batches_by_rows, micro_batches_by_tokens
 from meshwright.profiles.table import TimedPass
@@ -189,12 +189,20 @@ class ContextShard(Shard):
     analytic: AnalyticShard
     cp: int
 
-    def time(self, body: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds:
+    def time(self, body: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds[float]:
         if body is TimedPass.OPTIMIZER:
             return self.shard.time(body, rows, tokens, context)
         return self.total(body, ((1, rows, tokens, context),))
 
-    def total(self, body: TimedPass, passes: Passes) -> PassSeconds:
+    def each(self, body: TimedPass, passes: PassColumns) -> PassSeconds[FloatArray]:
+        number, rows, tokens, context = passes
+        local = PassColumns(number, rows * self.cp, tokens / self.cp, context)
+        times, trains, attention = self.shard.each(body, local), body is TimedPass.TRAIN, self.analytic.attention
+        beyond = attention(rows, tokens, trains=trains) - attention(local.rows, local.tokens, trains=trains)
+        source = least_trusted([times.source, Source.ANALYTIC])
+        return PassSeconds(times.layer + np.maximum(beyond, 0.0), times.ends, source)
+
+    def total(self, body: TimedPass, passes: Passes) -> PassSeconds[float]:
         local_passes = [(number, rows * self.cp, tokens / self.cp, context) for number, rows, tokens, context in passes]
         local, trains = self.shard.total(body, local_passes), body is TimedPass.TRAIN
         attention, attention_seconds = self.analytic.attention, 0.0
@@ -298,10 +306,19 @@ class ChunkShard(Shard):
     analytic: AnalyticShard
     contexts: Mapping[float, float]
 
-    def time(self, body: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds:
+    def time(self, body: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds[float]:
         return self.total(body, ((1, rows, tokens, context),))
 
-    def total(self, body: TimedPass, passes: Passes) -> PassSeconds:
+    def each(self, body: TimedPass, passes: PassColumns) -> PassSeconds[FloatArray]:
+        cached = passes.context + np.array([self.contexts.get(tokens, 0.0) for tokens in passes.tokens.tolist()])
+        layers, ends = self.shard.each(TimedPass.PREFILL, passes), self.shard.each(body, passes)
+        without_cache = self.analytic.each(TimedPass.PREFILL, passes._replace(context=0 * cached))
+        with_cache = self.analytic.each(TimedPass.PREFILL, passes._replace(context=cached))
+        beyond = np.where(cached > 0, np.maximum(with_cache.layer - without_cache.layer, 0.0), 0.0)
+        source = least_trusted([layers.source, ends.source, Source.ANALYTIC])
+        return PassSeconds(layers.layer + beyond, ends.ends, source)
+
+    def total(self, body: TimedPass, passes: Passes) -> PassSeconds[float]:
         layers, ends = self.shard.total(TimedPass.PREFILL, passes), self.shard.total(body, passes)
         cached = [(n, rows, tokens, context + self.contexts[tokens]) for n, rows, tokens, context in passes]
         attention_seconds, source = 0.0, least_trusted([layers.source, ends.source])

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Generic, NamedTuple, TypeAlias
 
+import numpy as np
+
 from meshwright.cost_models.communication import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -23,14 +25,14 @@ from meshwright.cost_models.communication import (
     Groups,
     Network,
 )
-from meshwright.cost_models.compute import AnalyticShard, Passes, PassSeconds, Shard
+from meshwright.cost_models.compute import AnalyticShard, PassColumns, Passes, PassSeconds, Shard
 from meshwright.cost_models.cost import Addend, Source, TermSums, source_where
 from meshwright.cost_models.memory_cost import LayoutMemory
 from meshwright.cost_models.micro_batches import MicroBatches
 from meshwright.cost_models.params import ShardedModel, StagePart
 from meshwright.cost_models.protocol import Bytes, Memo
 from meshwright.profiles.choice_table import Degrees, MicroBatchLimits
-from meshwright.profiles.elementwise import N, maximum, minimum, sum_of, where
+from meshwright.profiles.elementwise import FloatArray, IntArray, N, maximum, minimum, sum_of, where
 from meshwright.profiles.frameworks import Framework
 from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
@@ -74,7 +76,7 @@ class RankCompute:
 
     shard: Shard
     analytic: AnalyticShard
-    _times: Memo[tuple[TimedPass, Batches], PassSeconds] = field(default_factory=Memo)
+    _times: Memo[tuple[TimedPass, Batches], PassSeconds[float]] = field(default_factory=Memo)
 
     def batch_compute(self, batches: Batches, recompute: Recompute, *, trains: bool) -> BatchCompute[float]:
         num_batches, total_tokens = 0.0, 0.0
@@ -88,6 +90,28 @@ class RankCompute:
         mean_tokens = total_tokens / num_batches
         return BatchCompute(num_batches, mean_tokens, layer, ends, recompute_seconds, source, recompute_source)
 
+    def compute_of_each(self, passes: PassColumns, sizes: IntArray, *, trains: bool) -> FloatArray:
+        """Return the compute of several ways to split a batch, [amounts, splits].
+
+        `passes` has the micro-batches of one split after the other, `sizes` their numbers, [splits]. The amounts are
+        those of `BatchCompute` with full recomputation, and last the seconds of recomputing core attention alone.
+        """
+        number, rows, tokens, _ = passes
+        starts = np.cumsum(sizes) - sizes
+
+        def totals(of_each: FloatArray) -> FloatArray:
+            summed: FloatArray = np.add.reduceat(number * of_each, starts)
+            return summed
+
+        num_batches = totals(np.ones(len(number)))
+        times = self.shard.each(TimedPass.TRAIN if trains else TimedPass.FORWARD, passes)
+        whole, attention = np.zeros((2, len(sizes)))
+        if trains:
+            whole = totals(self.shard.each(TimedPass.FORWARD, passes).layer)
+            attention = totals(self.analytic.attention(rows, tokens))
+        mean_tokens = totals(rows * tokens) / num_batches
+        return np.stack([num_batches, mean_tokens, totals(times.layer), totals(times.ends), whole, attention])
+
     def _recompute_seconds(self, batches: Batches, recompute: Recompute) -> tuple[float, Source]:
         """Return the seconds per layer of recomputation in training."""
         if recompute is Recompute.NONE:
@@ -98,7 +122,7 @@ class RankCompute:
         time = self._time(TimedPass.FORWARD, batches)
         return time.layer, time.source
 
-    def _time(self, timed: TimedPass, batches: Batches) -> PassSeconds:
+    def _time(self, timed: TimedPass, batches: Batches) -> PassSeconds[float]:
         passes: Passes = [(number, rows, tokens, 0) for number, rows, tokens in batches]
         return self._times.memoize((timed, batches), lambda: self.shard.total(timed, passes))
 

@@ -90,10 +90,28 @@ class ScheduleTable:
         return np.ascontiguousarray(rows.reshape(-1, 6).T)
 
     @cached_property
+    def splits(self) -> tuple[Schedule, ...]:
+        """The different ways to split a batch into micro-batches or chunks: of each the first schedule that has it."""
+        first: dict[tuple[int, int, int], Schedule] = {}
+        for schedule in self.schedules:
+            first.setdefault(_split_of(schedule), schedule)
+        return tuple(first.values())
+
+    @cached_property
+    def split_index(self) -> IntArray:
+        """The position in `splits` of each schedule's way, [schedules]."""
+        positions = {_split_of(schedule): position for position, schedule in enumerate(self.splits)}
+        return np.array([positions[_split_of(schedule)] for schedule in self.schedules])
+
+    @cached_property
     def rows_by_chunk(self) -> dict[int, BoolArray]:
         """For each chunk size of a schedule that streams, which schedules have it, [schedules]."""
         sizes = sorted({schedule.chunk_tokens for schedule in self.schedules} - {0})
         return {size: np.array([schedule.chunk_tokens == size for schedule in self.schedules]) for size in sizes}
+
+
+def _split_of(schedule: Schedule) -> tuple[int, int, int]:
+    return schedule.micro_batch_size, schedule.micro_batch_tokens, schedule.chunk_tokens
 
 
 def _numbers(schedule: Schedule) -> tuple[float, ...]:
@@ -155,6 +173,18 @@ class ChoiceTable:
         layout_index = np.repeat(np.arange(len(layouts)), lengths)
         schedule_index = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         return cls(tuple(layouts), tuple(tables), layout_index, schedule_index)
+
+    @classmethod
+    def joined(cls, tables: Sequence[ChoiceTable]) -> ChoiceTable:
+        """Return the choices of one table after the other."""
+        starts = np.cumsum([0, *(len(table.layouts) for table in tables)])
+        indices = [start + table.layout_index for start, table in zip(starts, tables, strict=False)]
+        return cls(
+            tuple(layout for table in tables for layout in table.layouts),
+            tuple(schedules for table in tables for schedules in table.tables),
+            np.concatenate(indices) if tables else np.zeros(0, dtype=np.int64),
+            np.concatenate([table.schedule_index for table in tables]) if tables else np.zeros(0, dtype=np.int64),
+        )
 
     def __len__(self) -> int:
         return len(self.layout_index)

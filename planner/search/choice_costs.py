@@ -1,4 +1,4 @@
-"""Costs the choices of a stage on one kind of pool together, or rejects them with a reason.
+"""Costs the choices of a stage on all sizes of pools together, or rejects them with a reason.
 
 A candidate is a legal choice with its costs.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
@@ -106,6 +106,10 @@ class CostedChoices(NamedTuple):
     weights_bytes: FloatArray
     transient_bytes: FloatArray
     host_bytes: FloatArray
+
+    def where(self, is_kept: BoolArray) -> CostedChoices:
+        """Return the choices for which `is_kept`, [choices], is true."""
+        return CostedChoices(self.choices.where(is_kept), *(column[is_kept] for column in self[1:]))
 
     def candidates(self, indices: Iterable[int]) -> tuple[Candidate, ...]:
         """Return some of the choices as candidates."""
@@ -209,11 +213,17 @@ NO_TIME_LIMIT = TimeLimit(math.inf, math.inf)
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceLimits:
-    """The limits of a choice: its time, the memory of a device, and its share of the host's memory."""
+    """The limits of a choice: its time, by the number of its ranks, the memory of a device, and its share of the host's
+    memory."""
 
-    time_limit: TimeLimit
+    time_limits: Mapping[int, TimeLimit]
     device_bytes: float
     host_bytes: float
+
+    def time_limits_of(self, choices: ChoiceTable) -> SecondsColumns:
+        """Return the time limit of each choice, [choices]."""
+        limits = choices.layout.of_each([self.time_limits[layout.num_ranks] for layout in choices.layouts])
+        return SecondsColumns(*limits)
 
 
 def cost_choices(
@@ -244,7 +254,8 @@ def _in_time(
     """Time some choices; return those within the time limit with their seconds, and which of all they are."""
     record.count_timed(call, choices)
     seconds = model.seconds_of_choices(call, choices)
-    in_time = (seconds.seconds <= limits.time_limit.seconds) & (seconds.tail_seconds <= limits.time_limit.tail_seconds)
+    longest = limits.time_limits_of(choices)
+    in_time = (seconds.seconds <= longest.seconds) & (seconds.tail_seconds <= longest.tail_seconds)
     record.rejected[TOO_SLOW] += int((~in_time).sum())
     return choices.where(in_time), SecondsColumns(*(column[in_time] for column in seconds)), in_time
 
@@ -265,8 +276,11 @@ def _fitting(
 
 def _is_possible(model: CostModel, call: Call, choices: ChoiceTable, limits: ChoiceLimits) -> BoolArray:
     """True for generations that are not too slow by their lower bound, without a simulation, [choices]."""
-    max_seconds = limits.time_limit.seconds
-    if max_seconds == math.inf:
-        return np.full(len(choices), True)
-    bounds = [model.generation_lower_bound(one) for one in calls_of(call, choices)]
-    return np.array(bounds, dtype=np.float64) <= max_seconds
+    longest = limits.time_limits_of(choices).seconds.tolist()
+    return np.array(
+        [
+            max_seconds == math.inf or model.generation_lower_bound(one) <= max_seconds
+            for one, max_seconds in zip(calls_of(call, choices), longest, strict=True)
+        ],
+        dtype=np.bool_,
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -103,7 +103,7 @@ def frontier(
     return Frontier(
         stage=stage,
         pools=kinds,
-        candidates={kind: costing.candidates_on(kind) for kind in sorted(set(kinds.values()))},
+        candidates=costing.candidates(sorted(set(kinds.values()))),
         rejected=+costing.record.rejected,
         smallest={
             part: cost_call(model, costing.call(choice, part)) for part, (_, choice) in costing.record.smallest.items()
@@ -120,7 +120,7 @@ def kinds_of(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> dict[Ranks, Poo
 
 @dataclass(frozen=True, kw_only=True)
 class _Costing:
-    """Costs the choices of one stage, one kind of pool after the other, and counts what it rejects."""
+    """Costs the choices of one stage, and counts what it rejects."""
 
     facts: Facts
     model: CostModel
@@ -136,33 +136,52 @@ class _Costing:
     def deferral(self) -> int:
         return max_deferral(self.search_case.ahead, self.facts.staleness)
 
-    def candidates_on(self, kind: PoolKind) -> tuple[Candidate, ...]:
-        """Return the choices on pools of one kind that fit, are not too slow, and that no other beats."""
-        time_limit = NO_TIME_LIMIT if self.time_limits is None else self.time_limits.get(kind)
-        if time_limit is None:
-            self.record.rejected[TOO_SLOW] += 1
-            return ()
-        rejected, (device_bytes, host_bytes) = self.record.rejected, available_bytes(self.facts, kind.part)
+    def candidates(self, kinds: Iterable[PoolKind]) -> dict[PoolKind, tuple[Candidate, ...]]:
+        """Return, for each kind of pool, the choices that fit, are not too slow, and that no other beats."""
+        sizes: dict[int, list[int]] = {}
+        for kind in kinds:
+            sizes.setdefault(kind.part, []).append(kind.num_ranks)
+        found: dict[PoolKind, tuple[Candidate, ...]] = {}
+        for part, sizes_of_part in sizes.items():
+            by_size = self._candidates_on_part(part, sizes_of_part)
+            found.update((PoolKind(part, num_ranks), kept) for num_ranks, kept in by_size.items())
+        return found
+
+    def _candidates_on_part(self, part: int, sizes: Sequence[int]) -> dict[int, tuple[Candidate, ...]]:
+        """Return the candidates on pools of several sizes on one part of the cluster; all are costed together."""
+        time_limits = {size: self._time_limit(PoolKind(part, size)) for size in sizes}
+        possible = {size: limit for size, limit in time_limits.items() if limit is not None}
+        rejected, (device_bytes, host_bytes) = self.record.rejected, available_bytes(self.facts, part)
+        rejected[TOO_SLOW] += len(time_limits) - len(possible)
         limits = ChoiceLimits(
-            time_limit=time_limit, device_bytes=device_bytes if self.is_limited else math.inf, host_bytes=host_bytes
+            time_limits=possible, device_bytes=device_bytes if self.is_limited else math.inf, host_bytes=host_bytes
         )
-        choices = legal_choice_table(
+        choices = ChoiceTable.joined([self._legal_choices(part, size) for size in possible])
+        if not len(choices):
+            return dict.fromkeys(sizes, ())
+        call = replace(self.call(Choice(*choices[0]), part), max_deferral=self.deferral)
+        costed = cost_choices(self.model, call, self.with_split_rows(call, choices), limits, self.record)
+        by_size = {
+            size: self._undominated(costed.where(costed.choices.layout.num_ranks == size), part) for size in sizes
+        }
+        rejected[DOMINATED] += len(costed.choices) - sum(map(len, by_size.values()))
+        return by_size
+
+    def _time_limit(self, kind: PoolKind) -> TimeLimit | None:
+        """Return the longest time of a choice on a kind of pool; None if every choice is too slow."""
+        return NO_TIME_LIMIT if self.time_limits is None else self.time_limits.get(kind)
+
+    def _legal_choices(self, part: int, num_ranks: int) -> ChoiceTable:
+        return legal_choice_table(
             self.facts,
             self.stage,
-            kind.num_ranks,
+            num_ranks,
             self.pins,
-            rejected,
-            part=kind.part,
+            self.record.rejected,
+            part=part,
             search_case=self.search_case,
             plain_only=self.is_plain,
         )
-        if not len(choices):
-            return ()
-        call = replace(self.call(Choice(*choices[0]), kind.part), max_deferral=self.deferral)
-        costed = cost_choices(self.model, call, self.with_split_rows(call, choices), limits, self.record)
-        undominated_choices = self._undominated(costed, kind.part)
-        rejected[DOMINATED] += len(costed.choices) - len(undominated_choices)
-        return undominated_choices
 
     def _undominated(self, costed: CostedChoices, part: int) -> tuple[Candidate, ...]:
         by_layout = self.stage.may_share or self.stage.is_trained

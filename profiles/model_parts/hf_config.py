@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from meshwright.profiles.elementwise import N, maximum, minimum
 from meshwright.profiles.errors import BadInput, require_none, suggestion
 from meshwright.profiles.model_parts.family_keys import FAMILIES, Family
 
