@@ -15,7 +15,7 @@ import numpy as np
 
 from meshwright.cost_models import communication
 from meshwright.cost_models.communication import Groups, Network, groups_of
-from meshwright.cost_models.compute import AnalyticShard, PassColumns, Shard
+from meshwright.cost_models.compute import AnalyticShard, Pass, PassColumns, Shard
 from meshwright.cost_models.cost import Cost, Memory, TermSums, cost_of, least_trusted
 from meshwright.cost_models.generation_cost import Generation, Work, generation_work
 from meshwright.cost_models.kernels import element_bytes
@@ -49,7 +49,7 @@ from meshwright.cost_models.rounds import replica_responses
 from meshwright.cost_models.steady_state import Overlap, SteadyState
 from meshwright.profiles.choice_table import ChoiceTable, LayoutColumns, MicroBatchLimits, ScheduleTable
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
-from meshwright.profiles.elementwise import FloatArray, N, sum_of
+from meshwright.profiles.elementwise import BoolArray, FloatArray, IntArray, N, sum_of
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import Engine, Framework, own_framework
 from meshwright.profiles.hardware import Cluster
@@ -76,6 +76,18 @@ _TableKey: TypeAlias = tuple[RankCompute, bool, int, ScheduleTable, ChunkFunctio
 replica, the table, and which chunks are read."""
 
 
+class TablePasses(NamedTuple):
+    """The passes of each way to split a batch that a table of schedules has, one after the other.
+
+    `columns` are the fields of `PassColumns`, [4, passes]; `sizes` are the numbers of passes, and `is_streamed` is true
+    where chunks are read, both [ways].
+    """
+
+    columns: FloatArray
+    sizes: IntArray
+    is_streamed: BoolArray
+
+
 class WorkloadSplits(NamedTuple):
     """The split of one workload's rows, independent of the model: micro-batches, streamed chunks, periods of
     generation, and multi-turn rollouts if the workload has turns.
@@ -87,6 +99,7 @@ class WorkloadSplits(NamedTuple):
     streams: StreamingCache
     periods: SteadyState
     works: Memo[tuple[int, int, Overlap, int, int, int | None], Work]
+    tables: Memo[tuple[ScheduleTable, int, int, ChunkFunction], TablePasses]
     rollouts: RolloutCosts | None
 
     @classmethod
@@ -99,8 +112,34 @@ class WorkloadSplits(NamedTuple):
             StreamingCache(workload),
             SteadyState(workload),
             Memo(),
+            Memo(),
             rollouts,
         )
+
+    def passes_of_table(self, table: ScheduleTable, num_rows: int, cp: int, chunks_of: ChunkFunction) -> TablePasses:
+        """Return the passes of a table's ways to split `num_rows` rows, on one of `cp` context-parallel ranks.
+
+        A schedule that streams reads all chunks, or the last ones alone.
+        """
+
+        def make() -> TablePasses:
+            each = [np.array(self._passes(split, num_rows, cp, chunks_of)) for split in table.splits]
+            return TablePasses(
+                np.concatenate(each).T,
+                np.array([len(passes) for passes in each]),
+                np.array([split.chunk_tokens > 0 for split in table.splits]),
+            )
+
+        return self.tables.memoize((table, num_rows, cp, chunks_of), make)
+
+    def _passes(self, split: Schedule, num_rows: int, cp: int, chunks_of: ChunkFunction) -> list[Pass]:
+        """Return the passes of one way to split a batch."""
+        size, width = split.micro_batch_size, split.chunk_tokens
+        if width:
+            batches, contexts = self.streams.passes(chunks_of, num_rows, size, width)
+            return [(*batch, contexts[batch.tokens]) for batch in batches]
+        batches = context_parallel_batches(self.batches.micro_batches(num_rows, size, split.micro_batch_tokens), cp)
+        return [(*batch, 0.0) for batch in batches]
 
 
 class AnalyticModel(OneByOne):
@@ -249,19 +288,23 @@ class AnalyticModel(OneByOne):
         self, computing: RankCompute, layouts: Mapping[_TableKey, Call]
     ) -> Iterator[tuple[_TableKey, FloatArray]]:
         """Yield the compute of new tables on layouts that compute the same, by key."""
-        passes = [
-            self._passes_of(layout, rows, split, chunks_of)
+        all_passes = [
+            self._splits.passes_of_table(table, rows, layout.layout.cp, chunks_of)
             for (_, _, rows, table, chunks_of), layout in layouts.items()
-            for split in table.splits
         ]
-        is_streamed = np.array([split.chunk_tokens > 0 for key in layouts for split in key[3].splits])
-        trains, amounts = next(iter(layouts))[1], np.zeros((6, len(passes)))
+        trains = next(iter(layouts))[1]
+        passes = PassColumns(*np.concatenate([of_table.columns for of_table in all_passes], axis=1))
+        sizes = np.concatenate([of_table.sizes for of_table in all_passes])
+        is_streamed = np.concatenate([of_table.is_streamed for of_table in all_passes])
         chunked = RankCompute(ChunkShard(computing.shard, computing.analytic, {}), computing.analytic)
-        for streams, shard in ((False, computing), (True, chunked)):
-            chosen = [one for one, is_chunked in zip(passes, is_streamed, strict=True) if is_chunked == streams]
-            if chosen:
-                columns, sizes = PassColumns(*np.concatenate(chosen).T), np.array([len(one) for one in chosen])
-                amounts[:, is_streamed == streams] = shard.compute_of_each(columns, sizes, trains=trains)
+        amounts, streams = np.zeros((6, len(sizes))), np.repeat(is_streamed, sizes)
+        for is_chosen, is_chosen_pass, shard in (
+            (~is_streamed, ~streams, computing),
+            (is_streamed, streams, chunked),
+        ):
+            if is_chosen.any():
+                chosen = PassColumns(*(column[is_chosen_pass] for column in passes))
+                amounts[:, is_chosen] = shard.compute_of_each(chosen, sizes[is_chosen], trains=trains)
         first = 0
         for key in layouts:
             table = key[3]
@@ -270,15 +313,6 @@ class AnalyticModel(OneByOne):
             is_recomputed, is_attention_recomputed = table.columns[3:5]
             recompute = is_recomputed * of_schedules[4] + is_attention_recomputed * of_schedules[5]
             yield key, np.concatenate([of_schedules[:4], recompute[np.newaxis]])
-
-    def _passes_of(self, layout: Call, num_rows: int, split: Schedule, chunks_of: ChunkFunction) -> FloatArray:
-        """Return the passes of a way to split a batch of `num_rows` rows, [passes, fields of PassColumns]."""
-        if not split.chunk_tokens:
-            batches = self._micro_batches(num_rows, split, layout.layout.cp)
-            return np.array([(*batch, 0.0) for batch in batches], dtype=np.float64)
-        size, width = split.micro_batch_size, split.chunk_tokens
-        batches, contexts = self._splits.streams.passes(chunks_of, num_rows, size, width)
-        return np.array([(*batch, contexts[batch.tokens]) for batch in batches], dtype=np.float64)
 
     def _updates_of_each(self, call: Call, layout: LayoutColumns, layouts: Sequence[Call]) -> Updates[FloatArray]:
         """Return the updates of a stage on each choice's layout."""
