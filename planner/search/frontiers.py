@@ -85,7 +85,7 @@ def frontier(
     """Compute the frontier of one stage; unless `is_limited`, choices are kept whatever device memory they need.
 
     `time_limits` limits the seconds of a choice by kind of pool, and excludes the kinds that it lacks; None means no
-    limit. `is_plain` costs only plain choices (`legal_choices_by_layout`). `stage_pools` are the stage's pools if
+    limit. `is_plain` costs only plain choices (`legal_choice_table`). `stage_pools` are the stage's pools if
     already enumerated. `search_case` defaults to `synchronous_case`.
     """
     stage_pins = [pin for pin in pins if pin.stage == stage.name]
