@@ -2,7 +2,7 @@ from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.cost import Cost, Memory, Term
 from meshwright.cost_models.protocol import Call
 from meshwright.planner.plan.steps_ahead import SearchCase, synchronous
-from meshwright.planner.search.choice_costs import TOO_SLOW, TimeLimit
+from meshwright.planner.search.choice_costs import TOO_LARGE_FOR_HOST, TOO_SLOW, TimeLimit
 from meshwright.planner.search.frontiers import PoolKind, frontier
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.schedule import Offload
@@ -54,3 +54,19 @@ def test_what_fits_with_state_in_host_memory_is_found_behind_what_does_not_fit_w
     found = frontier(FACTS, Crowded(3, 2**29), PPO_GRAPH.by_name["actor_train"], (), search_case=scope)
     kept = [candidate for candidates in found.candidates.values() for candidate in candidates]
     assert {candidate.schedule.offload for candidate in kept} == {Offload.OPTIMIZER}
+
+
+class Heavy(RandomModel):
+    """Offloaded state takes more than any host has."""
+
+    def memory(self, call: Call) -> Memory:
+        num_bytes = 0 if call.schedule.offload is Offload.NONE else 2**60
+        return Memory(resident=Cost(), transient=Cost(), host=Cost((Term("moments", num_bytes),)))
+
+
+def test_state_that_is_larger_than_its_share_of_the_hosts_memory_does_not_fit() -> None:
+    scope = SearchCase(ahead=synchronous(PPO_GRAPH), offload=True)
+    found = frontier(FACTS, Heavy(3, 2**29), PPO_GRAPH.by_name["actor_train"], (), search_case=scope)
+    kept = [candidate for candidates in found.candidates.values() for candidate in candidates]
+    assert {candidate.schedule.offload for candidate in kept} == {Offload.NONE}
+    assert found.rejected[TOO_LARGE_FOR_HOST] > 0
