@@ -1,13 +1,14 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from meshwright.cost_models.cost import Cost, Memory
 from meshwright.cost_models.protocol import Call, CostModel, OneByOne, bytes_of, calls_of
-from meshwright.planner.job.job import Facts
+from meshwright.planner.job.job import Facts, read_job, resolve
 from meshwright.planner.plan.cost_queries import Choice, cost_model_of, query_for_choice
 from meshwright.planner.plan.steps_ahead import search_cases, steps_ahead_patterns
 from meshwright.planner.search.legal_choices import legal_choice_table
@@ -15,8 +16,12 @@ from meshwright.profiles.choice_table import ChoiceTable
 from meshwright.profiles.stages import Stage
 from tests.planner.jobs import critic_free_facts, mixed_facts, mixture_facts, small_facts
 from tests.planner.plans import long_facts
+from tests.seeds import cases
 
 DEFERRAL = 1
+
+MOST = 400
+"""Choices of a stage that are asked for one by one."""
 
 JOBS = {
     "small": small_facts(),
@@ -57,6 +62,34 @@ def test_a_table_of_choices_costs_what_each_choice_costs_alone(name: str) -> Non
                 np.testing.assert_allclose(column, expected, rtol=1e-12, atol=0)
         num_compared += len(choices)
     assert num_compared > 50
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@cases("job", sorted(path.parent.name for path in EXAMPLES.glob("*/job.yaml")), few=["7b-8xa100-40gb"])
+def test_a_table_of_an_example_costs_what_each_of_many_choices_costs_alone(job: str) -> None:
+    """Over all examples more than 20,000 choices are compared."""
+    path = EXAMPLES / job / "job.yaml"
+    facts, sampled = resolve(read_job(path), path.parent), np.random.default_rng(0)
+    model, num_compared = cost_model_of(facts), 0
+    case = search_cases(steps_ahead_patterns(facts.graph, facts.staleness)[-1], facts.staleness)[-1]
+    for stage in facts.graph.stages:
+        choices = legal_choice_table(facts, stage, facts.cluster.parts[0].num_ranks, (), Counter(), search_case=case)
+        if stage.generates or not len(choices):
+            continue
+        call = query_for_choice(facts, stage, Choice(*choices[0]), deferral=0)
+        seconds, memory = model.seconds_of_choices(call, choices), model.bytes_of_choices(call, choices)
+        chosen = np.isin(np.arange(len(choices)), sampled.choice(len(choices), min(len(choices), MOST), replace=False))
+        alone = AskedAlone(model)
+        for together, one_by_one in (
+            (seconds, alone.seconds_of_choices(call, choices.where(chosen))),
+            (memory, alone.bytes_of_choices(call, choices.where(chosen))),
+        ):
+            for column, expected in zip(together, one_by_one, strict=True):
+                np.testing.assert_allclose(column[chosen], expected, rtol=1e-12, atol=0)
+        num_compared += int(chosen.sum())
+    assert num_compared > 0
 
 
 @dataclass(frozen=True)
