@@ -12,9 +12,10 @@ from threading import Lock
 from typing import Any, TypeAlias
 
 from ortools.sat.python import cp_model_helper as compiled
-from ortools.util.python.sorted_interval_list import Domain
+from ortools.util.python import sorted_interval_list
 
 CpSolverStatus: TypeAlias = compiled.CpSolverStatus
+Domain: TypeAlias = sorted_interval_list.Domain
 IntVar: TypeAlias = compiled.IntVar
 IntervalVar: TypeAlias = compiled.IntervalVar
 LinearExpr: TypeAlias = compiled.LinearExpr
