@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import ortools
-from ortools.sat.python import cp_model
 
+from meshwright.planner.solver import cp_model
 from meshwright.planner.solver.fixed_ranks_model import (
     Variables,
     add_choice_constraints,
@@ -131,7 +131,7 @@ def _check_range(model: cp_model.CpModel) -> None:
             raise ValueError(f"coefficients of a rule sum to {total}, above {MAX_SUM}; use longer ticks.")
 
 
-class _Listener(cp_model.CpSolverSolutionCallback):  # type: ignore[misc]
+class _Listener(cp_model.CpSolverSolutionCallback):
     """Reports each better answer to `progress`."""
 
     def __init__(self, progress: Progress) -> None:

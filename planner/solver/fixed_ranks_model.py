@@ -34,8 +34,8 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-from ortools.sat.python import cp_model
 
+from meshwright.planner.solver import cp_model
 from meshwright.planner.solver.lower_bounds import windows
 from meshwright.planner.solver.problem import MAX_SUM, CallOptions, CallRun, Place, Problem, Task, Transfer
 from meshwright.planner.solver.rank_ranges import Crossing, Swap, swaps

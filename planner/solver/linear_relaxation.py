@@ -14,8 +14,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp
-from ortools.sat.python import cp_model
 
+from meshwright.planner.solver import cp_model
 from meshwright.planner.solver.lower_bounds import windows
 from meshwright.planner.solver.problem import Option, Place, Problem, Transfer
 

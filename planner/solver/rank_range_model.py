@@ -32,8 +32,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import combinations, permutations, product
 
-from ortools.sat.python import cp_model
-
+from meshwright.planner.solver import cp_model
 from meshwright.planner.solver.fixed_ranks_model import TaskVariables, add_order_constraints, add_task_variables, places
 from meshwright.planner.solver.lower_bounds import followers, windows
 from meshwright.planner.solver.problem import MAX_SUM, CallOptions, CallRun, Option, Place, Problem, Task, Transfer

@@ -23,8 +23,9 @@ from meshwright.profiles.documents import digest, write_atomically
 from meshwright.profiles.errors import BadInput, suggestion
 from meshwright.profiles.table import Table
 from meshwright.profiles.workload import ObservedLengths
+from meshwright.runtime.api.analyses import structures_by
 from meshwright.runtime.api.arguments import Pathname, cost_model_builder, limits_of, require_number
-from meshwright.runtime.api.planning import structures_by, with_observed_lengths
+from meshwright.runtime.api.planning import with_observed_lengths
 from meshwright.runtime.records.outputs import require_directory
 
 

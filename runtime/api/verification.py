@@ -1,17 +1,21 @@
-"""Verification of plans: their rules, their costs, and proofs of their bounds."""
+"""Verification of plans: their rules, their costs, and proofs of their bounds with their files."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from meshwright.planner.analysis.recorded_costs import mismatched_costs
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify as broken_rules
 from meshwright.planner.proof.checker import refusals
 from meshwright.planner.proof.document import Proof
+from meshwright.planner.proof.document import read_proof as read_proof_file
+from meshwright.planner.proof.document import write_proof as write_proof_file
 from meshwright.planner.proof.prover import prove as proof_of
 from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import require_none
 from meshwright.profiles.table import Table
-from meshwright.runtime.api.arguments import cost_model_builder
+from meshwright.runtime.api.arguments import Pathname, cost_model_builder
 
 
 def verify(plan: Plan, table: Table | None = None, proof: Proof | None = None) -> tuple[str, ...]:
@@ -79,3 +83,13 @@ def _other_table(plan: Plan, table: Table | None) -> tuple[str, ...]:
         return ()
     origin = "with another table; give that one" if names_table(plan) else "without a table; give none"
     return (f"the plan was made {origin} as --profile, or plan the job again with this one.",)
+
+
+def read_proof(path: Pathname) -> Proof:
+    """The proof in a JSON file; `verify` checks it. Raises BadInput for anything malformed."""
+    return read_proof_file(Path(path))
+
+
+def write_proof(path: Pathname, proof: Proof) -> None:
+    """Writes the proof's one canonical text, whole or not at all. Raises BadInput where the file cannot be written."""
+    write_proof_file(Path(path), proof)

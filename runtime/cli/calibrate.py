@@ -14,7 +14,7 @@ from meshwright.planner.plan.plan import read_plan
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import write_table
 from meshwright.runtime.api.measurements import calibrate as correct_table
-from meshwright.runtime.cli import view_plan
+from meshwright.runtime.cli import view_run
 from meshwright.runtime.cli.call import read_profile
 from meshwright.runtime.cli.options import AsJson, PlanPath, Profile
 from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
@@ -39,4 +39,4 @@ def calibrate(
         corrections = [correction.model_dump(mode="json") for correction in calibration.table.corrections]
         typer.echo(json.dumps({**asdict(calibration), "table": str(output), "corrections": corrections}, indent=2))
     else:
-        view_plan.print_calibration(calibration, output)
+        view_run.print_calibration(calibration, output)

@@ -18,11 +18,9 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from meshwright.planner.analysis.observed_lengths import parse_fields
 from meshwright.profiles.errors import BadInput, Infeasible
 from meshwright.profiles.table import Table, read_table
 from meshwright.profiles.workload import ObservedLengths
-from meshwright.runtime.api.job_inputs import observed_lengths
 from meshwright.runtime.api.planning import Progress as ReportProgress
 from meshwright.runtime.cli.options import DurationsFrom
 
@@ -59,6 +57,9 @@ def read_lengths(trace: Path | None, fields: list[str] | None) -> ObservedLength
         if fields:
             raise BadInput("--trace-field names keys of the file of --from-trace; give --from-trace too.")
         return None
+    from meshwright.planner.analysis.observed_lengths import parse_fields  # noqa: PLC0415 - most jobs state lengths
+    from meshwright.runtime.api.job_inputs import observed_lengths  # noqa: PLC0415
+
     return observed_lengths(trace, parse_fields(fields or ()))
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from meshwright.planner.plan.plan import read_plan
-from meshwright.runtime.api.planning import compare as compare_plans
+from meshwright.runtime.api.analyses import compare as compare_plans
 from meshwright.runtime.cli import view_search
 from meshwright.runtime.cli.options import AsJson, PlanPath
 

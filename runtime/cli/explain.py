@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from meshwright.planner.plan.plan import read_plan
-from meshwright.runtime.api.planning import explain as explain_plan
+from meshwright.runtime.api.analyses import explain as explain_plan
 from meshwright.runtime.cli import view_search
 from meshwright.runtime.cli.call import progress_bars, read_profile
 from meshwright.runtime.cli.options import AsJson, PlanPath, Price, Profile, parse_sizes

@@ -13,8 +13,8 @@ from meshwright.planner.job.job import read_job
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import Infeasible
+from meshwright.runtime.api.analyses import fit as fit_job
 from meshwright.runtime.api.files import resolve
-from meshwright.runtime.api.planning import fit as fit_job
 from meshwright.runtime.api.planning import with_observed_lengths
 from meshwright.runtime.api.reports import fit_plot
 from meshwright.runtime.cli import view_search

@@ -23,6 +23,7 @@ from typer.exceptions import TyperException
 
 from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed, is_disk_failure
 from meshwright.profiles.untrusted_text import printable
+from meshwright.runtime.device.garbage_collection import no_garbage_collection
 from meshwright.runtime.records.lasting_output import open_standard_streams
 
 
@@ -36,7 +37,8 @@ class CommandEntry:
     def load(self) -> TyperCommand:
         """Import the command and return it with its options."""
         name = f"{self.name}_" if iskeyword(self.name) else self.name
-        module = import_module(f"meshwright.runtime.cli.{name}")
+        with no_garbage_collection():  # what modules define lives as long as the program, and is much to look through
+            module = import_module(f"meshwright.runtime.cli.{name}")
         group = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
         group.command(self.name, epilog=module.EXAMPLES)(getattr(module, name))
         command = typer.main.get_command(group)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from meshwright.planner.job.job import read_job, resolve
-from meshwright.profiles.aiconfigurator import has_operators
-from meshwright.profiles.hardware import AnyCluster, MixedCluster
 from meshwright.profiles.table import Table, resume_table, write_table
 from meshwright.runtime.api.measurements import import_operators
 
@@ -21,14 +19,3 @@ def import_table(job: Path | None, device: str | None, output: Path, *, fresh: b
     resume_table(output, table.provenance, fresh=fresh)
     write_table(output, table)
     return table
-
-
-def operator_timings_hint(cluster: AnyCluster, job: Path) -> str | None:
-    """Return a hint for a user who plans without a table on a device with published operator timings; else None."""
-    device = cluster.name if isinstance(cluster, MixedCluster) else cluster.device.name
-    if not has_operators(device):
-        return None
-    return (
-        f"operator timings of {device} are installed: `meshwright profile {job} --from aiconfigurator -o table.json` "
-        "makes a table of them for --profile."
-    )

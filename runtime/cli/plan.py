@@ -1,53 +1,49 @@
-"""The command `plan`, which searches for a plan (with --for within the settings of another trainer), and the progress
-that it shows.
+"""The command `plan`, which searches for a plan, and the progress that it shows.
+
+What --for, --top and --proof need besides is in `runtime/cli/plan_variants.py`, which is imported with one of them.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, NoReturn, TypedDict
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from meshwright.planner.analysis.plan_structures import Ranked
 from meshwright.planner.analysis.sensitivity import main_influences
 from meshwright.planner.job.job import Facts, Job, read_job
 from meshwright.planner.plan.pin_files import read_pins
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.planner.plan.reward_workers import unknown_latencies
-from meshwright.planner.proof.document import write_proof
 from meshwright.planner.search.no_plan import NoPlan
 from meshwright.planner.search.search_control import ProgressCallback, SearchProgress
 from meshwright.planner.solver.result import Limits
+from meshwright.profiles.aiconfigurator import has_operators
 from meshwright.profiles.documents import canonical_json
 from meshwright.profiles.errors import STOPPED, Infeasible
+from meshwright.profiles.hardware import AnyCluster, MixedCluster
 from meshwright.profiles.table import Table
-from meshwright.profiles.workload import ObservedLengths
 from meshwright.runtime.api.arguments import cost_model_builder
 from meshwright.runtime.api.files import resolve
+from meshwright.runtime.api.planning import SearchConstraints
 from meshwright.runtime.api.planning import plan as search_plan
-from meshwright.runtime.api.planning import structures
-from meshwright.runtime.api.trainers import plan_for, structures_for
-from meshwright.runtime.api.verification import prove
-from meshwright.runtime.cli import view_plan, view_search
+from meshwright.runtime.cli import view_plan
 from meshwright.runtime.cli.call import (
     FromTrace,
     TraceFields,
     limit_memory,
-    progress_bars,
     read_lengths,
     read_profile,
     stop_on_signal,
 )
-from meshwright.runtime.cli.operator_timings import operator_timings_hint
 from meshwright.runtime.cli.options import (
     AsJson,
     ForbidTexts,
@@ -103,41 +99,6 @@ def progress_line(state: SearchProgress, seconds: float) -> str:
     if state.period_seconds is None:
         return f"{progress}: no plan yet"
     return f"{progress}: step {state.period_seconds:.3f} s, none below {state.bound_seconds:.3f} s, gap {state.gap:.1%}"
-
-
-class SearchConstraints(TypedDict):
-    """The constraints of a search: pinned and forbidden choices, the plan to start from, and the lengths of a trace.
-
-    The plan records the digest of `job`.
-    """
-
-    job: Job
-    pins: Sequence[str]
-    forbid: Sequence[str]
-    start: Plan | None
-    observed: ObservedLengths | None
-
-
-def search_for_trainer(
-    trainer: str, facts: Facts, table: Table | None, constraints: SearchConstraints, limits: Limits
-) -> Plan | NoPlan:
-    """Return the best plan within the settings of the trainer, with a progress bar."""
-    title = f"searching within the settings of {trainer}"
-    with progress_bars() as progress:
-        return plan_for(
-            trainer, facts, table, **constraints, limits=limits, progress=lambda *done: progress(title, *done)
-        )
-
-
-def structures_for_trainer(
-    trainer: str, best: Plan, table: Table | None, constraints: SearchConstraints, *, count: int, limits: Limits
-) -> tuple[Ranked, ...]:
-    """Return the best few plans of different structure within the settings of the trainer, with progress bars."""
-    pins, forbid = constraints["pins"], constraints["forbid"]
-    with progress_bars() as progress:
-        return structures_for(
-            trainer, best, table, count=count, pins=pins, forbid=forbid, limits=limits, progress=progress
-        )
 
 
 _NOISY_SPREAD = 0.5
@@ -222,6 +183,8 @@ def plan(
     )
     with limit_memory(), stop_on_signal() as stop:
         if trainer:
+            from meshwright.runtime.cli.plan_variants import search_for_trainer
+
             best = search_for_trainer(trainer, facts, table, constraints, replace(limits, stop=stop))
         else:
             with show_search_progress(began, as_json=as_json) as report:
@@ -229,11 +192,17 @@ def plan(
     if isinstance(best, NoPlan):
         _report_no_plan(best, as_json)
     if proof and not stop.is_set():
-        write_proof(proof, prove(best, table))
+        from meshwright.runtime.cli.plan_variants import write_proof_of
+
+        write_proof_of(best, table, proof)
     if top == 1 or stop.is_set():
         _write(output, best, as_json)
     else:
-        _write_all(output, _structures(trainer, best, table, constraints, count=top, limits=limits), as_json)
+        from meshwright.runtime.cli.plan_variants import other_structures, write_structures
+
+        rows = other_structures(trainer, best, table, constraints, count=top, limits=limits)
+        paths = [planned_output.path for planned_output in _outputs(output, len(rows))]
+        write_structures(paths, rows, as_json=as_json)
     if start and "start" not in best.digests:
         _report_unused_start(start, trainer)
     if trainer and not as_json:
@@ -247,21 +216,6 @@ def plan(
 def _report_unused_start(start: Path, trainer: TrainerName | None) -> None:
     subject = f"the job, or {trainer}, does" if trainer else "the job does"
     view_plan.print_to_stderr(f"{subject} not allow the placements of {start}; the search started without it.")
-
-
-def _structures(
-    trainer: TrainerName | None,
-    best: Plan,
-    table: Table | None,
-    constraints: SearchConstraints,
-    *,
-    count: int,
-    limits: Limits,
-) -> tuple[Ranked, ...]:
-    if trainer:
-        return structures_for_trainer(trainer, best, table, constraints, count=count, limits=limits)
-    with progress_bars() as progress:
-        return structures(best, table, count=count, limits=limits, progress=progress)
 
 
 def _report_no_plan(answer: NoPlan, as_json: bool) -> NoReturn:
@@ -299,6 +253,17 @@ def _report_costs(facts: Facts, job: Path, table: Table | None) -> None:
         )
 
 
+def operator_timings_hint(cluster: AnyCluster, job: Path) -> str | None:
+    """Return a hint for a user who plans without a table on a device with published operator timings; else None."""
+    device = cluster.name if isinstance(cluster, MixedCluster) else cluster.device.name
+    if not has_operators(device):
+        return None
+    return (
+        f"operator timings of {device} are installed: `meshwright profile {job} --from aiconfigurator -o table.json` "
+        "makes a table of them for --profile."
+    )
+
+
 def _outputs(output: Path, count: int, proof: Path | None = None) -> Iterator[Output]:
     """Yield the outputs: the first plan, the others beside it, and the proof."""
     yield Output("-o", output, OutputKind.PLAN)
@@ -314,18 +279,3 @@ def _write(output: Path, plan: Plan, as_json: bool) -> None:
         typer.echo(canonical_json(plan), nl=False)
     else:
         view_plan.print_plan(plan, output)
-
-
-def _write_all(output: Path, rows: Sequence[Ranked], as_json: bool) -> None:
-    paths = [planned_output.path for planned_output in _outputs(output, len(rows))]
-    for path, row in zip(paths, rows, strict=True):
-        write_plan(path, row.plan)
-    if as_json:
-        documents = [
-            {"path": str(path), "period_seconds": row.plan.period_seconds, "simulated_seconds": row.simulated_seconds}
-            for path, row in zip(paths, rows, strict=True)
-        ]
-        typer.echo(json.dumps(documents, indent=2))
-    else:
-        view_plan.print_plan(rows[0].plan, output)
-        view_search.print_structures(rows, paths)

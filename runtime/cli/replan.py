@@ -13,8 +13,8 @@ from meshwright.planner.analysis.replan import Replanned
 from meshwright.planner.job.job import read_job
 from meshwright.planner.plan.plan import read_plan, write_plan
 from meshwright.planner.solver.result import Limits
+from meshwright.runtime.api.analyses import replan as replan_run
 from meshwright.runtime.api.files import resolve
-from meshwright.runtime.api.planning import replan as replan_run
 from meshwright.runtime.cli import view_time
 from meshwright.runtime.cli.call import limit_memory, read_profile
 from meshwright.runtime.cli.options import AsJson, Gap, PlanPath, Profile

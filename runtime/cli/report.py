@@ -13,10 +13,10 @@ from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.trace import Run
-from meshwright.runtime.api.files import read_learned, read_run
-from meshwright.runtime.api.planning import whatif
+from meshwright.runtime.api.analyses import whatif
 from meshwright.runtime.api.reports import report as draw_report
 from meshwright.runtime.api.reports import timeline
+from meshwright.runtime.api.run_files import read_learned, read_run
 from meshwright.runtime.api.runs import simulate
 from meshwright.runtime.cli.call import read_profile
 from meshwright.runtime.cli.options import PlanPath, Profile, Seed, Steps, parse_sizes, timeline_output

@@ -11,7 +11,7 @@ from meshwright.planner.job.job import Job, read_job
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.profiles.errors import STOPPED
 from meshwright.runtime.api.runs import run as train
-from meshwright.runtime.cli import view_plan
+from meshwright.runtime.cli import view_run
 from meshwright.runtime.cli.call import read_profile
 from meshwright.runtime.cli.options import AllowModule, JobPath, PlanPath, finite
 from meshwright.runtime.launch.rendezvous import Rendezvous, read_token
@@ -123,9 +123,9 @@ def run(
 def _train_and_show(plan: Plan, job: Job, out: Path, *, steps: int, export_every: int, **options: Any) -> None:
     summary = train(plan, job, out, steps=steps, export_every=export_every, **options)
     if isinstance(summary, Stopped):
-        view_plan.print_run_stopped(summary.done, steps, summary.saved, out)
+        view_run.print_run_stopped(summary.done, steps, summary.saved, out)
         raise typer.Exit(STOPPED)
     if summary is not None:
-        view_plan.print_run_summary(summary, out)
+        view_run.print_run_summary(summary, out)
         if export_every:
             typer.echo(f"the trained models are in {out / 'models'} as Hugging Face directories")

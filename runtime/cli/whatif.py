@@ -16,7 +16,7 @@ from meshwright.planner.report.whatif_pages import swept_field
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.api.planning import whatif as predict
+from meshwright.runtime.api.analyses import whatif as predict
 from meshwright.runtime.api.reports import plot as draw_plot
 from meshwright.runtime.cli import view_time
 from meshwright.runtime.cli.call import limit_memory, read_profile

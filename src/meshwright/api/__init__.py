@@ -58,35 +58,16 @@ from meshwright.profiles.errors import BadInput, Infeasible, MeshwrightError, Ru
 from meshwright.profiles.table import Table
 from meshwright.profiles.trace import Run
 from meshwright.profiles.workload import ObservedLengths
-from meshwright.runtime.api.files import (
-    read_job,
-    read_learned,
-    read_plan,
-    read_proof,
-    read_run,
-    read_table,
-    resolve,
-    watch,
-    write_plan,
-    write_proof,
-    write_table,
-)
+from meshwright.runtime.api.analyses import compare, explain, fit, replan, structures, whatif
+from meshwright.runtime.api.files import read_job, read_plan, read_table, resolve, write_plan, write_table
 from meshwright.runtime.api.job_inputs import agent_workload, first_job, known_hardware, observed_lengths
 from meshwright.runtime.api.measurements import calibrate, import_operators, num_missing, profile
-from meshwright.runtime.api.planning import (
-    compare,
-    explain,
-    fit,
-    plan,
-    replan,
-    structures,
-    whatif,
-    with_observed_lengths,
-)
+from meshwright.runtime.api.planning import plan, with_observed_lengths
 from meshwright.runtime.api.reports import fit_plot, plot, report, timeline
+from meshwright.runtime.api.run_files import read_learned, read_run, watch
 from meshwright.runtime.api.runs import export_models, export_scripts, rehearse, replay, run, simulate
 from meshwright.runtime.api.trainers import export_plan, import_configuration, plan_for, structures_for
-from meshwright.runtime.api.verification import prove, verify
+from meshwright.runtime.api.verification import prove, read_proof, verify, write_proof
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.records.record import RunSummary
 from meshwright.runtime.records.restarts import Stopped

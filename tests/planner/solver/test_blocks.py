@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from itertools import permutations, product
 
 import pytest
-from ortools.sat.python import cp_model
 
+from meshwright.planner.solver import cp_model
 from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem
 from meshwright.planner.solver.rank_range_model import add_rank_ranges, first_ranks
 
@@ -41,7 +41,7 @@ def admitted(sizes: Mapping[str, int]) -> set[tuple[bool, ...]]:
 
     def is_admitted(inside: tuple[bool, ...]) -> bool:
         model = cp_model.CpModel()
-        size = {name: model.new_constant(sizes[name]) for name in NAMES}
+        size = {name: model.new_int_var(sizes[name], sizes[name], name) for name in NAMES}
         blocks = add_rank_ranges(model, problem(), size)
         for pair, value in zip(PAIRS, inside, strict=True):
             model.add(blocks.inside[pair] == value)

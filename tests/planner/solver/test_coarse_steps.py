@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from ortools.sat.python import cp_model
 
+from meshwright.planner.solver import cp_model
 from meshwright.planner.solver.cp_sat import Steps, run_cp_sat
 from meshwright.planner.solver.result import Limits
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from ortools.sat.python import cp_model
-
 from benchmarks.search.brute_force import best_makespan
+from meshwright.planner.solver import cp_model
 from meshwright.planner.solver.fixed_ranks_model import (
     Variables,
     add_choice_constraints,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from ortools.sat.python import cp_model
 
 from benchmarks.search.brute_force import best_makespan
 from benchmarks.search.brute_force import least_memory as least_memory_by_brute_force
+from meshwright.planner.solver import cp_model
 from meshwright.planner.solver.cp_sat import fixed_ranks_makespan_model, fixed_ranks_memory_model, run_cp_sat
 from meshwright.planner.solver.problem import MAX_SUM, Problem
 from meshwright.planner.solver.result import Limits

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from ortools.sat.python import cp_model
 
 from benchmarks.search.brute_force import best_makespan
+from meshwright.planner.solver import cp_model
 from meshwright.planner.solver.cp_sat import fixed_ranks_makespan_model
 from meshwright.planner.solver.linear_relaxation import Relaxation
 from meshwright.planner.solver.problem import CallOptions, Problem
@@ -46,7 +46,7 @@ def test_no_answer_is_below_the_bound_nor_below_that_with_an_option(seed: int) -
 def test_what_is_forbidden_is_in_no_answer() -> None:
     model = cp_model.CpModel()
     x, y, cost = model.new_bool_var("x"), model.new_bool_var("y"), model.new_int_var(0, 9, "cost")
-    model.add_exactly_one(x, y)
+    model.add_exactly_one([x, y])
     model.add(cost >= 2 * x + 5 * y)
     relaxation = Relaxation(model, cost)
     first = relaxation.solve()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ortools.sat.python import cp_model
-
+from meshwright.planner.solver import cp_model
 from meshwright.planner.solver.fixed_ranks_model import add_task_variables, add_variables, places
 from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem, Transfer
 from tests.planner.problems import random_problem

@@ -9,7 +9,7 @@ import pytest
 
 from meshwright import api
 from meshwright.profiles.trace import write_spans
-from meshwright.runtime.api.files import read_learned
+from meshwright.runtime.api.run_files import read_learned
 from meshwright.runtime.records.kept_responses import KeptResponse, write_samples
 
 

@@ -10,7 +10,8 @@ from meshwright.planner.job.sections import ClusterSpec
 from meshwright.profiles.aiconfigurator import PACKAGE, package_version
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import read_table
-from meshwright.runtime.cli.operator_timings import import_table, operator_timings_hint
+from meshwright.runtime.cli.operator_timings import import_table
+from meshwright.runtime.cli.plan import operator_timings_hint
 from tests.runtime.command import Call
 
 H100_JOB = Path(__file__).parents[3] / "examples" / "70b-64xh100" / "job.yaml"

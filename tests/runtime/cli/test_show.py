@@ -6,7 +6,8 @@ import pytest
 
 from meshwright.planner.analysis.trace_analysis import Comparison
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
-from meshwright.runtime.cli.view_plan import print_plan, print_run_summary
+from meshwright.runtime.cli.view_plan import print_plan
+from meshwright.runtime.cli.view_run import print_run_summary
 from meshwright.runtime.records.record import RunSummary
 from meshwright.runtime.records.resource_use import MemoryUse
 from tests.planner.jobs import small_facts
