@@ -203,7 +203,7 @@ def _of_walk(
 def _brute_force(job: str, facts: Facts, model: CostModel, ours: Found) -> Iterator[Row]:
     """The optimum by trying everything, where that is little enough."""
     formulation = [_formulation(facts, model, ahead) for ahead in steps_ahead_patterns(facts.graph, facts.staleness)]
-    if sum(math.prod(len(call.options) for call in one.problem.calls) for one in formulation) > MOST_CHOICES:
+    if sum(math.prod(len(call.modes) for call in one.problem.tasks) for one in formulation) > MOST_CHOICES:
         return
     began = time.perf_counter()
     found = [(best_makespan(one.problem), one.tick_seconds) for one in formulation]

@@ -1,6 +1,6 @@
 """The oracle: the best answer to a small problem by trying every choice and every order.
 
-It shares the problem's own arithmetic (durations, memory) with nobody else's search. Only for a handful of calls.
+It shares the problem's own arithmetic (durations, memory) with nobody else's search. Only for a handful of tasks.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from meshwright.planner.solver.problem import Option, Problem
+from meshwright.planner.solver.problem import Mode, Problem
 
 
 def best_makespan(problem: Problem) -> int | None:
-    """The least ticks in which all tasks end, or None when no choice of options fits in memory."""
+    """The least ticks in which all activities end, or None when no choice of modes fits in memory."""
     best: int | None = None
-    names = [call.name for call in problem.calls]
-    for options in itertools.product(*(call.options for call in problem.calls)):
-        picked = dict(zip(names, options, strict=True))
-        if _may_be(options) and max(problem.memory(picked), default=0) <= problem.device_units:
+    names = [task.name for task in problem.tasks]
+    for modes in itertools.product(*(task.modes for task in problem.tasks)):
+        picked = dict(zip(names, modes, strict=True))
+        if _may_be(modes) and max(problem.memory(picked), default=0) <= problem.device_units:
             shortest = _shortest_turn if problem.carried else _best_order
             found = shortest(problem, picked, best)
             best = found if best is None else min(best, found)
@@ -27,35 +27,41 @@ def best_makespan(problem: Problem) -> int | None:
 
 
 def least_memory(problem: Problem) -> int | None:
-    """The least blocks a device can have so that some choice of options fits, or None when a call has no option."""
-    names = [call.name for call in problem.calls]
+    """The least blocks a device can have so that some choice of modes fits, or None when a task has no mode."""
+    names = [task.name for task in problem.tasks]
     return min(
         (
-            max(problem.memory(dict(zip(names, options, strict=True))))
-            for options in itertools.product(*(call.options for call in problem.calls))
-            if _may_be(options)
+            max(problem.memory(dict(zip(names, modes, strict=True))))
+            for modes in itertools.product(*(task.modes for task in problem.tasks))
+            if _may_be(modes)
         ),
         default=None,
     )
 
 
-def _may_be(options: Sequence[Option]) -> bool:
-    """Whether of two calls' ranks some of one lie in the other's only if all do."""
-    ranks = [frozenset(option.place.ranks) for option in options]
+def _may_be(modes: Sequence[Mode]) -> bool:
+    """Whether of two tasks' ranks some of one lie in the other's only if all do."""
+    ranks = [frozenset(mode.resource.ranks) for mode in modes]
     return all(not a & b or a <= b or b <= a for a, b in itertools.combinations(ranks, 2))
 
 
-def _best_order(problem: Problem, picked: Mapping[str, Option], bound: int | None) -> int:
-    """The least makespan over all orders in which tasks start; an order that cannot beat `bound` is not finished."""
+def _best_order(problem: Problem, picked: Mapping[str, Mode], bound: int | None) -> int:
+    """The least makespan over all orders in which activities start; an order that cannot beat `bound` is not
+    finished."""
     limit = problem.horizon + 1 if bound is None else bound
-    places = {name: option.place for name, option in picked.items()}
-    ticks = {task.name: problem.duration(task, picked) for task in problem.tasks}
-    ranks = {task.name: problem.occupied(task, places) if ticks[task.name] else frozenset() for task in problem.tasks}
-    early = {task.name: problem.early(task, picked) for task in problem.tasks}
-    late = {task.name: problem.late(task, picked) for task in problem.tasks}
+    resources = {name: mode.resource for name, mode in picked.items()}
+    ticks = {activity.name: problem.duration(activity, picked) for activity in problem.activities}
+    ranks = {
+        activity.name: problem.occupied(activity, resources) if ticks[activity.name] else frozenset()
+        for activity in problem.activities
+    }
+    early = {activity.name: problem.early(activity, picked) for activity in problem.activities}
+    late = {activity.name: problem.late(activity, picked) for activity in problem.activities}
     waits = {name: [p for p in problem.precedences if p.after == name] for name in ticks}
     free = dict.fromkeys(range(problem.num_ranks), 0)
-    behind: dict[str, int] = {}  # the ticks from the end of a task to that of the longest line of tasks after it
+    behind: dict[
+        str, int
+    ] = {}  # the ticks from the end of an activity to that of the longest line of activities after it
     for name in reversed(problem.order):
         after = (p for p in problem.precedences if p.before == name and not p.streamed)
         behind[name] = max((p.lag + ticks[p.after] + behind[p.after] for p in after), default=0)
@@ -86,14 +92,17 @@ def _best_order(problem: Problem, picked: Mapping[str, Option], bound: int | Non
     return extend({}, free, 0, limit)
 
 
-def _shortest_turn(problem: Problem, picked: Mapping[str, Option], bound: int | None) -> int:
+def _shortest_turn(problem: Problem, picked: Mapping[str, Mode], bound: int | None) -> int:
     """The least length of a turn over all orders, or `bound` where none is shorter. What has to lie between the starts
-    of two tasks is one list of waits, whatever says it."""
-    ticks = {task.name: problem.duration(task, picked) for task in problem.tasks}
-    places = {name: option.place for name, option in picked.items()}
-    ranks = {task.name: problem.occupied(task, places) if ticks[task.name] else frozenset() for task in problem.tasks}
-    early = {task.name: problem.early(task, picked) for task in problem.tasks}
-    late = {task.name: problem.late(task, picked) for task in problem.tasks}
+    of two activities is one list of waits, whatever says it."""
+    ticks = {activity.name: problem.duration(activity, picked) for activity in problem.activities}
+    resources = {name: mode.resource for name, mode in picked.items()}
+    ranks = {
+        activity.name: problem.occupied(activity, resources) if ticks[activity.name] else frozenset()
+        for activity in problem.activities
+    }
+    early = {activity.name: problem.early(activity, picked) for activity in problem.activities}
+    late = {activity.name: problem.late(activity, picked) for activity in problem.activities}
     waits: list[_Wait] = []
     for p in problem.precedences:
         lag = ticks[p.before] + p.lag + late[p.before] * p.late
@@ -107,7 +116,7 @@ def _shortest_turn(problem: Problem, picked: Mapping[str, Option], bound: int | 
     least = _best_order(replace(problem, carried=()), picked, best)
 
     def extend(order: tuple[str, ...], ends: Mapping[str, int], best: int) -> int:
-        """The best of the orders that go on so, each task as early as it can."""
+        """The best of the orders that go on so, each activity as early as it can."""
         if len(order) == len(ticks):
             turns = [(a, b, ticks[a], 0) for a, b in itertools.combinations(order, 2) if ranks[a] & ranks[b]]
             return _least_length([*waits, *turns], ticks, best)
@@ -140,11 +149,11 @@ def _least_length(waits: Sequence[_Wait], ticks: Mapping[str, int], best: int) -
 
 
 _Wait: TypeAlias = tuple[str, str, int, int]
-"""Two tasks, ticks from the start of one to that of the other, and how many turns later the other is."""
+"""Two activities, ticks from the start of one to that of the other, and how many turns later the other is."""
 
 
 def _is_a_turn(length: int, ticks: Mapping[str, int], waits: Sequence[_Wait]) -> bool:
-    """Whether all tasks fit into a turn of this length and keep their waits (Bellman and Ford)."""
+    """Whether all activities fit into a turn of this length and keep their waits (Bellman and Ford)."""
     starts = dict.fromkeys(ticks, 0)
     for _ in range(len(ticks) + 1):
         changed = False

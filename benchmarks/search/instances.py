@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Precedence, Problem, Task, Transfer
+from meshwright.planner.solver.problem import Activity, Mode, Precedence, Problem, Resource, Run, Task, Transfer
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.solver.solve import solve
 
@@ -24,30 +24,30 @@ BLOCK_BYTES = 2**20
 
 _SCORES = ("rew_inf", "ref_inf", "critic_inf")
 _TRAINS = {"actor_train": "actor_gen", "critic_train": "critic_inf"}
-"""Each train call and the call whose weights it updates: they move there before it and back after it."""
+"""Each train task and the task whose weights it updates: they move there before it and back after it."""
 
 
 def read_instance(instance: Mapping[str, Any]) -> Problem:
     """The problem of one instance, in ticks of a millisecond and blocks of a MiB, everything rounded up."""
-    calls = tuple(CallOptions(name, tuple(map(_option, rows))) for name, rows in instance["calls"].items())
-    ticks = _transfer_ticks(instance, calls)
-    tasks: list[Task] = []
+    tasks = tuple(Task(name, tuple(map(_mode, rows))) for name, rows in instance["calls"].items())
+    ticks = _transfer_ticks(instance, tasks)
+    activities: list[Activity] = []
     precedences: list[Precedence] = []
     for iteration in range(instance["num_iterations"]):
-        tasks += _tasks(iteration, ticks)
+        activities += _activities(iteration, ticks)
         precedences += _precedences(iteration)
     return Problem(
         num_ranks=instance["num_ranks"],
         device_units=instance["device_bytes"] // BLOCK_BYTES,
-        calls=calls,
-        tasks=tuple(tasks),
+        tasks=tasks,
+        activities=tuple(activities),
         precedences=tuple(precedences),
     )
 
 
-def _option(row: Mapping[str, int]) -> Option:
-    return Option(
-        place=Place(row["first_rank"], row["num_ranks"], _layout([row["pp"], row["tp"], row["dp"]])),
+def _mode(row: Mapping[str, int]) -> Mode:
+    return Mode(
+        resource=Resource(row["first_rank"], row["num_ranks"], _layout([row["pp"], row["tp"], row["dp"]])),
         ticks=-(-row["time_us"] // MICROSECONDS_PER_TICK),
         resident_units=-(-row["resident_bytes"] // BLOCK_BYTES),
         transient_units=-(-(row["peak_bytes"] - row["resident_bytes"]) // BLOCK_BYTES),
@@ -58,21 +58,21 @@ def _layout(degrees: list[int]) -> str:
     return "pp{},tp{},dp{}".format(*degrees)
 
 
-def _transfer_ticks(instance: Mapping[str, Any], calls: tuple[CallOptions, ...]) -> dict[tuple[str, str, int], int]:
+def _transfer_ticks(instance: Mapping[str, Any], tasks: tuple[Task, ...]) -> dict[tuple[str, str, int], int]:
     """The times are the same whatever ranks two layouts have in common; between equal layouts nothing moves."""
     listed = {
         (_layout(row["from"]), _layout(row["to"])): -(-row["time_us"] // MICROSECONDS_PER_TICK)
         for row in instance["reallocation"]
         if row["from"] != row["to"]
     }
-    places = list(dict.fromkeys(option.place for call in calls for option in call.options))
-    overlaps = {(one.layout, other.layout, one.overlap(other)) for one in places for other in places}
+    resources = list(dict.fromkeys(mode.resource for task in tasks for mode in task.modes))
+    overlaps = {(one.layout, other.layout, one.overlap(other)) for one in resources for other in resources}
     return {(a, b, n): listed[a, b] for a, b, n in overlaps if (a, b) in listed}
 
 
-def _tasks(iteration: int, ticks: Mapping[tuple[str, str, int], int]) -> Iterator[Task]:
-    for call in ("actor_gen", *_SCORES, *_TRAINS):
-        yield CallRun(name=f"{call} {iteration}", call=call)
+def _activities(iteration: int, ticks: Mapping[tuple[str, str, int], int]) -> Iterator[Activity]:
+    for task in ("actor_gen", *_SCORES, *_TRAINS):
+        yield Run(name=f"{task} {iteration}", task=task)
     for train, other in _TRAINS.items():
         for side in ("source", "target"):
             yield Transfer(

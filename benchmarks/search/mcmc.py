@@ -1,6 +1,6 @@
-"""ReaL's search on the problem that our search gets: a random walk over options, one call at a time.
+"""ReaL's search on the problem that our search gets: a random walk over modes, one task at a time.
 
-A step changes the option of one call to another drawn uniformly; it is accepted with probability
+A step changes the mode of one task to another drawn uniformly; it is accepted with probability
 min(1, exp(-beta * delta)), delta being the change of the cost (ReaL, arXiv:2406.14088, section 5.2). The cost is the
 makespan, times a large factor where memory does not suffice. Costs are relative to the first one, so that one beta
 serves every job; it grows, so that the walk settles.
@@ -33,20 +33,20 @@ class Walk:
 
 
 def walk(problem: Problem, *, seconds: float, seed: int) -> Walk:
-    """A walk of so many seconds of wall time, from the fastest option of every call."""
+    """A walk of so many seconds of wall time, from the fastest mode of every task."""
     greedy, draw = Greedy(problem), random.Random(seed)
-    sizes = [len(call.options) for call in problem.calls]
-    movable = [call for call, size in enumerate(sizes) if size > 1]
-    picks = tuple(min(range(len(c.options)), key=lambda i: c.options[i].ticks) for c in problem.calls)
+    sizes = [len(task.modes) for task in problem.tasks]
+    movable = [task for task, size in enumerate(sizes) if size > 1]
+    picks = tuple(min(range(len(c.modes)), key=lambda i: c.modes[i].ticks) for c in problem.tasks)
     cost, makespan = _cost(problem, greedy, picks)
     unit = cost
     best, best_makespan = (picks, makespan) if makespan is not None else (None, None)
     began, num_steps = time.perf_counter(), 0
     while movable and (share := (time.perf_counter() - began) / seconds) < 1:
         num_steps += 1
-        call = draw.choice(movable)
-        option = draw.randrange(sizes[call] - 1)
-        other = (*picks[:call], option + (option >= picks[call]), *picks[call + 1 :])
+        task = draw.choice(movable)
+        mode = draw.randrange(sizes[task] - 1)
+        other = (*picks[:task], mode + (mode >= picks[task]), *picks[task + 1 :])
         other_cost, makespan = _cost(problem, greedy, other)
         delta = (other_cost - cost) / unit
         if delta <= 0 or draw.random() < math.exp(-_beta(share) * delta):

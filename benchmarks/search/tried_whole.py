@@ -81,7 +81,7 @@ def tried(job: RandomJob, oracle: CostModel | None = None) -> Tried:
         solved = time.perf_counter()
         best = best_makespan(pools.problem)
         in_solver, in_brute_force = in_solver + solved - began, in_brute_force + time.perf_counter() - solved
-        num_choices += math.prod(len(call.options) for call in pools.problem.calls)
+        num_choices += math.prod(len(call.modes) for call in pools.problem.tasks)
         if found != best:
             said.append(f"seed {job.seed}, {scope.ahead}: the solver finds {found} ticks and brute force {best}")
         if best is not None:

@@ -24,13 +24,13 @@ from meshwright.planner.search.choice_costs import Candidate
 from meshwright.planner.search.frontiers import Frontier
 from meshwright.planner.solver.problem import (
     MAX_SUM,
-    CallOptions,
-    CallRun,
     CarriedPrecedence,
-    Option,
-    Place,
+    Mode,
     Precedence,
     Problem,
+    Resource,
+    Run,
+    Task,
     Transfer,
 )
 from meshwright.profiles.hardware import AnyCluster, max_usable_bytes
@@ -153,15 +153,12 @@ def formulate(
     unit_bytes = _unit_bytes(facts.cluster.num_ranks, choices)
     device_units = max_usable_bytes(facts.cluster) // unit_bytes
 
-    def option(ranks: Ranks, candidate: Candidate, is_shared: bool) -> Option:
+    def option(ranks: Ranks, candidate: Candidate, is_shared: bool) -> Mode:
         part = facts.cluster.part_of_pool(ranks.ranks)
         return _option(tick, unit_bytes, ranks, candidate, part=part, is_shared=is_shared)
 
     calls = (
-        *(
-            CallOptions(name, tuple(option(*pair, is_shareable[name]) for pair in pairs))
-            for name, pairs in choices.items()
-        ),
+        *(Task(name, tuple(option(*pair, is_shareable[name]) for pair in pairs)) for name, pairs in choices.items()),
         *_missing_memory(facts.cluster, device_units, unit_bytes),
     )
     known_ticks: _KnownTicks = {}
@@ -172,8 +169,8 @@ def formulate(
     problem = Problem(
         num_ranks=facts.cluster.num_ranks,
         device_units=device_units,
-        calls=calls,
-        tasks=(*transfers, *(CallRun(name=name, call=name) for name in choices)),
+        tasks=calls,
+        activities=(*transfers, *(Run(name=name, task=name) for name in choices)),
         precedences=precedences(
             graph, handovers, ahead, tick, lambda handover: _may_stream(choices, handover), late=late
         ),
@@ -202,15 +199,15 @@ def _unit_bytes(num_ranks: int, choices: OptionChoices) -> int:
     return unit
 
 
-def _missing_memory(cluster: AnyCluster, device_units: int, unit_bytes: int) -> Iterator[CallOptions]:
+def _missing_memory(cluster: AnyCluster, device_units: int, unit_bytes: int) -> Iterator[Task]:
     """Yield calls that never run and hold, on each part of the cluster, the memory that its devices lack.
 
     The devices of a part are compared with the largest ones in the cluster.
     """
     for first, part in zip(cluster.first_ranks, cluster.parts, strict=True):
         if lacking_units := device_units - part.device.usable_bytes // unit_bytes:
-            place = Place(first, part.num_ranks, "lacking")
-            yield CallOptions(f"lacking at {first}", (Option(place=place, ticks=0, resident_units=lacking_units),))
+            place = Resource(first, part.num_ranks, "lacking")
+            yield Task(f"lacking at {first}", (Mode(resource=place, ticks=0, resident_units=lacking_units),))
 
 
 def _is_every_pool(cluster: AnyCluster, pools: Collection[Ranks]) -> bool:
@@ -246,14 +243,14 @@ def _tick_seconds(frontiers: Sequence[Frontier], handovers: Sequence[StageTransf
     return float(10.0 ** max(digits, math.ceil(math.log10(max(slowest, step) * _SUM_MARGIN / MAX_SUM))))
 
 
-def _option(tick: float, unit_bytes: int, ranks: Ranks, candidate: Candidate, *, part: int, is_shared: bool) -> Option:
+def _option(tick: float, unit_bytes: int, ranks: Ranks, candidate: Candidate, *, part: int, is_shared: bool) -> Mode:
     """Build the option of one choice on one pool.
 
     Weights that no other stage may share belong to the stage alone, and may be offloaded.
     """
     weights = math.ceil(candidate.weights_bytes / unit_bytes)
-    return Option(
-        place=Place(ranks.first_rank, ranks.num_ranks, _place_name(part, candidate.layout)),
+    return Mode(
+        resource=Resource(ranks.first_rank, ranks.num_ranks, _place_name(part, candidate.layout)),
         ticks=math.floor(candidate.seconds / tick),
         early_ticks=_early_ticks(tick, candidate),
         late_ticks=math.floor(candidate.late_seconds / tick),
@@ -417,6 +414,6 @@ def _overlaps(sources: Sequence[Ranks], targets: Sequence[Ranks]) -> dict[tuple[
     by_sizes: dict[tuple[int, int], set[int]] = {}
     for source in dict.fromkeys(sources):
         for target in dict.fromkeys(targets):
-            source_place, target_place = (Place(r.first_rank, r.num_ranks, "") for r in (source, target))
+            source_place, target_place = (Resource(r.first_rank, r.num_ranks, "") for r in (source, target))
             by_sizes.setdefault((source.num_ranks, target.num_ranks), set()).add(source_place.overlap(target_place))
     return {sizes: tuple(sorted(overlaps)) for sizes, overlaps in by_sizes.items()}

@@ -25,7 +25,7 @@ from meshwright.planner.search.formulate import carried_precedences, formulate, 
 from meshwright.planner.search.frontiers import Frontier, PoolKind, StageCosts
 from meshwright.planner.search.search_case import SolvedCase
 from meshwright.planner.solver.lower_bounds import bounds_with, least_makespan
-from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem, Transfer
+from meshwright.planner.solver.problem import Mode, Problem, Resource, Run, Task, Transfer
 from meshwright.planner.solver.result import Effort, Limits
 from meshwright.profiles.errors import nearest
 from meshwright.profiles.stages import GENERATE, Stage, StageGraph
@@ -140,7 +140,7 @@ class PruningBound:
         """A lower bound on the period of every plan of a search case, at most its longest period worth finding."""
         case, max_seconds = self.search_cases[position], self.max_period_seconds[position]
         problem = self._problem(case, max_seconds)
-        if not all(call.options for call in problem.calls):
+        if not all(call.modes for call in problem.tasks):
             return max_seconds
         return min(max_seconds, least_makespan(problem) * max_seconds / _TICKS)
 
@@ -176,7 +176,7 @@ class PruningBound:
         ]
         if not options:
             return {}
-        bounds = iter(bounds_with(self._problem(case, max_seconds), CallOptions(name, tuple(options))).tolist())
+        bounds = iter(bounds_with(self._problem(case, max_seconds), Task(name, tuple(options))).tolist())
         limits = {}
         for kind, trials in durations.items():
             possible = [seconds for seconds in trials if next(bounds) <= _TICKS]
@@ -189,8 +189,8 @@ class PruningBound:
         return Problem(
             num_ranks=self.num_ranks,
             device_units=0,
-            calls=tuple(
-                CallOptions(
+            tasks=tuple(
+                Task(
                     stage.name,
                     tuple(
                         self._option(stage, kind, seconds, case.streams(stage), max_seconds)
@@ -199,12 +199,12 @@ class PruningBound:
                 )
                 for stage in self.graph.stages
             ),
-            tasks=(
+            activities=(
                 *(
                     Transfer(name=name, source=s, target=t, occupies="both", ticks={})
                     for name, s, t in refits(self.graph)
                 ),
-                *(CallRun(name=stage.name, call=stage.name) for stage in self.graph.stages),
+                *(Run(name=stage.name, task=stage.name) for stage in self.graph.stages),
             ),
             precedences=precedences(
                 self.graph,
@@ -217,11 +217,11 @@ class PruningBound:
             carried=carried_precedences(self.handovers, case.ahead, max_seconds / _TICKS, self.late),
         )
 
-    def _option(self, stage: Stage, kind: PoolKind, seconds: float, streams: bool, max_seconds: float) -> Option:
+    def _option(self, stage: Stage, kind: PoolKind, seconds: float, streams: bool, max_seconds: float) -> Mode:
         ticks = math.floor(min(seconds / max_seconds, _CLIP) * _TICKS)
         late = self.late_seconds(seconds) if stage.generates and self.late else 0.0
-        return Option(
-            place=Place(0, kind.num_ranks, f"@{kind.part}"),
+        return Mode(
+            resource=Resource(0, kind.num_ranks, f"@{kind.part}"),
             ticks=ticks,
             early_ticks=ticks if streams else 0,
             late_ticks=math.floor(min(late / max_seconds, _CLIP) * _TICKS),

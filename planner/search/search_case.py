@@ -32,7 +32,7 @@ class FormulatedCase:
     def lower_bound_seconds(self) -> float:
         """A lower bound on the period from arithmetic alone; infinite if some stage has no choice."""
         problem = self.formulation.problem
-        has_choices = all(call.options for call in problem.calls)
+        has_choices = all(call.modes for call in problem.tasks)
         return least_makespan(problem) * self.formulation.tick_seconds if has_choices else math.inf
 
     def ticks(self, seconds: float) -> int:

@@ -1,8 +1,8 @@
-"""Splits a problem into branches, one for each option of the call with the fewest possible options.
+"""Splits a problem into branches, one for each mode of the task with the fewest possible modes.
 
-Fixing that option excludes the options that do not fit in memory beside it, and the relaxation with memory spread over
-all ranks (`linear_relaxation.py`) bounds how long the other calls take with what is left. The typical case is a
-synchronous step: the KV cache of generation fills every device, and the little that each of its options leaves
+Fixing that mode excludes the modes that do not fit in memory beside it, and the relaxation with memory spread over
+all ranks (`linear_relaxation.py`) bounds how long the other tasks take with what is left. The typical case is a
+synchronous step: the KV cache of generation fills every device, and the little that each of its modes leaves
 decides how much of the other stages has to be offloaded, recomputed or run in small micro-batches.
 """
 
@@ -16,11 +16,11 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.solver.linear_relaxation import OptionBounds, OptionMask, SpreadRelaxation
-from meshwright.planner.solver.problem import CallOptions, Option, Place, Problem, Transfer
+from meshwright.planner.solver.linear_relaxation import ModeBounds, ModeMask, SpreadRelaxation
+from meshwright.planner.solver.problem import Mode, Problem, Resource, Task, Transfer
 
 _MAX_MEAN_SHARE = 0.7
-"""If a branch has on average more than this share of the options of all branches together, the problem is not split."""
+"""If a branch has on average more than this share of the modes of all branches together, the problem is not split."""
 
 _MAX_BRANCHES = 64
 """Largest number of branches; with more, the small fixed cost of each adds up to more than one joint search."""
@@ -31,21 +31,21 @@ _NUM_TRIED = 4
 
 @dataclass(frozen=True)
 class Branch:
-    """The answers to a problem that use one option of some call; none of them ends before `bound`."""
+    """The answers to a problem that use one mode of some task; none of them ends before `bound`."""
 
     problem: Problem
-    bounds: OptionBounds
+    bounds: ModeBounds
 
     @property
     def bound(self) -> int:
         return self.bounds.least
 
     def size(self, makespan: int) -> int:
-        """Return the number of options that may be part of an answer within the makespan."""
+        """Return the number of modes that may be part of an answer within the makespan."""
         return sum(int(kept.sum()) for kept in self.bounds.within(makespan).values())
 
     def within(self, makespan: int) -> Problem:
-        """Return the problem with the options that may be part of an answer of this branch within the makespan."""
+        """Return the problem with the modes that may be part of an answer of this branch within the makespan."""
         return _restricted(self.problem, self.bounds.within(makespan))
 
 
@@ -55,11 +55,11 @@ def branches(problem: Problem, makespan: int, in_time: Callable[[], bool]) -> li
     The whole problem is one branch if branches would differ little or be too many, or once `in_time` returns False.
     """
     spread = SpreadRelaxation(problem)
-    bounds_of_all = spread.bounds({call.name: np.ones(len(call.options), dtype=bool) for call in problem.calls})
+    bounds_of_all = spread.bounds({task.name: np.ones(len(task.modes), dtype=bool) for task in problem.tasks})
     if bounds_of_all is None or bounds_of_all.least > makespan:
         return []
     split, kept, memory_check = [], bounds_of_all.within(makespan), _MemoryCheck(problem)
-    deciding = min(problem.calls, key=lambda call: int(kept[call.name].sum()))
+    deciding = min(problem.tasks, key=lambda task: int(kept[task.name].sum()))
     likeliest = _likeliest(bounds_of_all.each[deciding.name], makespan)
     if len(likeliest) > _MAX_BRANCHES:
         return [Branch(problem, bounds_of_all)]
@@ -89,7 +89,7 @@ def _evenly_spaced_first(order: list[int]) -> list[int]:
 
 
 def _differ(split: list[Branch], makespan: int) -> bool:
-    """True if a branch has on average so few of all options that searching each one separately is less work."""
+    """True if a branch has on average so few of all modes that searching each one separately is less work."""
     separate_size = sum(branch.size(makespan) for branch in split)
     return separate_size < _MAX_MEAN_SHARE * len(split) * _merged(split).size(makespan)
 
@@ -97,15 +97,17 @@ def _differ(split: list[Branch], makespan: int) -> bool:
 def _merged(split: list[Branch]) -> Branch:
     """Merge branches of one problem into one."""
     each = {name: np.min([branch.bounds.each[name] for branch in split], axis=0) for name in split[0].bounds.each}
-    return Branch(split[0].problem, OptionBounds(min(branch.bound for branch in split), each))
+    return Branch(split[0].problem, ModeBounds(min(branch.bound for branch in split), each))
 
 
-def _restricted(problem: Problem, kept: OptionMask) -> Problem:
-    """Return the problem with the options that are kept, and the transfers between their layouts."""
-    calls = tuple(CallOptions(c.name, tuple(compress(c.options, kept[c.name].tolist()))) for c in problem.calls)
-    layouts = {call.name: {option.place.layout for option in call.options} for call in calls}
-    tasks = tuple(_between(task, layouts) if isinstance(task, Transfer) else task for task in problem.tasks)
-    return replace(problem, calls=calls, tasks=tasks)
+def _restricted(problem: Problem, kept: ModeMask) -> Problem:
+    """Return the problem with the modes that are kept, and the transfers between their layouts."""
+    tasks = tuple(Task(c.name, tuple(compress(c.modes, kept[c.name].tolist()))) for c in problem.tasks)
+    layouts = {task.name: {mode.resource.layout for mode in task.modes} for task in tasks}
+    activities = tuple(
+        _between(activity, layouts) if isinstance(activity, Transfer) else activity for activity in problem.activities
+    )
+    return replace(problem, tasks=tasks, activities=activities)
 
 
 def _between(transfer: Transfer, layouts: Mapping[str, Collection[str]]) -> Transfer:
@@ -116,49 +118,49 @@ def _between(transfer: Transfer, layouts: Mapping[str, Collection[str]]) -> Tran
 
 
 class _MemoryCheck:
-    """Decides which options fit in memory beside each other on ranks that they must have in common."""
+    """Decides which modes fit in memory beside each other on ranks that they must have in common."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._size, self._resident, self._transient, self._saved = (
-            {call.name: np.array([amount(o) for o in call.options], dtype=np.int64) for call in problem.calls}
-            for amount in map(attrgetter, ("place.num_ranks", "resident_units", "transient_units", "shared_units"))
+            {task.name: np.array([amount(o) for o in task.modes], dtype=np.int64) for task in problem.tasks}
+            for amount in map(attrgetter, ("resource.num_ranks", "resident_units", "transient_units", "shared_units"))
         )
         self._free = {
-            call.name: np.array(list(_unowned_units(problem, call)), dtype=np.int64) for call in problem.calls
+            task.name: np.array(list(_unowned_units(problem, task)), dtype=np.int64) for task in problem.tasks
         }
 
-    def beside(self, deciding: CallOptions, index: int, kept: OptionMask) -> OptionMask:
-        """Return which of the kept options fit beside one option of the deciding call; of that call, only this
-        option."""
-        option = deciding.options[index]
-        own_resident = option.resident_units - int(self._free[deciding.name][index])
+    def beside(self, deciding: Task, index: int, kept: ModeMask) -> ModeMask:
+        """Return which of the kept modes fit beside one mode of the deciding task; of that task, only this
+        mode."""
+        mode = deciding.modes[index]
+        own_resident = mode.resident_units - int(self._free[deciding.name][index])
         fitting: dict[str, NDArray[np.bool_]] = {}
-        for call in self._problem.calls:
-            name = call.name
+        for task in self._problem.tasks:
+            name = task.name
             common_resident = (
-                own_resident + self._resident[name] - self._free[name] - self._shared_units(deciding.name, option, call)
+                own_resident + self._resident[name] - self._free[name] - self._shared_units(deciding.name, mode, task)
             )
-            peak = common_resident + np.maximum(self._transient[name], option.transient_units)
-            may_be_disjoint = self._size[name] + option.place.num_ranks <= self._problem.num_ranks
+            peak = common_resident + np.maximum(self._transient[name], mode.transient_units)
+            may_be_disjoint = self._size[name] + mode.resource.num_ranks <= self._problem.num_ranks
             fitting[name] = kept[name] & (may_be_disjoint | (peak <= self._problem.device_units))
-        only = np.zeros(len(deciding.options), dtype=bool)
+        only = np.zeros(len(deciding.modes), dtype=bool)
         only[index] = True
         return {**fitting, deciding.name: only}
 
-    def _shared_units(self, name: str, option: Option, other: CallOptions) -> NDArray[np.int64] | int:
-        """Return the units of a copy that two calls would share at the same place, [options of the other call]."""
+    def _shared_units(self, name: str, mode: Mode, other: Task) -> NDArray[np.int64] | int:
+        """Return the units of a copy that two tasks would share on the same resource, [modes of the other task]."""
         if not any(name in group and other.name in group for group in self._problem.sharing_groups):
             return 0
-        at_same_place = np.array([o.place == option.place for o in other.options])
-        return np.where(at_same_place, np.maximum(self._saved[other.name], option.shared_units), 0)
+        at_same_resource = np.array([o.resource == mode.resource for o in other.modes])
+        return np.where(at_same_resource, np.maximum(self._saved[other.name], mode.shared_units), 0)
 
 
-def _unowned_units(problem: Problem, call: CallOptions) -> Iterator[int]:
-    """Yield for each option the units that sharing may save beyond the size of any owner's copy at its place."""
-    owned: dict[Place, int] = {}
-    for owner in problem.owners(call.name):
-        for option in problem.options(owner):
-            owned[option.place] = min(option.shared_units, owned.get(option.place, option.shared_units))
-    for option in call.options:
-        yield max(0, option.shared_units - owned.get(option.place, option.shared_units))
+def _unowned_units(problem: Problem, task: Task) -> Iterator[int]:
+    """Yield for each mode the units that sharing may save beyond the size of any owner's copy at its resource."""
+    owned: dict[Resource, int] = {}
+    for owner in problem.owners(task.name):
+        for mode in problem.modes(owner):
+            owned[mode.resource] = min(mode.shared_units, owned.get(mode.resource, mode.shared_units))
+    for mode in task.modes:
+        yield max(0, mode.shared_units - owned.get(mode.resource, mode.shared_units))

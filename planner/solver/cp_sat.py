@@ -59,7 +59,7 @@ def fixed_ranks_makespan_model(problem: Problem) -> tuple[cp_model.CpModel, Vari
 
 
 def fixed_ranks_memory_model(problem: Problem) -> tuple[cp_model.CpModel, Variables, cp_model.IntVar]:
-    """Build the model of the picked options without times, which minimises the memory units of a device."""
+    """Build the model of the picked modes without times, which minimises the memory units of a device."""
     model = cp_model.CpModel()
     x = add_variables(model, problem)
     device = model.new_int_var(0, MAX_SUM, "device")
@@ -85,7 +85,7 @@ def run_cp_sat(
     if limits.seconds_left < math.inf:
         solver.parameters.max_time_in_seconds = max(limits.seconds_left, _MIN_SECONDS)
     solver.parameters.max_presolve_iterations = 1
-    # Linear programs and probing cost more than they prune once options that cannot meet the target are gone: 6.1 s
+    # Linear programs and probing cost more than they prune once modes that cannot meet the target are gone: 6.1 s
     # with them, 1.4 s without (16 ranks).
     solver.parameters.linearization_level = 0
     solver.parameters.cp_model_probing_level = 0

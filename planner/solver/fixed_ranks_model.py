@@ -1,30 +1,30 @@
-"""The problem as an integer program, if every option has fixed ranks.
+"""The problem as an integer program, if every mode has fixed ranks.
 
 Sets
-    c  calls, each with options o; an option has a place p (ranks, layout), ticks d (the solver's unit of time),
+    c  tasks, each with modes o; a mode has a resource p (ranks, layout), ticks d (the solver's unit of time),
        resident memory r, the part w of r that sharing saves, transient memory m, early ticks (by which it may start
        before the end of a producer that streams to it) and late ticks (from its end until all of its output exists)
-    t  tasks: runs of calls, and transfers between the places of two calls
-    a  atoms: groups of ranks that every option covers entirely or not at all
+    t  activities: runs of tasks, and transfers between the resources of two tasks
+    a  atoms: groups of ranks that every mode covers entirely or not at all
 Variables
-    x[c, o], y[c, p], z[c, a]   call c uses option o, is at place p, covers atom a
-    s[c, p]                     call c shares an earlier call's copy at p
+    x[c, o], y[c, p], z[c, a]   task c uses mode o, is at resource p, covers atom a
+    s[c, p]                     task c shares an earlier task's copy at p
     h[t]                        transfer t takes time
     start, ticks, end [t], makespan
 Objective
     minimise the makespan, or the memory units that a device needs
 Constraints
     choice   sum_o x[c, o] = 1;  y and z follow x;  s[c, p] <= y[c, p] and s[c, p] <= sum of y[p]
-             over the earlier calls that may own the copy
+             over the earlier tasks that may own the copy
     time     ticks of a run = sum_o d x[c, o];  ticks of a transfer from p >= sum_q d(p, q) (y[q] - s[q]) if y[p]
-             start[t'] >= end[t] + lag for every precedence; if t streams to t', minus the option's early ticks, and
-             start[t'] >= start[t];  on every atom the tasks that occupy it do not overlap
+             start[t'] >= end[t] + lag for every precedence; if t streams to t', minus the mode's early ticks, and
+             start[t'] >= start[t];  on every atom the activities that occupy it do not overlap
              k makespan >= end[t] + lag - start[t'] for a precedence of t over t' of the period k later; if t
-             delivers late, the late ticks of its option are part of the lag
-    memory   for every atom a and call c over it: sum r x - sum w s + m of c <= device
+             delivers late, the late ticks of its mode are part of the lag
+    memory   for every atom a and task c over it: sum r x - sum w s + m of c <= device
 Redundant, for a tighter bound
-    between two tasks (or the ends) every atom has time for all its work that must lie there; interchangeable halves
-    of aligned rank ranges are filled from the left.
+    between two activities (or the ends) every atom has time for all its work that must lie there; interchangeable
+    halves of aligned rank ranges are filled from the left.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ import numpy as np
 
 from meshwright.planner.solver import cp_model
 from meshwright.planner.solver.lower_bounds import windows
-from meshwright.planner.solver.problem import MAX_SUM, CallOptions, CallRun, Place, Problem, Task, Transfer
+from meshwright.planner.solver.problem import MAX_SUM, Activity, Problem, Resource, Run, Task, Transfer
 from meshwright.planner.solver.rank_ranges import Crossing, Swap, swaps
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskVariables:
-    """The times of tasks, by task name."""
+class ActivityVariables:
+    """The times of activities, by activity name."""
 
     happens: Mapping[str, cp_model.IntVar]  # h[t]: transfer t takes time
     start: Mapping[str, cp_model.IntVar]
@@ -54,172 +54,176 @@ class TaskVariables:
 
 @dataclass(frozen=True, kw_only=True)
 class Variables:
-    """All variables. Calls are named, options are numbered within their call, atoms within the problem."""
+    """All variables. Tasks are named, modes are numbered within their task, atoms within the problem."""
 
-    pick: Mapping[tuple[str, int], cp_model.IntVar]  # x[c, o]: call c uses its option o
-    at: Mapping[tuple[str, Place], cp_model.IntVar]  # y[c, p]: call c is at place p
-    covers: Mapping[tuple[str, int], cp_model.IntVar]  # z[c, a]: call c's ranks contain atom a
-    shares: Mapping[tuple[str, Place], cp_model.IntVar]  # s[c, p]: call c uses an earlier call's copy at place p
-    times: TaskVariables
+    pick: Mapping[tuple[str, int], cp_model.IntVar]  # x[c, o]: task c uses its mode o
+    at: Mapping[tuple[str, Resource], cp_model.IntVar]  # y[c, p]: task c is at resource p
+    covers: Mapping[tuple[str, int], cp_model.IntVar]  # z[c, a]: task c's ranks contain atom a
+    shares: Mapping[tuple[str, Resource], cp_model.IntVar]  # s[c, p]: task c uses an earlier task's copy at resource p
+    times: ActivityVariables
 
 
 def add_variables(model: cp_model.CpModel, problem: Problem) -> Variables:
     """Add every variable of the problem, without the rules that connect them."""
     return Variables(
         pick={
-            (call.name, index): model.new_bool_var(f"x[{call.name},{index}]")
-            for call in problem.calls
-            for index in range(len(call.options))
+            (task.name, index): model.new_bool_var(f"x[{task.name},{index}]")
+            for task in problem.tasks
+            for index in range(len(task.modes))
         },
         at={
             (c.name, p): model.new_bool_var(f"y[{c.name},{p}]")
-            for c in problem.calls
+            for c in problem.tasks
             if c.name in problem.tied
-            for p in places(c)
+            for p in resources(c)
         },
         covers={
-            (call.name, atom): model.new_bool_var(f"z[{call.name},{atom}]")
-            for call in problem.calls
+            (task.name, atom): model.new_bool_var(f"z[{task.name},{atom}]")
+            for task in problem.tasks
             for atom in range(len(problem.atoms))
         },
         shares=_shares(model, problem),
-        times=add_task_variables(model, problem, problem.horizon),
+        times=add_activity_variables(model, problem, problem.horizon),
     )
 
 
-def add_task_variables(model: cp_model.CpModel, problem: Problem, horizon: int) -> TaskVariables:
-    """Add the times of tasks, all at most `horizon`, without the rules that connect them.
+def add_activity_variables(model: cp_model.CpModel, problem: Problem, horizon: int) -> ActivityVariables:
+    """Add the times of activities, all at most `horizon`, without the rules that connect them.
 
-    Tasks that take equally long whatever is picked share the variables of their ticks and of whether they happen.
+    Activities that take equally long whatever is picked share the variables of their ticks and of whether they happen.
     """
     representative, representatives = (
         problem.lasts_like,
-        [task for task in problem.tasks if problem.lasts_like[task.name] == task.name],
+        [activity for activity in problem.activities if problem.lasts_like[activity.name] == activity.name],
     )
     happens = {
-        task.name: model.new_bool_var(f"h[{task.name}]") for task in representatives if isinstance(task, Transfer)
+        activity.name: model.new_bool_var(f"h[{activity.name}]")
+        for activity in representatives
+        if isinstance(activity, Transfer)
     }
     ticks = {t.name: model.new_int_var(*_ticks_range(problem, t, horizon), f"ticks[{t.name}]") for t in representatives}
-    return TaskVariables(
-        happens={t.name: happens[representative[t.name]] for t in problem.tasks if isinstance(t, Transfer)},
-        start={task.name: model.new_int_var(0, horizon, f"start[{task.name}]") for task in problem.tasks},
-        ticks={task.name: ticks[representative[task.name]] for task in problem.tasks},
-        end={task.name: model.new_int_var(0, horizon, f"end[{task.name}]") for task in problem.tasks},
+    return ActivityVariables(
+        happens={t.name: happens[representative[t.name]] for t in problem.activities if isinstance(t, Transfer)},
+        start={
+            activity.name: model.new_int_var(0, horizon, f"start[{activity.name}]") for activity in problem.activities
+        },
+        ticks={activity.name: ticks[representative[activity.name]] for activity in problem.activities},
+        end={activity.name: model.new_int_var(0, horizon, f"end[{activity.name}]") for activity in problem.activities},
         makespan=model.new_int_var(0, horizon, "makespan"),
     )
 
 
-def places(call: CallOptions) -> tuple[Place, ...]:
-    """Return the distinct places of a call's options."""
-    return tuple(dict.fromkeys(option.place for option in call.options))
+def resources(task: Task) -> tuple[Resource, ...]:
+    """Return the distinct resources of a task's modes."""
+    return tuple(dict.fromkeys(mode.resource for mode in task.modes))
 
 
-def _shares(model: cp_model.CpModel, problem: Problem) -> dict[tuple[str, Place], cp_model.IntVar]:
-    by_name = {call.name: set(places(call)) for call in problem.calls}
+def _shares(model: cp_model.CpModel, problem: Problem) -> dict[tuple[str, Resource], cp_model.IntVar]:
+    by_name = {task.name: set(resources(task)) for task in problem.tasks}
     return {
-        (call.name, place): model.new_bool_var(f"s[{call.name},{place}]")
-        for call in problem.calls
-        for place in places(call)
-        if any(place in by_name[owner] for owner in problem.owners(call.name))
+        (task.name, resource): model.new_bool_var(f"s[{task.name},{resource}]")
+        for task in problem.tasks
+        for resource in resources(task)
+        if any(resource in by_name[owner] for owner in problem.owners(task.name))
     }
 
 
-def _ticks_range(problem: Problem, task: Task, horizon: int) -> tuple[int, int]:
-    if isinstance(task, CallRun):
-        ticks = [option.ticks for option in problem.options(task.call)]
+def _ticks_range(problem: Problem, activity: Activity, horizon: int) -> tuple[int, int]:
+    if isinstance(activity, Run):
+        ticks = [mode.ticks for mode in problem.modes(activity.task)]
         return min(ticks), max(ticks)
-    return 0, min(horizon, max(task.ticks.values(), default=0))
+    return 0, min(horizon, max(activity.ticks.values(), default=0))
 
 
 def add_choice_constraints(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
     """Add the rules about what is picked, which do not depend on time."""
-    _one_option_per_call(model, problem, x)
-    _a_place_is_where_the_option_is(model, problem, x)
-    _atoms_are_covered_by_the_option(model, problem, x)
+    _one_mode_per_task(model, problem, x)
+    _a_resource_is_where_the_mode_is(model, problem, x)
+    _atoms_are_covered_by_the_mode(model, problem, x)
     _a_shared_copy_has_an_earlier_owner(model, problem, x)
     _ranks_are_nested_or_disjoint(model, problem, x)
     _siblings_are_filled_from_the_left(model, problem, x)
 
 
 def add_time_constraints(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
-    """Add the rules about when tasks run."""
-    _a_run_takes_its_options_ticks(model, problem, x)
-    _a_transfer_takes_its_places_ticks(model, problem, x)
+    """Add the rules about when activities run."""
+    _a_run_takes_its_modes_ticks(model, problem, x)
+    _a_transfer_takes_its_resources_ticks(model, problem, x)
     add_order_constraints(model, problem, x.pick, x.times)
-    _a_rank_does_one_task_at_a_time(model, problem, x)
+    _a_rank_does_one_activity_at_a_time(model, problem, x)
     _work_fits_between_its_neighbours(model, problem, x)
 
 
 def add_order_constraints(
-    model: cp_model.CpModel, problem: Problem, pick: Mapping[tuple[str, int], cp_model.IntVar], times: TaskVariables
+    model: cp_model.CpModel, problem: Problem, pick: Mapping[tuple[str, int], cp_model.IntVar], times: ActivityVariables
 ) -> None:
-    """Add the rules about when tasks run that do not depend on their ranks."""
-    _a_task_ends_after_its_ticks(model, problem, times)
-    _tasks_wait_for_their_predecessors(model, problem, pick, times)
+    """Add the rules about when activities run that do not depend on their ranks."""
+    _an_activity_ends_after_its_ticks(model, problem, times)
+    _activities_wait_for_their_predecessors(model, problem, pick, times)
     _later_periods_wait_for_this_one(model, problem, pick, times)
 
 
 def add_memory_constraints(
     model: cp_model.CpModel, problem: Problem, x: Variables, device: cp_model.LinearExprT
 ) -> None:
-    """Require that on every atom the copies there and any one call's transient memory fit in `device` units."""
-    shared = {(call.name, o.place): o.shared_units for call in problem.calls for o in call.options}
+    """Require that on every atom the copies there and any one task's transient memory fit in `device` units."""
+    shared = {(task.name, o.resource): o.shared_units for task in problem.tasks for o in task.modes}
     for atom, ranks in enumerate(problem.atoms):
         resident = []
         transient: dict[str, list[cp_model.LinearExprT]] = {}
-        for call in problem.calls:
-            for index, option in enumerate(call.options):
-                if ranks.start in option.place.ranks:
-                    resident.append(option.resident_units * x.pick[call.name, index])
-                    transient.setdefault(call.name, []).append(option.transient_units * x.pick[call.name, index])
-            for place in places(call):
-                if ranks.start in place.ranks and (call.name, place) in x.shares:
-                    resident.append(-shared[call.name, place] * x.shares[call.name, place])
+        for task in problem.tasks:
+            for index, mode in enumerate(task.modes):
+                if ranks.start in mode.resource.ranks:
+                    resident.append(mode.resident_units * x.pick[task.name, index])
+                    transient.setdefault(task.name, []).append(mode.transient_units * x.pick[task.name, index])
+            for resource in resources(task):
+                if ranks.start in resource.ranks and (task.name, resource) in x.shares:
+                    resident.append(-shared[task.name, resource] * x.shares[task.name, resource])
         total_resident = model.new_int_var(0, MAX_SUM, f"resident[{atom}]")
         model.add(total_resident == sum(resident))
         for terms in transient.values():
             model.add(total_resident + sum(terms) <= device)
 
 
-def _one_option_per_call(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
-    """Each call picks exactly one of its options."""
-    for call in problem.calls:
-        model.add_exactly_one(x.pick[call.name, index] for index in range(len(call.options)))
+def _one_mode_per_task(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
+    """Each task picks exactly one of its modes."""
+    for task in problem.tasks:
+        model.add_exactly_one(x.pick[task.name, index] for index in range(len(task.modes)))
 
 
-def _a_place_is_where_the_option_is(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
-    """A call is at a place exactly if it picked an option there."""
-    for call in problem.calls:
-        for place in places(call):
-            if (call.name, place) in x.at:
-                picks = [x.pick[call.name, i] for i, option in enumerate(call.options) if option.place == place]
-                model.add(sum(picks) == x.at[call.name, place])
+def _a_resource_is_where_the_mode_is(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
+    """A task is on a resource exactly if it picked a mode there."""
+    for task in problem.tasks:
+        for resource in resources(task):
+            if (task.name, resource) in x.at:
+                picks = [x.pick[task.name, i] for i, mode in enumerate(task.modes) if mode.resource == resource]
+                model.add(sum(picks) == x.at[task.name, resource])
 
 
-def _atoms_are_covered_by_the_option(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
-    """A call covers an atom exactly if its option's ranks contain it."""
-    for call in problem.calls:
+def _atoms_are_covered_by_the_mode(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
+    """A task covers an atom exactly if its mode's ranks contain it."""
+    for task in problem.tasks:
         for atom, ranks in enumerate(problem.atoms):
-            picks = [x.pick[call.name, i] for i, o in enumerate(call.options) if ranks.start in o.place.ranks]
-            model.add(sum(picks) == x.covers[call.name, atom])
+            picks = [x.pick[task.name, i] for i, o in enumerate(task.modes) if ranks.start in o.resource.ranks]
+            model.add(sum(picks) == x.covers[task.name, atom])
 
 
 def _a_shared_copy_has_an_earlier_owner(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
-    """A call shares a copy only at its own place, and only if an earlier call of its group is there too."""
-    for (call, place), shared in x.shares.items():
-        owners = [x.at[owner, place] for owner in problem.owners(call) if (owner, place) in x.at]
-        model.add(shared <= x.at[call, place])
+    """A task shares a copy only at its own resource, and only if an earlier task of its group is there too."""
+    for (task, resource), shared in x.shares.items():
+        owners = [x.at[owner, resource] for owner in problem.owners(task) if (owner, resource) in x.at]
+        model.add(shared <= x.at[task, resource])
         model.add(shared <= sum(owners))
 
 
 def _ranks_are_nested_or_disjoint(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
-    """The ranks of two calls are disjoint or nested."""
+    """The ranks of two tasks are disjoint or nested."""
     crossing = Crossing(problem)
     picks_on: list[dict[int, list[cp_model.IntVar]]] = []
-    for call, numbers in zip(problem.calls, crossing.numbers, strict=True):
+    for task, numbers in zip(problem.tasks, crossing.numbers, strict=True):
         picks_on.append({})
         for index, number in enumerate(numbers.tolist()):
-            picks_on[-1].setdefault(number, []).append(x.pick[call.name, index])
+            picks_on[-1].setdefault(number, []).append(x.pick[task.name, index])
     crossed_by = [set(np.flatnonzero(row).tolist()) for row in crossing.crosses]
     for one, other in combinations(picks_on, 2):
         for number, picks in one.items():
@@ -229,70 +233,75 @@ def _ranks_are_nested_or_disjoint(model: cp_model.CpModel, problem: Problem, x: 
 
 
 def _siblings_are_filled_from_the_left(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
-    """The first call inside either of two interchangeable rank ranges is inside the left one."""
+    """The first task inside either of two interchangeable rank ranges is inside the left one."""
 
-    def picks_inside(call: str, rank_range: range) -> list[cp_model.IntVar]:
+    def picks_inside(task: str, rank_range: range) -> list[cp_model.IntVar]:
         return [
-            x.pick[call, index]
-            for index, option in enumerate(problem.options(call))
-            if rank_range.start <= option.place.ranks.start and option.place.ranks.stop <= rank_range.stop
+            x.pick[task, index]
+            for index, mode in enumerate(problem.modes(task))
+            if rank_range.start <= mode.resource.ranks.start and mode.resource.ranks.stop <= rank_range.stop
         ]
 
     def order_siblings(swap: Swap) -> None:
         earlier: list[cp_model.IntVar] = []
-        for call in problem.calls:
-            model.add(sum(picks_inside(call.name, swap.right)) <= sum(earlier))
-            earlier += picks_inside(call.name, swap.left)
+        for task in problem.tasks:
+            model.add(sum(picks_inside(task.name, swap.right)) <= sum(earlier))
+            earlier += picks_inside(task.name, swap.left)
 
     for swap in swaps(problem):
         order_siblings(swap)
 
 
-def _a_run_takes_its_options_ticks(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
-    """A run lasts as long as its call's option."""
-    for task in problem.tasks:
-        if isinstance(task, CallRun) and problem.lasts_like[task.name] == task.name:
-            options = problem.options(task.call)
-            model.add(x.times.ticks[task.name] == sum(o.ticks * x.pick[task.call, i] for i, o in enumerate(options)))
+def _a_run_takes_its_modes_ticks(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
+    """A run lasts as long as its task's mode."""
+    for activity in problem.activities:
+        if isinstance(activity, Run) and problem.lasts_like[activity.name] == activity.name:
+            modes = problem.modes(activity.task)
+            model.add(
+                x.times.ticks[activity.name] == sum(o.ticks * x.pick[activity.task, i] for i, o in enumerate(modes))
+            )
 
 
-def _a_transfer_takes_its_places_ticks(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
-    """A transfer lasts as long as its two places require, and no time if its target shares a copy.
+def _a_transfer_takes_its_resources_ticks(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
+    """A transfer lasts as long as its two resources require, and no time if its target shares a copy.
 
-    Places from (or to) which transfers take equally long are handled together.
+    Resources from (or to) which transfers take equally long are handled together.
     """
-    by_name = {call.name: call for call in problem.calls}
-    for task in problem.tasks:
-        if not isinstance(task, Transfer) or problem.lasts_like[task.name] != task.name:
+    by_name = {task.name: task for task in problem.tasks}
+    for activity in problem.activities:
+        if not isinstance(activity, Transfer) or problem.lasts_like[activity.name] != activity.name:
             continue
-        model.add(x.times.ticks[task.name] == 0).only_enforce_if(~x.times.happens[task.name])
-        sources, targets = (places(by_name[name]) for name in (task.source, task.target))
+        model.add(x.times.ticks[activity.name] == 0).only_enforce_if(~x.times.happens[activity.name])
+        sources, targets = (resources(by_name[name]) for name in (activity.source, activity.target))
         durations = [
             [
-                task.ticks_between(source_place, target_place, source_place.overlap(target_place))
-                for target_place in targets
+                activity.ticks_between(source_resource, target_resource, source_resource.overlap(target_resource))
+                for target_resource in targets
             ]
-            for source_place in sources
+            for source_resource in sources
         ]
         arrival_terms = [
             (
                 ticks,
-                _any(model, [x.at[task.target, target] - x.shares.get((task.target, target), 0) for target in group]),
+                _any(
+                    model,
+                    [x.at[activity.target, target] - x.shares.get((activity.target, target), 0) for target in group],
+                ),
             )
             for ticks, group in _grouped(targets, zip(*durations, strict=True)).items()
         ]
         for group in _grouped(sources, map(tuple, durations)).values():
             first = sources.index(group[0])
             transfer_ticks = sum(ticks[first] * is_target for ticks, is_target in arrival_terms if ticks[first])
-            is_source = _any(model, [x.at[task.source, place] for place in group])
-            model.add(x.times.ticks[task.name] >= transfer_ticks).only_enforce_if(is_source)
+            is_source = _any(model, [x.at[activity.source, resource] for resource in group])
+            model.add(x.times.ticks[activity.name] >= transfer_ticks).only_enforce_if(is_source)
 
 
-def _grouped(items: Iterable[Place], keys: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], list[Place]]:
-    """Group the places by their keys."""
-    groups: dict[tuple[int, ...], list[Place]] = {}
-    for place, key in zip(items, keys, strict=True):
-        groups.setdefault(key, []).append(place)
+def _grouped(items: Iterable[Resource], keys: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], list[Resource]]:
+    """Group the resources by their keys."""
+    groups: dict[tuple[int, ...], list[Resource]] = {}
+    for resource, key in zip(items, keys, strict=True):
+        groups.setdefault(key, []).append(resource)
     return groups
 
 
@@ -303,93 +312,93 @@ def _any(model: cp_model.CpModel, terms: Sequence[cp_model.LinearExprT]) -> cp_m
     return is_any
 
 
-def _a_task_ends_after_its_ticks(model: cp_model.CpModel, problem: Problem, times: TaskVariables) -> None:
-    """A task that started is not interrupted, and the makespan is no earlier than its end."""
-    for task in problem.tasks:
-        model.add(times.end[task.name] == times.start[task.name] + times.ticks[task.name])
-        model.add(times.makespan >= times.end[task.name])
+def _an_activity_ends_after_its_ticks(model: cp_model.CpModel, problem: Problem, times: ActivityVariables) -> None:
+    """An activity that started is not interrupted, and the makespan is no earlier than its end."""
+    for activity in problem.activities:
+        model.add(times.end[activity.name] == times.start[activity.name] + times.ticks[activity.name])
+        model.add(times.makespan >= times.end[activity.name])
 
 
-def _tasks_wait_for_their_predecessors(
-    model: cp_model.CpModel, problem: Problem, pick: Mapping[tuple[str, int], cp_model.IntVar], times: TaskVariables
+def _activities_wait_for_their_predecessors(
+    model: cp_model.CpModel, problem: Problem, pick: Mapping[tuple[str, int], cp_model.IntVar], times: ActivityVariables
 ) -> None:
-    """A task starts after its inputs have ended and been transferred, or earlier if they are streamed to it."""
-    call = problem.runs
+    """An activity starts after its inputs have ended and been transferred, or earlier if they are streamed to it."""
+    task = problem.runs
     for before, after, min_lag, streamed, late in problem.precedences:
-        lag = min_lag + _late_ticks(problem, pick, call[before]) if late else min_lag
+        lag = min_lag + _late_ticks(problem, pick, task[before]) if late else min_lag
         if not streamed:
             model.add(times.start[after] >= times.end[before] + lag)
             continue
-        options = problem.options(call[after])
-        picks = [pick[call[after], index] for index in range(len(options))]
-        early = cp_model.LinearExpr.weighted_sum(picks, [option.early_ticks for option in options])
-        rest = cp_model.LinearExpr.weighted_sum(picks, [option.ticks - option.early_ticks for option in options])
+        modes = problem.modes(task[after])
+        picks = [pick[task[after], index] for index in range(len(modes))]
+        early = cp_model.LinearExpr.weighted_sum(picks, [mode.early_ticks for mode in modes])
+        rest = cp_model.LinearExpr.weighted_sum(picks, [mode.ticks - mode.early_ticks for mode in modes])
         model.add(times.start[after] + early >= times.end[before] + lag)
         model.add(times.end[after] >= times.end[before] + lag + rest)  # redundant, for the bound
         model.add(times.start[after] >= times.start[before])
 
 
 def _later_periods_wait_for_this_one(
-    model: cp_model.CpModel, problem: Problem, pick: Mapping[tuple[str, int], cp_model.IntVar], times: TaskVariables
+    model: cp_model.CpModel, problem: Problem, pick: Mapping[tuple[str, int], cp_model.IntVar], times: ActivityVariables
 ) -> None:
-    """A task starts after its inputs from earlier periods have arrived."""
-    call = problem.runs
+    """An activity starts after its inputs from earlier periods have arrived."""
+    task = problem.runs
     for before, after, num_periods, lag, late in problem.carried:
-        arrival = times.end[before] + lag + (_late_ticks(problem, pick, call[before]) if late else 0)
+        arrival = times.end[before] + lag + (_late_ticks(problem, pick, task[before]) if late else 0)
         model.add(num_periods * times.makespan + times.start[after] >= arrival)
 
 
-def _late_ticks(problem: Problem, pick: Mapping[tuple[str, int], cp_model.IntVar], call: str) -> cp_model.LinearExprT:
+def _late_ticks(problem: Problem, pick: Mapping[tuple[str, int], cp_model.IntVar], task: str) -> cp_model.LinearExprT:
     """Return the ticks after the end of a run until it has everything that it delivers late."""
-    late = [option.late_ticks for option in problem.options(call)]
+    late = [mode.late_ticks for mode in problem.modes(task)]
     expression: cp_model.LinearExprT = cp_model.LinearExpr.weighted_sum(
-        [pick[call, index] for index in range(len(late))], late
+        [pick[task, index] for index in range(len(late))], late
     )
     return expression
 
 
-def _a_rank_does_one_task_at_a_time(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
-    """The tasks that occupy an atom do not overlap in time."""
+def _a_rank_does_one_activity_at_a_time(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
+    """The activities that occupy an atom do not overlap in time."""
     for atom in range(len(problem.atoms)):
         intervals = []
         occupies: dict[tuple[str, str], cp_model.IntVar] = {}
-        for task in problem.tasks:
-            if isinstance(task, CallRun):
-                is_here = x.covers[task.call, atom]
+        for activity in problem.activities:
+            if isinstance(activity, Run):
+                is_here = x.covers[activity.task, atom]
             else:
-                key = problem.lasts_like[task.name], task.occupies
+                key = problem.lasts_like[activity.name], activity.occupies
                 if key not in occupies:
-                    occupies[key] = _occupies(model, task, atom, x)
+                    occupies[key] = _occupies(model, activity, atom, x)
                 is_here = occupies[key]
-            parts = x.times.start[task.name], x.times.ticks[task.name], x.times.end[task.name]
-            intervals.append(model.new_optional_interval_var(*parts, is_here, f"{task.name}@{atom}"))
+            parts = x.times.start[activity.name], x.times.ticks[activity.name], x.times.end[activity.name]
+            intervals.append(model.new_optional_interval_var(*parts, is_here, f"{activity.name}@{atom}"))
         model.add_no_overlap(intervals)
 
 
-def _occupies(model: cp_model.CpModel, task: Transfer, atom: int, x: Variables) -> cp_model.IntVar:
+def _occupies(model: cp_model.CpModel, activity: Transfer, atom: int, x: Variables) -> cp_model.IntVar:
     """Return a variable that is 1 if a transfer that happens is on an atom; transfers of equal duration share it."""
-    is_here = model.new_bool_var(f"occupies[{task.name},{atom}]")
-    ends = {"source": [task.source], "target": [task.target], "both": [task.source, task.target]}
-    for call in ends[task.occupies]:
-        model.add_bool_or(is_here, ~x.times.happens[task.name], ~x.covers[call, atom])
+    is_here = model.new_bool_var(f"occupies[{activity.name},{atom}]")
+    ends = {"source": [activity.source], "target": [activity.target], "both": [activity.source, activity.target]}
+    for task in ends[activity.occupies]:
+        model.add_bool_or(is_here, ~x.times.happens[activity.name], ~x.covers[task, atom])
     return is_here
 
 
 def _work_fits_between_its_neighbours(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
-    """Between two tasks, an atom has time for all its work that must lie there; redundant, for a tighter bound."""
+    """Between two activities, an atom has time for all its work that must lie there; redundant, for a tighter bound."""
     run = problem.runs
     for ranks in problem.atoms:
-        load = {call.name: _load(model, x, call, ranks) for call in problem.calls}
+        load = {task.name: _load(model, x, task, ranks) for task in problem.tasks}
         for window in windows(problem):
             opens = x.times.end[window.after] if window.after else 0
             closes = x.times.start[window.before] if window.before else x.times.makespan
             model.add(closes - opens >= sum(load[run[name]] for name in window.between if name in run))
 
 
-def _load(model: cp_model.CpModel, x: Variables, call: CallOptions, ranks: range) -> cp_model.IntVar:
-    """Return a variable for the ticks of one run of a call on some ranks."""
-    ticks = [option.ticks if ranks.start in option.place.ranks else 0 for option in call.options]
-    load = model.new_int_var(0, max(ticks), f"load[{call.name},{ranks.start}]")
-    picks = [x.pick[call.name, index] for index in range(len(ticks))]
+def _load(model: cp_model.CpModel, x: Variables, task: Task, ranks: range) -> cp_model.IntVar:
+    """Return a variable for the ticks of one run of a task on some ranks."""
+    ticks = [mode.ticks if ranks.start in mode.resource.ranks else 0 for mode in task.modes]
+    load = model.new_int_var(0, max(ticks), f"load[{task.name},{ranks.start}]")
+    picks = [x.pick[task.name, index] for index in range(len(ticks))]
     model.add(cp_model.LinearExpr.weighted_sum(picks, ticks) == load)
     return load

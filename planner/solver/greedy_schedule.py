@@ -1,8 +1,8 @@
-"""Computes and scores greedy schedules of many choices of options at once.
+"""Computes and scores greedy schedules of many choices of modes at once.
 
-The next task is always the one that can start first; of several the one with the longest chain after it, then the
-first. A choice picks one option of each call. Several choices are passed as columns, one for each call: the indices of
-its picked options, [choices], or [1] if all choices pick the same one.
+The next activity is always the one that can start first; of several the one with the longest chain after it, then the
+first. A choice picks one mode of each task. Several choices are passed as columns, one for each task: the indices of
+its picked modes, [choices], or [1] if all choices pick the same one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.planner.solver.lower_bounds import followers
-from meshwright.planner.solver.problem import CallRun, Option, Problem, TimedPeriod, Transfer, shortest_period
+from meshwright.planner.solver.problem import Mode, Problem, Run, TimedPeriod, Transfer, shortest_period
 from meshwright.planner.solver.rank_ranges import Crossing
 
 Array: TypeAlias = NDArray[np.int64]
@@ -25,16 +25,15 @@ _AFTER_ALL = 2**62
 """Later than every tick."""
 
 _NO_LAG = -(2**61)
-"""Lag of a pair of tasks without a precedence; a sum with it is before every tick."""
+"""Lag of a pair of activities without a precedence; a sum with it is before every tick."""
 
 
 class Durations(NamedTuple):
-    """Durations of the tasks in several choices, each [choices, tasks].
+    """Durations of the activities in several choices, each [choices, activities].
 
-    `ticks` are durations, `early` the ticks by which a task may start before the end of a task that streams to it,
-    `late` the ticks from its end until its late output is complete, and `tails` the ticks from its start to the end of
-    the longest chain of tasks after it.
-    """
+    `ticks` are durations, `early` the ticks by which an activity may start before the end of an activity that streams
+    to it, `late` the ticks from its end until its late output is complete, and `tails` the ticks from its start to the
+    end of the longest chain of activities after it."""
 
     ticks: Array
     early: Array
@@ -47,31 +46,31 @@ class Durations(NamedTuple):
 
 
 class Timetable:
-    """The greedy schedules of one problem; `owners` has the positions of the calls whose copy each call may share,
+    """The greedy schedules of one problem; `owners` has the positions of the tasks whose copy each task may share,
     `crossing` the ranks that rank ranges have in common."""
 
     def __init__(self, problem: Problem, owners: Sequence[Sequence[int]], crossing: Crossing) -> None:
-        call = {one.name: index for index, one in enumerate(problem.calls)}
         task = {one.name: index for index, one in enumerate(problem.tasks)}
+        activity = {one.name: index for index, one in enumerate(problem.activities)}
         self._owners, self._crossing = owners, crossing
-        self._places = _place_numbers(problem)
-        self._distinct_places = [list(dict.fromkeys(option.place for option in one.options)) for one in problem.calls]
-        self._place_index = [_numbered([option.place for option in one.options]) for one in problem.calls]
-        self._ticks = [_column([option.ticks for option in one.options]) for one in problem.calls]
-        self._early = [_column([option.early_ticks for option in one.options]) for one in problem.calls]
-        self._late = [_column([option.late_ticks for option in one.options]) for one in problem.calls]
-        self._tasks = problem.tasks
+        self._resources = _resource_numbers(problem)
+        self._distinct_resources = [list(dict.fromkeys(mode.resource for mode in one.modes)) for one in problem.tasks]
+        self._resource_index = [_numbered([mode.resource for mode in one.modes]) for one in problem.tasks]
+        self._ticks = [_column([mode.ticks for mode in one.modes]) for one in problem.tasks]
+        self._early = [_column([mode.early_ticks for mode in one.modes]) for one in problem.tasks]
+        self._late = [_column([mode.late_ticks for mode in one.modes]) for one in problem.tasks]
+        self._activities = problem.activities
         self._ends = [
-            (call[t.call], call[t.call]) if isinstance(t, CallRun) else (call[t.source], call[t.target])
-            for t in problem.tasks
+            (task[t.task], task[t.task]) if isinstance(t, Run) else (task[t.source], task[t.target])
+            for t in problem.activities
         ]
-        self._representative = [task[problem.lasts_like[one.name]] for one in problem.tasks]
-        self._order = [task[name] for name in problem.order]
-        self._waits = [(task[p.before], task[p.after], p.lag, p.streamed, p.late) for p in problem.precedences]
-        self._carried = [(task[p.before], task[p.after], p.periods, p.lag, p.late) for p in problem.carried]
+        self._representative = [activity[problem.lasts_like[one.name]] for one in problem.activities]
+        self._order = [activity[name] for name in problem.order]
+        self._waits = [(activity[p.before], activity[p.after], p.lag, p.streamed, p.late) for p in problem.precedences]
+        self._carried = [(activity[p.before], activity[p.after], p.periods, p.lag, p.late) for p in problem.carried]
         self._unordered = self._pairs(problem)
-        self._transfer_ticks_by_place: dict[int, Array] = {}
-        shape = len(task), len(task)
+        self._transfer_ticks_by_resource: dict[int, Array] = {}
+        shape = len(activity), len(activity)
         self._counts = np.zeros(shape, dtype=np.int64)
         self._lags = {streamed: np.full(shape, _NO_LAG, dtype=np.int64) for streamed in (False, True)}
         self._late_lags = np.full(shape, _NO_LAG, dtype=np.int64)
@@ -84,77 +83,80 @@ class Timetable:
         self._is_late = bool((self._late_lags > _NO_LAG).any())
 
     def _pairs(self, problem: Problem) -> list[tuple[int, int, list[tuple[int, int]]]]:
-        """Return the pairs of tasks that no precedence separates, with the pairs of calls whose ranks could
+        """Return the pairs of activities that no precedence separates, with the pairs of tasks whose ranks could
         conflict."""
         followers_of = followers(problem)
-        numbered = combinations(enumerate(task.name for task in problem.tasks), 2)
+        numbered = combinations(enumerate(activity.name for activity in problem.activities), 2)
         return [
             (one, other, list(product(self._occupants(one), self._occupants(other))))
             for (one, one_name), (other, other_name) in numbered
             if other_name not in followers_of[one_name] and one_name not in followers_of[other_name]
         ]
 
-    def shares(self, call: int, columns: Columns) -> NDArray[np.bool_]:
-        """Return True for each choice in which a call shares an earlier call's copy, [choices]."""
-        places = self._places[call][columns[call]]
+    def shares(self, task: int, columns: Columns) -> NDArray[np.bool_]:
+        """Return True for each choice in which a task shares an earlier task's copy, [choices]."""
+        resources = self._resources[task][columns[task]]
         is_shared = np.zeros(1, dtype=bool)
-        for owner in self._owners[call]:
-            is_shared = is_shared | (self._places[owner][columns[owner]] == places)
+        for owner in self._owners[task]:
+            is_shared = is_shared | (self._resources[owner][columns[owner]] == resources)
         return is_shared
 
     def durations(self, columns: Columns) -> Durations:
-        """Return the durations of the tasks, [choices, tasks]."""
+        """Return the durations of the activities, [choices, activities]."""
         ticks: list[Array] = []
-        for task, representative in enumerate(self._representative):
-            ticks.append(ticks[representative] if representative < task else self._task_ticks(task, columns))
-        runs = [isinstance(task, CallRun) for task in self._tasks]
+        for activity, representative in enumerate(self._representative):
+            ticks.append(
+                ticks[representative] if representative < activity else self._activity_ticks(activity, columns)
+            )
+        runs = [isinstance(activity, Run) for activity in self._activities]
         early, late = (
             [
-                amounts[call][columns[call]] if is_run else np.zeros(1, dtype=np.int64)
-                for is_run, (call, _) in zip(runs, self._ends, strict=True)
+                amounts[task][columns[task]] if is_run else np.zeros(1, dtype=np.int64)
+                for is_run, (task, _) in zip(runs, self._ends, strict=True)
             ]
             for amounts in (self._early, self._late)
         )
         tails = list(ticks)
-        for task in reversed(self._order):
+        for activity in reversed(self._order):
             for before, after, lag, streamed, is_late in self._waits:
-                if before == task:
-                    wait = ticks[task] + lag + late[task] * is_late
+                if before == activity:
+                    wait = ticks[activity] + lag + late[activity] * is_late
                     wait = np.maximum(0, wait - early[after]) if streamed else wait
-                    tails[task] = np.maximum(tails[task], wait + tails[after])
+                    tails[activity] = np.maximum(tails[activity], wait + tails[after])
         size = max(len(column) for column in columns)
         return Durations(*(_stacked(amounts, size) for amounts in (ticks, early, late, tails)))
 
     def schedule(self, columns: Columns, lasts: Durations) -> Array:
-        """Return the end of each task, [choices, tasks]."""
+        """Return the end of each activity, [choices, activities]."""
         choices, meets = np.arange(len(lasts.ticks)), self._conflicts(columns, lasts)
         begins, ends = np.zeros_like(lasts.ticks), np.zeros_like(lasts.ticks)
         waits = np.tile(self._counts.sum(axis=0), (len(choices), 1))
-        for _ in self._tasks:
+        for _ in self._activities:
             ready = np.where(waits == 0, begins, _AFTER_ALL)
             start = ready.min(axis=1)
-            task = np.where(ready == start[:, np.newaxis], lasts.tails, -1).argmax(axis=1)
-            end = start + lasts.ticks[choices, task]
-            ends[choices, task] = end
-            waits -= self._counts[task]
-            waits[choices, task] = -1
+            activity = np.where(ready == start[:, np.newaxis], lasts.tails, -1).argmax(axis=1)
+            end = start + lasts.ticks[choices, activity]
+            ends[choices, activity] = end
+            waits -= self._counts[activity]
+            waits[choices, activity] = -1
             start, end = start[:, np.newaxis], end[:, np.newaxis]
-            begins = np.maximum(begins, np.where(meets[choices, task], end, 0))
-            begins = np.maximum(begins, end + self._lags[False][task])
+            begins = np.maximum(begins, np.where(meets[choices, activity], end, 0))
+            begins = np.maximum(begins, end + self._lags[False][activity])
             if self._is_late:
-                begins = np.maximum(begins, end + lasts.late[choices, task][:, np.newaxis] + self._late_lags[task])
+                begins = np.maximum(
+                    begins, end + lasts.late[choices, activity][:, np.newaxis] + self._late_lags[activity]
+                )
             if self._streams.any():
-                streamed = np.maximum(start, end + self._lags[True][task] - lasts.early)
-                begins = np.maximum(begins, np.where(self._streams[task], streamed, 0))
+                streamed = np.maximum(start, end + self._lags[True][activity] - lasts.early)
+                begins = np.maximum(begins, np.where(self._streams[activity], streamed, 0))
         return ends
 
     def makespans(self, columns: Columns, lasts: Durations) -> Array:
         """Return the lengths of the periods of the greedy schedules, [choices].
 
-        If a carried precedence (to a task of a later period) would be violated, the period is as long as if the chain
-        that starts with its reader could move to the end of the period. If the reader precedes the sender on the same
-        ranks, it cannot move, and the period is long enough for the precedence.
-        """
+        If a carried precedence (to an activity of a later period) would be violated, the period is as long as if the
+        chain that starts with its reader could move to the end of the period. If the reader precedes the sender on the
+        same ranks, it cannot move, and the period is long enough for the precedence."""
         ends = self.schedule(columns, lasts)
         makespans: Array = ends.max(axis=1)
         for before, after, periods, lag, is_late in self._carried:
@@ -168,8 +170,8 @@ class Timetable:
         return makespans
 
     def _share_ranks(self, columns: Columns, one: int, other: int) -> NDArray[np.bool_]:
-        """Return True for each choice in which two tasks have a rank in common, [choices]."""
-        range_numbers = [self._crossing.numbers[call][column] for call, column in enumerate(columns)]
+        """Return True for each choice in which two activities have a rank in common, [choices]."""
+        range_numbers = [self._crossing.numbers[task][column] for task, column in enumerate(columns)]
         pairs = product(self._occupants(one), self._occupants(other))
         return np.asarray(
             sum(self._crossing.common[range_numbers[here], range_numbers[there]] for here, there in pairs) > 0
@@ -178,25 +180,30 @@ class Timetable:
     def work(self, columns: Columns, lasts: Durations) -> Array:
         """Return ticks x ranks, [choices]."""
         return sum(
-            (lasts.ticks[:, task] * self._num_ranks(task, columns) for task in range(len(self._tasks))),
+            (
+                lasts.ticks[:, activity] * self._num_ranks(activity, columns)
+                for activity in range(len(self._activities))
+            ),
             start=np.zeros(len(lasts.ticks), dtype=np.int64),
         )
 
-    def _task_ticks(self, task: int, columns: Columns) -> Array:
-        """Return the ticks of a task, [choices]."""
-        source, target = self._ends[task]
-        if isinstance(self._tasks[task], CallRun):
+    def _activity_ticks(self, activity: int, columns: Columns) -> Array:
+        """Return the ticks of an activity, [choices]."""
+        source, target = self._ends[activity]
+        if isinstance(self._activities[activity], Run):
             return self._ticks[source][columns[source]]
-        return np.where(self.shares(target, columns), 0, self._transfer_ticks(task, columns[source], columns[target]))
+        return np.where(
+            self.shares(target, columns), 0, self._transfer_ticks(activity, columns[source], columns[target])
+        )
 
-    def _transfer_ticks(self, task: int, sources: Array, targets: Array) -> Array:
-        """Return the ticks of a transfer by the places of its ends, each computed when it is first needed."""
-        transfer, ends = self._tasks[task], self._ends[task]
+    def _transfer_ticks(self, activity: int, sources: Array, targets: Array) -> Array:
+        """Return the ticks of a transfer by the resources of its ends, each computed when it is first needed."""
+        transfer, ends = self._activities[activity], self._ends[activity]
         assert isinstance(transfer, Transfer)
-        at = [self._place_index[call][chosen] for call, chosen in zip(ends, (sources, targets), strict=True)]
-        sources_at, targets_at = (self._distinct_places[call] for call in ends)
-        known = self._transfer_ticks_by_place.setdefault(
-            task, np.full((len(sources_at), len(targets_at)), -1, dtype=np.int64)
+        at = [self._resource_index[task][chosen] for task, chosen in zip(ends, (sources, targets), strict=True)]
+        sources_at, targets_at = (self._distinct_resources[task] for task in ends)
+        known = self._transfer_ticks_by_resource.setdefault(
+            activity, np.full((len(sources_at), len(targets_at)), -1, dtype=np.int64)
         )
         missing = known[*at] < 0
         if missing.any():
@@ -208,29 +215,29 @@ class Timetable:
         ticks: Array = known[*at]
         return ticks
 
-    def _occupants(self, task: int) -> tuple[int, ...]:
-        """Return the calls whose ranks a task occupies."""
-        one, (source, target) = self._tasks[task], self._ends[task]
-        if isinstance(one, CallRun) or one.occupies == "source":
+    def _occupants(self, activity: int) -> tuple[int, ...]:
+        """Return the tasks whose ranks an activity occupies."""
+        one, (source, target) = self._activities[activity], self._ends[activity]
+        if isinstance(one, Run) or one.occupies == "source":
             return (source,)
         return (target,) if one.occupies == "target" else (source, target)
 
     def _conflicts(self, columns: Columns, lasts: Durations) -> NDArray[np.bool_]:
-        """Return True for two tasks without a precedence that must not overlap, [choices, tasks, tasks].
+        """Return True for two activities without a precedence that must not overlap, [choices, activities, activities].
 
-        A task that takes no time occupies no ranks.
+        An activity that takes no time occupies no ranks.
         """
-        num_tasks, happens = len(self._tasks), lasts.ticks > 0
-        conflicts = np.zeros((len(lasts.ticks), num_tasks, num_tasks), dtype=bool)
-        range_numbers = [self._crossing.numbers[call][column] for call, column in enumerate(columns)]
+        num_activities, happens = len(self._activities), lasts.ticks > 0
+        conflicts = np.zeros((len(lasts.ticks), num_activities, num_activities), dtype=bool)
+        range_numbers = [self._crossing.numbers[task][column] for task, column in enumerate(columns)]
         for one, other, ends in self._unordered:
             common = sum(self._crossing.common[range_numbers[here], range_numbers[there]] for here, there in ends)
             conflicts[:, one, other] = conflicts[:, other, one] = happens[:, one] & happens[:, other] & (common > 0)
         return conflicts
 
-    def _num_ranks(self, task: int, columns: Columns) -> Array:
-        """Return the number of ranks that a task occupies, [choices]."""
-        one, *other = [self._crossing.numbers[call][columns[call]] for call in self._occupants(task)]
+    def _num_ranks(self, activity: int, columns: Columns) -> Array:
+        """Return the number of ranks that an activity occupies, [choices]."""
+        one, *other = [self._crossing.numbers[task][columns[task]] for task in self._occupants(activity)]
         common = self._crossing.common
         ranks: Array = common[one, one]
         return ranks + common[other[0], other[0]] - common[one, other[0]] if other else ranks
@@ -244,10 +251,10 @@ def _column(amounts: Sequence[int]) -> Array:
     return np.array(amounts, dtype=np.int64)
 
 
-def _place_numbers(problem: Problem) -> list[Array]:
-    """Number the places of all options; options of all calls at the same place have the same number."""
+def _resource_numbers(problem: Problem) -> list[Array]:
+    """Number the resources of all modes; modes of all tasks on the same resource have the same number."""
     numbers: dict[Hashable, int] = {}
-    return [_numbered([option.place for option in call.options], numbers) for call in problem.calls]
+    return [_numbered([mode.resource for mode in task.modes], numbers) for task in problem.tasks]
 
 
 def _numbered(names: Iterable[Hashable], numbers: dict[Hashable, int] | None = None) -> Array:
@@ -259,7 +266,7 @@ def _numbered(names: Iterable[Hashable], numbers: dict[Hashable, int] | None = N
 class Score(NamedTuple):
     """The score of a choice: memory units above the device, then makespan, then ticks x ranks; smaller is better.
 
-    `excess_units` is summed over all atoms. Two calls whose ranks cross count as more units than a device has.
+    `excess_units` is summed over all atoms. Two tasks whose ranks cross count as more units than a device has.
     """
 
     excess_units: int
@@ -268,14 +275,14 @@ class Score(NamedTuple):
 
 
 Picks = tuple[int, ...]
-"""The index of an option for each call, in the order of the calls."""
+"""The index of a mode for each task, in the order of the tasks."""
 
 Neighbours = Sequence[Sequence[int]]
-"""Indices of some options for each call."""
+"""Indices of some modes for each task."""
 
 
 class _Table(NamedTuple):
-    """The memory units of each option of a call on each atom, [options, atoms]."""
+    """The memory units of each mode of a task on each atom, [modes, atoms]."""
 
     resident: Array
     shared: Array
@@ -283,16 +290,16 @@ class _Table(NamedTuple):
 
 
 class Greedy:
-    """Scores choices of options of one problem by their greedy schedules."""
+    """Scores choices of modes of one problem by their greedy schedules."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem, self._device = problem, problem.device_units
-        call = {c.name: index for index, c in enumerate(problem.calls)}
-        self.options = [c.options for c in problem.calls]
-        self._tasks = [task.name for task in problem.tasks]
-        self._owners = [[call[owner] for owner in problem.owners(c.name)] for c in problem.calls]
+        task = {c.name: index for index, c in enumerate(problem.tasks)}
+        self.modes = [c.modes for c in problem.tasks]
+        self._activities = [activity.name for activity in problem.activities]
+        self._owners = [[task[owner] for owner in problem.owners(c.name)] for c in problem.tasks]
         self._atoms = np.array([ranks.start for ranks in problem.atoms])
-        self._tables = [self._table(options) for options in self.options]
+        self._tables = [self._table(modes) for modes in self.modes]
         self._crossing = Crossing(problem)
         self._timetable = Timetable(problem, self._owners, self._crossing)
 
@@ -303,15 +310,15 @@ class Greedy:
         makespan, work = self._timetable.makespans(columns, lasts), self._timetable.work(columns, lasts)
         return Score(int(excess[0]), int(makespan[0]), int(work[0]))
 
-    def best_change(self, picks: Picks, score: Score, calls: Sequence[int], near: Neighbours) -> tuple[Picks, Score]:
-        """Return the best choice that differs only in these calls, with their options from `near`, and its score; the
+    def best_change(self, picks: Picks, score: Score, tasks: Sequence[int], near: Neighbours) -> tuple[Picks, Score]:
+        """Return the best choice that differs only in these tasks, with their modes from `near`, and its score; the
         first of equals.
 
         The given choice and score are returned if no change is better.
         """
         columns = _columns(picks)
-        for call, column in zip(calls, np.meshgrid(*near, indexing="ij"), strict=True):
-            columns[call] = column.ravel()
+        for task, column in zip(tasks, np.meshgrid(*near, indexing="ij"), strict=True):
+            columns[task] = column.ravel()
         excess = self._excess(columns)
         min_excess = int(excess.min())
         if min_excess > score.excess_units:
@@ -335,44 +342,44 @@ class Greedy:
         columns = _columns(picks)
         lasts = self._timetable.durations(columns)
         ends = self._timetable.schedule(columns, lasts)
-        starts = dict(zip(self._tasks, (ends - lasts.ticks)[0].tolist(), strict=True))
+        starts = dict(zip(self._activities, (ends - lasts.ticks)[0].tolist(), strict=True))
         if not self._problem.carried:
             return TimedPeriod(int(ends.max()), starts)
         position = {name: index for index, name in enumerate(self._problem.order)}
         order = sorted(position, key=lambda name: (starts[name], position[name]))
-        picked = {call.name: option for call, option in zip(self._problem.calls, self.picked(picks), strict=True)}
+        picked = {task.name: mode for task, mode in zip(self._problem.tasks, self.picked(picks), strict=True)}
         return shortest_period(self._problem, picked, order)
 
-    def picked(self, picks: Picks) -> tuple[Option, ...]:
-        """Return the options of a choice."""
-        return tuple(options[index] for options, index in zip(self.options, picks, strict=True))
+    def picked(self, picks: Picks) -> tuple[Mode, ...]:
+        """Return the modes of a choice."""
+        return tuple(modes[index] for modes, index in zip(self.modes, picks, strict=True))
 
-    def indices(self, options: Sequence[Option]) -> Picks:
-        """Return the choice of these options."""
-        return tuple(call_options.index(option) for call_options, option in zip(self.options, options, strict=True))
+    def indices(self, modes: Sequence[Mode]) -> Picks:
+        """Return the choice of these modes."""
+        return tuple(task_modes.index(mode) for task_modes, mode in zip(self.modes, modes, strict=True))
 
-    def _table(self, options: Sequence[Option]) -> _Table:
-        start = np.array([option.place.ranks.start for option in options])
-        stop = np.array([option.place.ranks.stop for option in options])
+    def _table(self, modes: Sequence[Mode]) -> _Table:
+        start = np.array([mode.resource.ranks.start for mode in modes])
+        stop = np.array([mode.resource.ranks.stop for mode in modes])
         is_covered = (start[:, np.newaxis] <= self._atoms) & (self._atoms < stop[:, np.newaxis])
 
         def per_atom(amounts: Iterable[int]) -> Array:
             return is_covered * np.array(list(amounts), dtype=np.int64)[:, np.newaxis]
 
         return _Table(
-            resident=per_atom(option.resident_units for option in options),
-            shared=per_atom(option.shared_units for option in options),
-            transient=per_atom(option.transient_units for option in options),
+            resident=per_atom(mode.resident_units for mode in modes),
+            shared=per_atom(mode.shared_units for mode in modes),
+            transient=per_atom(mode.transient_units for mode in modes),
         )
 
     def _excess(self, columns: Columns) -> Array:
         """Return the memory units above the device, [choices]."""
         held, peak = (np.zeros((1, len(self._atoms)), dtype=np.int64) for _ in range(2))
-        for call, (table, chosen) in enumerate(zip(self._tables, columns, strict=True)):
+        for task, (table, chosen) in enumerate(zip(self._tables, columns, strict=True)):
             held = held + table.resident[chosen]
             peak = np.maximum(peak, table.transient[chosen])
-            if self._owners[call]:
-                held = held - table.shared[chosen] * self._timetable.shares(call, columns)[:, np.newaxis]
+            if self._owners[task]:
+                held = held - table.shared[chosen] * self._timetable.shares(task, columns)[:, np.newaxis]
         excess: Array = np.maximum(held + peak - self._device, 0).sum(axis=-1)
         return excess + self._crossing.count(columns) * (self._device + 1)
 

@@ -1,7 +1,7 @@
-"""Linear relaxations of a problem, solved with GLOP, and the lower bounds that they give for each option.
+"""Linear relaxations of a problem, solved with GLOP, and the lower bounds that they give for each mode.
 
 `Relaxation` drops the integrality and the conditional constraints of a model for fixed ranks. `SpreadRelaxation` lets
-calls mix their options, and spreads work and memory over all ranks.
+tasks mix their modes, and spreads work and memory over all ranks.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ortools.linear_solver import pywraplp
 
 from meshwright.planner.solver import cp_model
 from meshwright.planner.solver.lower_bounds import windows
-from meshwright.planner.solver.problem import Option, Place, Problem, Transfer
+from meshwright.planner.solver.problem import Mode, Problem, Resource, Transfer
 
 _UNBOUNDED = 2**60
 """Domain bounds beyond this value represent infinity."""
 
 BOUND_MARGIN = 1e-5
-"""Relative margin on a bound, so that rounding in the linear program never excludes an option."""
+"""Relative margin on a bound, so that rounding in the linear program never excludes a mode."""
 
 _CONCLUSIVE = (pywraplp.Solver.OPTIMAL, pywraplp.Solver.INFEASIBLE)
 """GLOP's conclusive statuses."""
@@ -141,43 +141,43 @@ def _range(domain: Sequence[int]) -> tuple[float, float]:
     return (-math.inf if low < -_UNBOUNDED else low), (math.inf if high > _UNBOUNDED else high)
 
 
-OptionMask: TypeAlias = Mapping[str, NDArray[np.bool_]]
-"""For each call, True for the options that have not been excluded, [options]."""
+ModeMask: TypeAlias = Mapping[str, NDArray[np.bool_]]
+"""For each task, True for the modes that have not been excluded, [modes]."""
 
 
 @dataclass(frozen=True)
-class OptionBounds:
-    """Lower bounds in ticks: `least` holds for every answer, `each` for the answers with an option, [options] by call.
+class ModeBounds:
+    """Lower bounds in ticks: `least` holds for every answer, `each` for the answers with a mode, [modes] by task.
 
-    An option that has been excluded has an infinite bound.
+    A mode that has been excluded has an infinite bound.
     """
 
     least: int
     each: Mapping[str, NDArray[np.float64]]
 
-    def within(self, makespan: int) -> OptionMask:
-        """Return the options that may be part of an answer that ends by the tick."""
+    def within(self, makespan: int) -> ModeMask:
+        """Return the modes that may be part of an answer that ends by the tick."""
         return {name: bounds <= makespan for name, bounds in self.each.items()}
 
 
 class SpreadRelaxation:
-    """The linear program of a problem in which calls mix their options and work and memory spread over all ranks.
+    """The linear program of a problem in which tasks mix their modes and work and memory spread over all ranks.
 
-    It is solved again and again, each time for part of the options.
+    It is solved again and again, each time for part of the modes.
     """
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._solver = pywraplp.Solver.CreateSolver("GLOP")
         self._infinity = self._solver.infinity()
-        self._pick = {c.name: [self._solver.NumVar(0, 1, "") for _ in c.options] for c in problem.calls}
-        self._remaining = {c.name: np.ones(len(c.options), dtype=bool) for c in problem.calls}
+        self._pick = {c.name: [self._solver.NumVar(0, 1, "") for _ in c.modes] for c in problem.tasks}
+        self._remaining = {c.name: np.ones(len(c.modes), dtype=bool) for c in problem.tasks}
         self._makespan = self._solver.NumVar(0, self._infinity, "")
         self._start = {name: self._solver.NumVar(0, self._infinity, "") for name in problem.order}
         self._end = {name: self._solver.NumVar(0, self._infinity, "") for name in problem.order}
-        self._call_of_run = problem.runs
-        self._ticks = {c.name: [float(o.ticks) for o in c.options] for c in problem.calls}
-        self._work = {c.name: [self._share(o) * o.ticks for o in c.options] for c in problem.calls}
+        self._task_of_run = problem.runs
+        self._ticks = {c.name: [float(o.ticks) for o in c.modes] for c in problem.tasks}
+        self._work = {c.name: [self._share(o) * o.ticks for o in c.modes] for c in problem.tasks}
         for picks in self._pick.values():
             self._add(1, 1, *((pick, 1.0) for pick in picks))
         self._set_order()
@@ -186,8 +186,8 @@ class SpreadRelaxation:
         self._solver.Objective().SetCoefficient(self._makespan, 1)
         self._solver.Objective().SetMinimization()
 
-    def bounds(self, kept: OptionMask) -> OptionBounds | None:
-        """Return the bounds on answers with the options that are kept, or None if there is no answer."""
+    def bounds(self, kept: ModeMask) -> ModeBounds | None:
+        """Return the bounds on answers with the modes that are kept, or None if there is no answer."""
         for name, picks in self._pick.items():
             for index in np.flatnonzero(self._remaining[name] != kept[name]).tolist():
                 picks[index].SetUb(float(kept[name][index]))
@@ -197,9 +197,9 @@ class SpreadRelaxation:
         each = {}
         for name, picks in self._pick.items():
             costs = np.array([pick.reduced_cost() for pick in picks]) if optimum else np.zeros(len(picks))
-            option_bounds = np.ceil((optimum + np.maximum(0.0, costs)) * (1 - BOUND_MARGIN) - BOUND_MARGIN)
-            each[name] = np.where(self._remaining[name], option_bounds, np.inf)
-        return OptionBounds(max(0, int(np.ceil(optimum * (1 - BOUND_MARGIN) - BOUND_MARGIN))), each)
+            mode_bounds = np.ceil((optimum + np.maximum(0.0, costs)) * (1 - BOUND_MARGIN) - BOUND_MARGIN)
+            each[name] = np.where(self._remaining[name], mode_bounds, np.inf)
+        return ModeBounds(max(0, int(np.ceil(optimum * (1 - BOUND_MARGIN) - BOUND_MARGIN))), each)
 
     def _solved(self) -> float | None:
         """Return the optimum, 0 if GLOP gives up for numerical trouble, or None if the program is infeasible."""
@@ -209,7 +209,8 @@ class SpreadRelaxation:
         return float(self._solver.Objective().Value()) if status == pywraplp.Solver.OPTIMAL else 0.0
 
     def _set_order(self) -> None:
-        """Add that a task lasts as long as the mix of its options, and starts after the tasks that it waits for."""
+        """Add that an activity lasts as long as the mix of its modes, and starts after the activities that it waits
+        for."""
         for name in self._problem.order:
             self._add(
                 0,
@@ -219,11 +220,11 @@ class SpreadRelaxation:
                 *self._terms(name, self._ticks, -1),
             )
             self._add(0, self._infinity, (self._makespan, 1.0), (self._end[name], -1.0))
-        for task in self._problem.tasks:
-            if isinstance(task, Transfer) and task.ticks:
-                self._set_transfer(task)
-        early = {c.name: [float(o.early_ticks) for o in c.options] for c in self._problem.calls}
-        late = {c.name: [float(o.late_ticks) for o in c.options] for c in self._problem.calls}
+        for activity in self._problem.activities:
+            if isinstance(activity, Transfer) and activity.ticks:
+                self._set_transfer(activity)
+        early = {c.name: [float(o.early_ticks) for o in c.modes] for c in self._problem.tasks}
+        late = {c.name: [float(o.late_ticks) for o in c.modes] for c in self._problem.tasks}
         for before, after, lag, streamed, is_late in self._problem.precedences:
             ends = (
                 (self._start[after], 1.0),
@@ -239,11 +240,11 @@ class SpreadRelaxation:
 
     def _set_transfer(self, transfer: Transfer) -> None:
         ends = (self._end[transfer.name], 1.0), (self._start[transfer.name], -1.0)
-        for call, min_ticks in zip(
+        for task, min_ticks in zip(
             (transfer.source, transfer.target), _min_transfer_ticks(self._problem, transfer), strict=True
         ):
-            places = (option.place for option in self._problem.options(call))
-            terms = zip(self._pick[call], (-float(min_ticks[place]) for place in places), strict=True)
+            resources = (mode.resource for mode in self._problem.modes(task))
+            terms = zip(self._pick[task], (-float(min_ticks[resource]) for resource in resources), strict=True)
             self._add(0, self._infinity, *ends, *terms)
 
     def _set_work(self) -> None:
@@ -254,35 +255,35 @@ class SpreadRelaxation:
             self._add(0, self._infinity, (closes, 1.0), *opens, *inside)
 
     def _set_memory(self) -> None:
-        """Add that no call needs more memory than a device has, on average over all ranks.
+        """Add that no task needs more memory than a device has, on average over all ranks.
 
-        A call that is not the first of its group may share everything that can be shared.
+        A task that is not the first of its group may share everything that can be shared.
         """
         copies = {}
-        for call in self._problem.calls:
-            shares = bool(self._problem.owners(call.name))
-            copies[call.name] = [self._share(o) * (o.resident_units - o.shared_units * shares) for o in call.options]
-        for call in self._problem.calls:
+        for task in self._problem.tasks:
+            shares = bool(self._problem.owners(task.name))
+            copies[task.name] = [self._share(o) * (o.resident_units - o.shared_units * shares) for o in task.modes]
+        for task in self._problem.tasks:
             with_transient = [
                 resident + self._share(o) * o.transient_units
-                for resident, o in zip(copies[call.name], call.options, strict=True)
+                for resident, o in zip(copies[task.name], task.modes, strict=True)
             ]
-            units = {**copies, call.name: with_transient}
-            terms = (
-                pair for name, of_options in units.items() for pair in zip(self._pick[name], of_options, strict=True)
-            )
+            units = {**copies, task.name: with_transient}
+            terms = (pair for name, of_modes in units.items() for pair in zip(self._pick[name], of_modes, strict=True))
             self._add(-self._infinity, self._problem.device_units, *terms)
 
-    def _share(self, option: Option) -> float:
-        """Return the option's share of all ranks."""
-        return option.place.num_ranks / self._problem.num_ranks
+    def _share(self, mode: Mode) -> float:
+        """Return the mode's share of all ranks."""
+        return mode.resource.num_ranks / self._problem.num_ranks
 
-    def _terms(self, task: str, amounts: Mapping[str, list[float]], sign: int) -> list[tuple[pywraplp.Variable, float]]:
-        """Return the terms of a task that runs a call, with the amount of each option; a transfer has none."""
-        if task not in self._call_of_run:
+    def _terms(
+        self, activity: str, amounts: Mapping[str, list[float]], sign: int
+    ) -> list[tuple[pywraplp.Variable, float]]:
+        """Return the terms of an activity that runs a task, with the amount of each mode; a transfer has none."""
+        if activity not in self._task_of_run:
             return []
-        call = self._call_of_run[task]
-        return [(pick, sign * amount) for pick, amount in zip(self._pick[call], amounts[call], strict=True)]
+        task = self._task_of_run[activity]
+        return [(pick, sign * amount) for pick, amount in zip(self._pick[task], amounts[task], strict=True)]
 
     def _add(self, low: float, high: float, *terms: tuple[pywraplp.Variable, float]) -> None:
         """Add a constraint on a sum of terms; a variable that occurs twice counts twice."""
@@ -297,14 +298,14 @@ class SpreadRelaxation:
             constraint.SetCoefficient(by_index[index], amount)
 
 
-def _min_transfer_ticks(problem: Problem, transfer: Transfer) -> tuple[dict[Place, int], dict[Place, int]]:
-    """Return the fewest ticks of a transfer from each place of its source, and to each place of its target.
+def _min_transfer_ticks(problem: Problem, transfer: Transfer) -> tuple[dict[Resource, int], dict[Resource, int]]:
+    """Return the fewest ticks of a transfer from each resource of its source, and to each resource of its target.
 
     Pools that are disjoint and pools of which one contains the other are both considered.
     """
     sources, targets = (
-        list(dict.fromkeys(option.place for option in problem.options(call)))
-        for call in (transfer.source, transfer.target)
+        list(dict.fromkeys(mode.resource for mode in problem.modes(task)))
+        for task in (transfer.source, transfer.target)
     )
     may_share = any({transfer.source, transfer.target} <= set(group) for group in problem.sharing_groups)
     ticks = np.empty((len(sources), len(targets)), dtype=np.int64)

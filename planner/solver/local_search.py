@@ -1,6 +1,6 @@
-"""Finds good answers quickly by coordinate descent, one call after the other, and keeps the best one (the incumbent).
+"""Finds good answers quickly by coordinate descent, one task after the other, and keeps the best one (the incumbent).
 
-A choice (`Picks`) has the index of an option for each call, and is scored by its greedy schedule. The answer is a start
+A choice (`Picks`) has the index of a mode for each task, and is scored by its greedy schedule. The answer is a start
 and an upper bound; no proof depends on its quality.
 """
 
@@ -12,23 +12,23 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from meshwright.planner.solver.greedy_schedule import Greedy, Neighbours, Picks, Score
-from meshwright.planner.solver.lower_bounds import options_within
-from meshwright.planner.solver.problem import Option, Problem
+from meshwright.planner.solver.lower_bounds import modes_within
+from meshwright.planner.solver.problem import Mode, Problem
 from meshwright.planner.solver.result import Answer, Limits, Progress, Result
 
 _SWEEPS = 20
-"""Limit on sweeps over all calls; descents have always ended long before it."""
+"""Limit on sweeps over all tasks; descents have always ended long before it."""
 
 
 def descend(greedy: Greedy, picks: Picks, score: Score) -> tuple[Picks, Score]:
-    """Return a choice that no change of a single call improves, with its score."""
-    num_unchanged, max_changes = 0, len(greedy.options) * _SWEEPS
+    """Return a choice that no change of a single task improves, with its score."""
+    num_unchanged, max_changes = 0, len(greedy.modes) * _SWEEPS
     for number in range(max_changes):
-        call = number % len(greedy.options)
-        before, choices = score, range(len(greedy.options[call]))
-        picks, score = greedy.best_change(picks, score, (call,), [choices])
+        task = number % len(greedy.modes)
+        before, choices = score, range(len(greedy.modes[task]))
+        picks, score = greedy.best_change(picks, score, (task,), [choices])
         num_unchanged = num_unchanged + 1 if score == before else 1
-        if num_unchanged == len(greedy.options):
+        if num_unchanged == len(greedy.modes):
             break
     return picks, score
 
@@ -36,7 +36,7 @@ def descend(greedy: Greedy, picks: Picks, score: Score) -> tuple[Picks, Score]:
 def descend_in_pairs(
     greedy: Greedy, picks: Picks, score: Score, neighbours: Neighbours, limits: Limits
 ) -> tuple[Picks, Score]:
-    """Return a choice that no change of two calls to options in `neighbours` improves.
+    """Return a choice that no change of two tasks to modes in `neighbours` improves.
 
     Changes that improve it are followed by a descent.
     Raises OutOfTimeError if the limits leave no time.
@@ -54,17 +54,17 @@ def descend_in_pairs(
 
 
 _RANDOM_STARTS = 16
-"""Number of descents from random choices, after those from the fastest and the smallest options."""
+"""Number of descents from random choices, after those from the fastest and the smallest modes."""
 
 _KICKS, _NUM_CHANGED = 24, 2
-"""Perturbation stops after this many kicks in a row without a better choice; each changes this many calls."""
+"""Perturbation stops after this many kicks in a row without a better choice; each changes this many tasks."""
 
 
 @dataclass
 class Incumbent:
     """The best answer so far to one problem.
 
-    It stores options rather than their indices, which change as options are dropped.
+    It stores modes rather than their indices, which change as modes are dropped.
     """
 
     problem: Problem
@@ -72,7 +72,7 @@ class Incumbent:
     limits: Limits = field(default_factory=Limits)
     bound: int = 0
     makespan: int | None = None
-    options: tuple[Option, ...] = ()
+    modes: tuple[Mode, ...] = ()
     starts: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -84,10 +84,10 @@ class Incumbent:
         assert self.makespan is not None
         return self.limits.target(self.makespan)
 
-    def offer(self, options: tuple[Option, ...], makespan: int, starts: dict[str, int]) -> None:
+    def offer(self, modes: tuple[Mode, ...], makespan: int, starts: dict[str, int]) -> None:
         """Replace the answer if this one is better."""
         if self.makespan is None or makespan < self.makespan:
-            self.makespan, self.options, self.starts = makespan, options, starts
+            self.makespan, self.modes, self.starts = makespan, modes, starts
             self.progress(makespan, self.bound)
 
     def descend_from(self, greedy: Greedy, picks: Picks, neighbours: Neighbours | None = None) -> None:
@@ -108,18 +108,18 @@ class Incumbent:
         With `neighbours`, the answer itself is improved by pairs of changes first.
         """
         if neighbours is not None and self._is_still_possible(greedy):
-            self.descend_from(greedy, greedy.indices(self.options), neighbours)
+            self.descend_from(greedy, greedy.indices(self.modes), neighbours)
         if neighbours is not None or self.makespan is None or greedy.score(picks).makespan < self.makespan:
             self.descend_from(greedy, picks, neighbours)
 
     def _is_still_possible(self, greedy: Greedy) -> bool:
-        """True if no option of the answer has been dropped from the problem."""
-        return all(option in left for option, left in zip(self.options, greedy.options, strict=False))
+        """True if no mode of the answer has been dropped from the problem."""
+        return all(mode in left for mode, left in zip(self.modes, greedy.modes, strict=False))
 
     def start(self, problem: Problem, limits: Limits) -> None:
-        """Descend from the fastest and the smallest options and, if no makespan is required, from random ones.
+        """Descend from the fastest and the smallest modes and, if no makespan is required, from random ones.
 
-        After each improvement only options that can still win are kept; the descents end when some call has none.
+        After each improvement only modes that can still win are kept; the descents end when some task has none.
         Raises OutOfTimeError once there is an answer and no time is left.
         """
         rng, greedy = random.Random(limits.seed), Greedy(problem)
@@ -130,13 +130,13 @@ class Incumbent:
                 limits.require_time()
             self.descend_from(greedy, start(problem))
             if self.makespan is not None and self.makespan != makespan:
-                problem = options_within(problem, limits.target(self.makespan))
-                if any(not call.options for call in problem.calls):
+                problem = modes_within(problem, limits.target(self.makespan))
+                if any(not task.modes for task in problem.tasks):
                     return
                 greedy = Greedy(problem)
 
     def kick(self, problem: Problem) -> bool:
-        """Perturb two calls of a choice at random and descend, again and again; True if that improves the answer.
+        """Perturb two tasks of a choice at random and descend, again and again; True if that improves the answer.
 
         This is iterated local search (Lourenço et al., 2003). Raises OutOfTimeError if the limits leave no time.
         """
@@ -147,8 +147,8 @@ class Incumbent:
         while kicks_left:
             self.limits.require_time()
             perturbed = list(picks)
-            for call in rng.sample(range(len(picks)), min(_NUM_CHANGED, len(picks))):
-                perturbed[call] = rng.randrange(len(greedy.options[call]))
+            for task in rng.sample(range(len(picks)), min(_NUM_CHANGED, len(picks))):
+                perturbed[task] = rng.randrange(len(greedy.modes[task]))
             descended = descend(greedy, tuple(perturbed), greedy.score(tuple(perturbed)))
             kicks_left -= 1
             if descended[1] < score:
@@ -159,26 +159,28 @@ class Incumbent:
         return self.makespan != makespan
 
     def polish(self) -> None:
-        """Give every call the option with the least work that keeps the makespan."""
+        """Give every task the mode with the least work that keeps the makespan."""
         greedy = Greedy(self.problem)
-        picks = greedy.indices(self.options)
+        picks = greedy.indices(self.modes)
         picks, score = descend(greedy, picks, greedy.score(picks))
         assert self.makespan is not None
         if score.excess_units == 0 and score.makespan <= self.makespan:
             period = greedy.timed_period(picks)
             if period.makespan <= self.makespan:
                 self.makespan, self.starts = period.makespan, dict(period.starts)
-                self.options = greedy.picked(picks)
+                self.modes = greedy.picked(picks)
 
     def result(self) -> Result:
         """Return the answer with the proven bound."""
         assert self.makespan is not None
-        picked = {c.name: c.options.index(o) for c, o in zip(self.problem.calls, self.options, strict=True)}
+        picked = {c.name: c.modes.index(o) for c, o in zip(self.problem.tasks, self.modes, strict=True)}
         return Result(
             status="optimal" if self.bound == self.makespan else "feasible",
             answer=Answer(
                 picked=picked,
-                first_ranks={c.name: o.place.first_rank for c, o in zip(self.problem.calls, self.options, strict=True)},
+                first_ranks={
+                    c.name: o.resource.first_rank for c, o in zip(self.problem.tasks, self.modes, strict=True)
+                },
                 starts=self.starts,
             ),
             objective=self.makespan,
@@ -187,16 +189,16 @@ class Incumbent:
 
 
 def _fastest(problem: Problem) -> Picks:
-    return tuple(min(range(len(c.options)), key=lambda i: c.options[i].ticks) for c in problem.calls)
+    return tuple(min(range(len(c.modes)), key=lambda i: c.modes[i].ticks) for c in problem.tasks)
 
 
 def _smallest(problem: Problem) -> Picks:
-    return tuple(min(range(len(c.options)), key=lambda i: _peak(c.options[i])) for c in problem.calls)
+    return tuple(min(range(len(c.modes)), key=lambda i: _peak(c.modes[i])) for c in problem.tasks)
 
 
 def _at_random(rng: random.Random) -> Callable[[Problem], Picks]:
-    return lambda problem: tuple(rng.randrange(len(c.options)) for c in problem.calls)
+    return lambda problem: tuple(rng.randrange(len(c.modes)) for c in problem.tasks)
 
 
-def _peak(option: Option) -> int:
-    return option.resident_units + option.transient_units
+def _peak(mode: Mode) -> int:
+    return mode.resident_units + mode.transient_units

@@ -1,8 +1,8 @@
 """The optimisation problem as plain data, without any knowledge of solvers, stages or seconds.
 
-A call is a decision, made once: it picks one option, which gives ranks, a layout, a duration and memory (the planner
-makes a call of every stage). A task occupies ranks for some time: it is a run of a call, or a transfer of weights
-between the places that two calls picked. Times are whole ticks and memory is in whole units;
+A task is a decision, made once: it picks one mode, which gives ranks, a layout, a duration and memory (the planner
+makes a task of every stage). An activity occupies ranks for some time: it is a run of a task, or a transfer of weights
+between the resources that two tasks picked. Times are whole ticks and memory is in whole units;
 `planner/search/formulate.py` decides how long a tick and how large a unit is.
 """
 
@@ -19,8 +19,9 @@ MAX_SUM = 2**31 - 1
 """Largest sum of coefficients; beyond it CP-SAT 9.15 can certify a wrong optimum (or-tools#5293)."""
 
 
-class Place(NamedTuple):
-    """Ranks and a layout. Calls that may share a copy of their weights do so exactly if they are at the same place."""
+class Resource(NamedTuple):
+    """Ranks and a layout. Tasks that may share a copy of their weights do so exactly if they are on the same
+    resource."""
 
     first_rank: int
     num_ranks: int
@@ -30,20 +31,19 @@ class Place(NamedTuple):
     def ranks(self) -> range:
         return range(self.first_rank, self.first_rank + self.num_ranks)
 
-    def overlap(self, other: Place) -> int:
-        """Return the number of ranks that two places have in common."""
+    def overlap(self, other: Resource) -> int:
+        """Return the number of ranks that two resources have in common."""
         return len(range(max(self.ranks.start, other.ranks.start), min(self.ranks.stop, other.ranks.stop)))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Option:
-    """One way to run a call; sharing a copy of the weights saves `shared_units` of its `resident_units` of memory.
+class Mode:
+    """One way to run a task; sharing a copy of the weights saves `shared_units` of its `resident_units` of memory.
 
-    A run may start `early_ticks` before the end of the task that streams to it. What it delivers late (rewards) arrives
-    `late_ticks` after its end.
-    """
+    A run may start `early_ticks` before the end of the activity that streams to it. What it delivers late (rewards)
+    arrives `late_ticks` after its end."""
 
-    place: Place
+    resource: Resource
     ticks: int
     resident_units: int = 0
     shared_units: int = 0
@@ -51,30 +51,30 @@ class Option:
     early_ticks: int = 0
     late_ticks: int = 0
 
-    def at(self, first_rank: int) -> Option:
-        """Return the same option on other ranks."""
-        return replace(self, place=self.place._replace(first_rank=first_rank))
+    def at(self, first_rank: int) -> Mode:
+        """Return the same mode on other ranks."""
+        return replace(self, resource=self.resource._replace(first_rank=first_rank))
 
 
 @dataclass(frozen=True)
-class CallOptions:
-    """A decision: all runs of the call use the one option that is picked."""
+class Task:
+    """A decision: all runs of the task use the one mode that is picked."""
 
     name: str
-    options: tuple[Option, ...]
+    modes: tuple[Mode, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CallRun:
-    """A task: one run of a call, on the ranks and for the ticks of its option."""
+class Run:
+    """An activity: one run of a task, on the ranks and for the ticks of its mode."""
 
     name: str
-    call: str
+    task: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """A task: weights move from the place of `source` to the place of `target`.
+    """An activity: weights move from the resource of `source` to the resource of `target`.
 
     It occupies the source's ranks, the target's, or both. `ticks` is keyed by (source layout, target layout, number of
     common ranks); a missing key takes no time, and neither does a target that shares a copy.
@@ -86,19 +86,19 @@ class Transfer:
     occupies: Literal["source", "target", "both"]
     ticks: Mapping[tuple[str, str, int], int]
 
-    def ticks_between(self, source: Place, target: Place, overlap: int) -> int:
-        """Return the ticks of the transfer if the two places have `overlap` ranks in common."""
+    def ticks_between(self, source: Resource, target: Resource, overlap: int) -> int:
+        """Return the ticks of the transfer if the two resources have `overlap` ranks in common."""
         return self.ticks.get((source.layout, target.layout, overlap), 0)
 
 
-Task: TypeAlias = CallRun | Transfer
+Activity: TypeAlias = Run | Transfer
 
 
 class Precedence(NamedTuple):
     """`after` starts no earlier than `lag` ticks past the end of `before`.
 
-    If `streamed`, `after` is a run that may start as many ticks earlier as its option's `early_ticks`, but not before
-    `before` starts. If `late`, `before` is a run whose option's `late_ticks` are waited for too.
+    If `streamed`, `after` is a run that may start as many ticks earlier as its mode's `early_ticks`, but not before
+    `before` starts. If `late`, `before` is a run whose mode's `late_ticks` are waited for too.
     """
 
     before: str
@@ -132,26 +132,26 @@ class CarriedPrecedence(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Pick one option per call and an order of the tasks that minimise the period, called the makespan here.
+    """Pick one mode per task and an order of the activities that minimise the period, called the makespan here.
 
-    The period lasts until the last task ends, and long enough for what is `carried` to later periods; all periods have
-    the same schedule.
+    The period lasts until the last activity ends, and long enough for what is `carried` to later periods; all periods
+    have the same schedule.
 
-    `sharing_groups` lists groups of calls in order of ownership: a call at the same place as an earlier one of its
-    group shares that call's copy. The memory on a rank is the resident units of every copy on it, plus the largest
-    transient of its calls.
+    `sharing_groups` lists groups of tasks in order of ownership: a task on the same resource as an earlier one of its
+    group shares that task's copy. The memory on a rank is the resident units of every copy on it, plus the largest
+    transient of its tasks.
 
-    The ranks of two calls are disjoint or nested.
+    The ranks of two tasks are disjoint or nested.
 
-    With `anywhere`, an option is written with first rank 0 and may be on every aligned rank range of its size: sizes of
+    With `anywhere`, a mode is written with first rank 0 and may be on every aligned rank range of its size: sizes of
     at least `range_step` ranks are multiples of `range_step` and start at multiples of it; smaller sizes divide it and
     start at multiples of themselves. `range_step` defaults to the number of all ranks.
     """
 
     num_ranks: int
     device_units: int
-    calls: tuple[CallOptions, ...]
     tasks: tuple[Task, ...]
+    activities: tuple[Activity, ...]
     precedences: tuple[Precedence, ...] = ()
     carried: tuple[CarriedPrecedence, ...] = ()
     sharing_groups: tuple[tuple[str, ...], ...] = ()
@@ -160,11 +160,11 @@ class Problem:
 
     def __post_init__(self) -> None:
         self._check_names()
-        for call in self.calls:
-            _check_options(call, self.num_ranks)
+        for task in self.tasks:
+            _check_modes(task, self.num_ranks)
         if self.anywhere:
-            options = [option for call in self.calls for option in call.options]
-            _check_rank_ranges(options, self.num_ranks, self.range_step or self.num_ranks)
+            modes = [mode for task in self.tasks for mode in task.modes]
+            _check_rank_ranges(modes, self.num_ranks, self.range_step or self.num_ranks)
         if self.horizon > MAX_SUM:
             raise ValueError(f"the durations add up to {self.horizon} ticks, above {MAX_SUM}; use a longer tick.")
         try:
@@ -173,18 +173,23 @@ class Problem:
             raise ValueError(f"the precedences form a cycle: {' -> '.join(error.args[1])}.") from None
 
     def _check_names(self) -> None:
-        for kind, names in (("call", [c.name for c in self.calls]), ("task", [t.name for t in self.tasks])):
+        for kind, names in (("task", [c.name for c in self.tasks]), ("activity", [t.name for t in self.activities])):
             if len(set(names)) < len(names):
                 raise ValueError(f"two {kind}s share a name: {sorted(names)}.")
         used = set(self.runs.values())
-        used |= {name for task in self.tasks if isinstance(task, Transfer) for name in (task.source, task.target)}
+        used |= {
+            name
+            for activity in self.activities
+            if isinstance(activity, Transfer)
+            for name in (activity.source, activity.target)
+        }
         used |= {name for group in self.sharing_groups for name in group}
-        if unknown := used - {call.name for call in self.calls}:
-            raise ValueError(f"there is no call named {sorted(unknown)}.")
+        if unknown := used - {task.name for task in self.tasks}:
+            raise ValueError(f"there is no task named {sorted(unknown)}.")
         waits = self._all_precedences
         ends = {name for wait in waits for name in (wait.before, wait.after)}
-        if unknown := ends - {task.name for task in self.tasks}:
-            raise ValueError(f"there is no task named {sorted(unknown)}.")
+        if unknown := ends - {activity.name for activity in self.activities}:
+            raise ValueError(f"there is no activity named {sorted(unknown)}.")
         if not_runs := {p.after for p in self.precedences if p.streamed} - set(self.runs):
             raise ValueError(f"only a run can be streamed to, not {sorted(not_runs)}.")
         if not_runs := {wait.before for wait in waits if wait.late} - set(self.runs):
@@ -197,15 +202,15 @@ class Problem:
 
     @cached_property
     def runs(self) -> Mapping[str, str]:
-        """The call of each run, keyed by the task's name."""
-        return {task.name: task.call for task in self.tasks if isinstance(task, CallRun)}
+        """The task of each run, keyed by the activity's name."""
+        return {activity.name: activity.task for activity in self.activities if isinstance(activity, Run)}
 
     @cached_property
     def horizon(self) -> int:
         """Ticks within which every schedule without idle time ends and everything carried over has arrived."""
-        longest = {call.name: max((o.ticks for o in call.options), default=0) for call in self.calls}
-        runs = sum(longest[task.call] for task in self.tasks if isinstance(task, CallRun))
-        transfers = sum(max(t.ticks.values(), default=0) for t in self.tasks if isinstance(t, Transfer))
+        longest = {task.name: max((o.ticks for o in task.modes), default=0) for task in self.tasks}
+        runs = sum(longest[activity.task] for activity in self.activities if isinstance(activity, Run))
+        transfers = sum(max(t.ticks.values(), default=0) for t in self.activities if isinstance(t, Transfer))
         return runs + transfers + sum(max(0, wait.lag) for wait in self._all_precedences) + self._total_late_ticks
 
     @property
@@ -215,128 +220,133 @@ class Problem:
     @property
     def _total_late_ticks(self) -> int:
         """Upper bound on the sum of all late ticks that are waited for."""
-        latest = {call.name: max((o.late_ticks for o in call.options), default=0) for call in self.calls}
+        latest = {task.name: max((o.late_ticks for o in task.modes), default=0) for task in self.tasks}
         return sum(latest[self.runs[wait.before]] for wait in self._all_precedences if wait.late)
 
     @cached_property
     def order(self) -> tuple[str, ...]:
-        """The names of the tasks in a topological order of the precedences."""
-        sorter: TopologicalSorter[str] = TopologicalSorter({task.name: () for task in self.tasks})
+        """The names of the activities in a topological order of the precedences."""
+        sorter: TopologicalSorter[str] = TopologicalSorter({activity.name: () for activity in self.activities})
         for precedence in self.precedences:
             sorter.add(precedence.after, precedence.before)
         return tuple(sorter.static_order())
 
     @cached_property
     def atoms(self) -> tuple[range, ...]:
-        """The largest rank ranges that every option covers entirely or not at all."""
+        """The largest rank ranges that every mode covers entirely or not at all."""
         bounds = {0, self.num_ranks}
-        for call in self.calls:
-            for option in call.options:
-                bounds.update((option.place.ranks.start, option.place.ranks.stop))
+        for task in self.tasks:
+            for mode in task.modes:
+                bounds.update((mode.resource.ranks.start, mode.resource.ranks.stop))
         sorted_bounds = sorted(bounds)
         return tuple(range(a, b) for a, b in pairwise(sorted_bounds))
 
     @cached_property
     def tied(self) -> frozenset[str]:
-        """The calls whose layout matters to others: members of a sharing group, and ends of transfers."""
-        ends = (name for task in self.tasks if isinstance(task, Transfer) for name in (task.source, task.target))
+        """The tasks whose layout matters to others: members of a sharing group, and ends of transfers."""
+        ends = (
+            name
+            for activity in self.activities
+            if isinstance(activity, Transfer)
+            for name in (activity.source, activity.target)
+        )
         return frozenset({*ends, *(name for group in self.sharing_groups for name in group)})
 
     @cached_property
     def lasts_like(self) -> Mapping[str, str]:
-        """For each task, the first task that takes equally long whatever is picked.
+        """For each activity, the first activity that takes equally long whatever is picked.
 
-        That is a run of the same call, or an equal transfer.
+        That is a run of the same task, or an equal transfer.
         """
-        by_ends: dict[tuple[str, ...], list[Task]] = {}
+        by_ends: dict[tuple[str, ...], list[Activity]] = {}
         first_like: dict[str, str] = {}
-        for task in self.tasks:
-            ends = (task.call,) if isinstance(task, CallRun) else (task.source, task.target)
+        for activity in self.activities:
+            ends = (activity.task,) if isinstance(activity, Run) else (activity.source, activity.target)
             earlier = by_ends.setdefault(ends, [])
             equally_long = (
                 candidate
                 for candidate in earlier
-                if isinstance(task, CallRun) or (isinstance(candidate, Transfer) and candidate.ticks == task.ticks)
+                if isinstance(activity, Run) or (isinstance(candidate, Transfer) and candidate.ticks == activity.ticks)
             )
-            first_like[task.name] = next(equally_long, task).name
-            earlier.append(task)
+            first_like[activity.name] = next(equally_long, activity).name
+            earlier.append(activity)
         return first_like
 
     def range_starts(self, num_ranks: int) -> range:
         """Return the first ranks of the aligned rank ranges of a size."""
         return range(0, self.num_ranks - num_ranks + 1, min(num_ranks, self.range_step or num_ranks))
 
-    def options(self, call: str) -> tuple[Option, ...]:
-        return next(c.options for c in self.calls if c.name == call)
+    def modes(self, task: str) -> tuple[Mode, ...]:
+        return next(c.modes for c in self.tasks if c.name == task)
 
-    def with_calls(self, calls: tuple[CallOptions, ...]) -> Problem:
-        """Return the same problem with other options."""
-        return replace(self, calls=calls)
+    def with_tasks(self, tasks: tuple[Task, ...]) -> Problem:
+        """Return the same problem with other modes."""
+        return replace(self, tasks=tasks)
 
-    def owners(self, call: str) -> tuple[str, ...]:
-        """Return the earlier calls of the group, whose copy this call shares if it is at the same place."""
-        group = next((g for g in self.sharing_groups if call in g), (call,))
-        return group[: group.index(call)]
+    def owners(self, task: str) -> tuple[str, ...]:
+        """Return the earlier tasks of the group, whose copy this task shares if it is on the same resource."""
+        group = next((g for g in self.sharing_groups if task in g), (task,))
+        return group[: group.index(task)]
 
-    def early(self, task: Task, picked: Mapping[str, Option]) -> int:
-        """Return the ticks by which a task may start before the end of what streams to it."""
-        return picked[task.call].early_ticks if isinstance(task, CallRun) else 0
+    def early(self, activity: Activity, picked: Mapping[str, Mode]) -> int:
+        """Return the ticks by which an activity may start before the end of what streams to it."""
+        return picked[activity.task].early_ticks if isinstance(activity, Run) else 0
 
-    def late(self, task: Task, picked: Mapping[str, Option]) -> int:
-        """Return the ticks from the end of a task until what it delivers late has arrived."""
-        return picked[task.call].late_ticks if isinstance(task, CallRun) else 0
+    def late(self, activity: Activity, picked: Mapping[str, Mode]) -> int:
+        """Return the ticks from the end of an activity until what it delivers late has arrived."""
+        return picked[activity.task].late_ticks if isinstance(activity, Run) else 0
 
-    def occupied(self, task: Task, places: Mapping[str, Place]) -> frozenset[int]:
-        """Return the ranks that a task occupies if its calls are at these places."""
-        if isinstance(task, CallRun):
-            return frozenset(places[task.call].ranks)
-        source, target = frozenset(places[task.source].ranks), frozenset(places[task.target].ranks)
-        return {"source": source, "target": target, "both": source | target}[task.occupies]
+    def occupied(self, activity: Activity, resources: Mapping[str, Resource]) -> frozenset[int]:
+        """Return the ranks that an activity occupies if its tasks are at these resources."""
+        if isinstance(activity, Run):
+            return frozenset(resources[activity.task].ranks)
+        source, target = frozenset(resources[activity.source].ranks), frozenset(resources[activity.target].ranks)
+        return {"source": source, "target": target, "both": source | target}[activity.occupies]
 
-    def duration(self, task: Task, picked: Mapping[str, Option]) -> int:
-        """Return the ticks that a task takes with these options."""
-        if isinstance(task, CallRun):
-            return picked[task.call].ticks
-        source, target = picked[task.source].place, picked[task.target].place
-        if any(picked[owner].place == target for owner in self.owners(task.target)):
+    def duration(self, activity: Activity, picked: Mapping[str, Mode]) -> int:
+        """Return the ticks that an activity takes with these modes."""
+        if isinstance(activity, Run):
+            return picked[activity.task].ticks
+        source, target = picked[activity.source].resource, picked[activity.target].resource
+        if any(picked[owner].resource == target for owner in self.owners(activity.target)):
             return 0
-        return task.ticks_between(source, target, source.overlap(target))
+        return activity.ticks_between(source, target, source.overlap(target))
 
-    def memory(self, picked: Mapping[str, Option]) -> tuple[int, ...]:
+    def memory(self, picked: Mapping[str, Mode]) -> tuple[int, ...]:
         """Return the peak memory units on the ranks of each atom."""
         return tuple(self._units_on(picked, atom.start) for atom in self.atoms)
 
-    def _units_on(self, picked: Mapping[str, Option], rank: int) -> int:
-        on_rank = {name: option for name, option in picked.items() if rank in option.place.ranks}
+    def _units_on(self, picked: Mapping[str, Mode], rank: int) -> int:
+        on_rank = {name: mode for name, mode in picked.items() if rank in mode.resource.ranks}
         resident = sum(
-            option.resident_units - option.shared_units * self._shares(name, picked) for name, option in on_rank.items()
+            mode.resident_units - mode.shared_units * self._shares(name, picked) for name, mode in on_rank.items()
         )
-        return resident + max((option.transient_units for option in on_rank.values()), default=0)
+        return resident + max((mode.transient_units for mode in on_rank.values()), default=0)
 
-    def _shares(self, call: str, picked: Mapping[str, Option]) -> bool:
-        return any(picked[owner].place == picked[call].place for owner in self.owners(call))
+    def _shares(self, task: str, picked: Mapping[str, Mode]) -> bool:
+        return any(picked[owner].resource == picked[task].resource for owner in self.owners(task))
 
 
 def earliest_ends(
-    problem: Problem, picked: Mapping[str, Option], order: Iterable[str], not_before: Mapping[str, int] | None = None
+    problem: Problem, picked: Mapping[str, Mode], order: Iterable[str], not_before: Mapping[str, int] | None = None
 ) -> dict[str, int]:
-    """Return when each task ends if the ranks run the tasks in this order, each as early as possible.
+    """Return when each activity ends if the ranks run the activities in this order, each as early as possible.
 
-    A task in `not_before` starts no earlier than the tick given there.
+    An activity in `not_before` starts no earlier than the tick given there.
     """
-    not_before, tasks = not_before or {}, {task.name: task for task in problem.tasks}
-    predecessors: dict[str, list[Precedence]] = {name: [] for name in tasks}
+    not_before, activities = not_before or {}, {activity.name: activity for activity in problem.activities}
+    predecessors: dict[str, list[Precedence]] = {name: [] for name in activities}
     for precedence in problem.precedences:
         predecessors[precedence.after].append(precedence)
-    places = {name: option.place for name, option in picked.items()}
-    late = {name: problem.late(task, picked) for name, task in tasks.items()}
+    resources = {name: mode.resource for name, mode in picked.items()}
+    late = {name: problem.late(activity, picked) for name, activity in activities.items()}
     free_at = dict.fromkeys(range(problem.num_ranks), 0)
     starts: dict[str, int] = {}
     ends: dict[str, int] = {}
     for name in order:
-        ticks = problem.duration(tasks[name], picked)
-        ranks = problem.occupied(tasks[name], places) if ticks else frozenset()
-        early = problem.early(tasks[name], picked)
+        ticks = problem.duration(activities[name], picked)
+        ranks = problem.occupied(activities[name], resources) if ticks else frozenset()
+        early = problem.early(activities[name], picked)
         ready = (p.earliest(starts[p.before], ends[p.before], early, late[p.before]) for p in predecessors[name])
         starts[name] = max([not_before.get(name, 0), *ready, *(free_at[rank] for rank in ranks)])
         ends[name] = starts[name] + ticks
@@ -345,22 +355,21 @@ def earliest_ends(
 
 
 class TimedPeriod(NamedTuple):
-    """A schedule of one period: its length and the start of each task, in ticks."""
+    """A schedule of one period: its length and the start of each activity, in ticks."""
 
     makespan: int
     starts: Mapping[str, int]
 
 
-def shortest_period(problem: Problem, picked: Mapping[str, Option], order: Sequence[str]) -> TimedPeriod:
-    """Return the shortest period in which the ranks run the tasks in this order.
+def shortest_period(problem: Problem, picked: Mapping[str, Mode], order: Sequence[str]) -> TimedPeriod:
+    """Return the shortest period in which the ranks run the activities in this order.
 
-    A task that would start before its input from an earlier period has arrived is delayed: that lengthens this period,
-    but shortens the time that has to pass before it. For a given length of the period the earliest starts are longest
-    paths, which contain each carried precedence at most once. The length is found by bisection.
-    """
-    tasks = {task.name: task for task in problem.tasks}
-    ticks = {name: problem.duration(task, picked) for name, task in tasks.items()}
-    late = {wait.before: problem.late(tasks[wait.before], picked) for wait in problem.carried}
+    An activity that would start before its input from an earlier period has arrived is delayed: that lengthens this
+    period, but shortens the time that has to pass before it. For a given length of the period the earliest starts are
+    longest paths, which contain each carried precedence at most once. The length is found by bisection."""
+    activities = {activity.name: activity for activity in problem.activities}
+    ticks = {name: problem.duration(activity, picked) for name, activity in activities.items()}
+    late = {wait.before: problem.late(activities[wait.before], picked) for wait in problem.carried}
     ends = earliest_ends(problem, picked, order)
 
     def arrival(wait: CarriedPrecedence, ends: Mapping[str, int]) -> int:
@@ -395,14 +404,14 @@ def shortest_period(problem: Problem, picked: Mapping[str, Option], order: Seque
     return TimedPeriod(high, {name: end - ticks[name] for name, end in ends.items()})
 
 
-def _check_rank_ranges(options: Sequence[Option], num_ranks: int, step: int) -> None:
+def _check_rank_ranges(modes: Sequence[Mode], num_ranks: int, step: int) -> None:
     """Check that rank ranges tile each other without gaps: each size divides the next up to `step`.
 
     Raises ValueError otherwise.
     """
-    if any(option.place.first_rank for option in options):
-        raise ValueError("an option that may be anywhere has first rank 0 in the problem.")
-    sizes = sorted({option.place.num_ranks for option in options} - {num_ranks})
+    if any(mode.resource.first_rank for mode in modes):
+        raise ValueError("a mode that may be anywhere has first rank 0 in the problem.")
+    sizes = sorted({mode.resource.num_ranks for mode in modes} - {num_ranks})
     if invalid := [size for size in sizes if size > step and size % step]:
         raise ValueError(f"{invalid[0]} ranks are neither a multiple of {step} nor all {num_ranks}.")
     chain = [*(size for size in sizes if size < step), *([step] if step < num_ranks else [])]
@@ -410,19 +419,19 @@ def _check_rank_ranges(options: Sequence[Option], num_ranks: int, step: int) -> 
         raise ValueError(f"{invalid[0]} ranks do not divide the next larger rank range of {chain}.")
 
 
-def _check_options(call: CallOptions, num_ranks: int) -> None:
-    shared: dict[Place, int] = {}
-    for option in call.options:
-        place = option.place
-        if place.first_rank < 0 or place.num_ranks < 1 or place.ranks.stop > num_ranks:
-            raise ValueError(f"{call.name}: ranks {place.ranks} are not within the {num_ranks} ranks.")
-        if min(option.ticks, option.resident_units, option.transient_units) < 0:
-            raise ValueError(f"{call.name}: an option has a negative duration or memory.")
-        if not 0 <= option.early_ticks <= option.ticks:
-            raise ValueError(f"{call.name}: an option of {option.ticks} ticks starts {option.early_ticks} early.")
-        if option.late_ticks < 0:
-            raise ValueError(f"{call.name}: an option is {option.late_ticks} ticks late; use 0 or more.")
-        if not 0 <= option.shared_units <= option.resident_units:
-            raise ValueError(f"{call.name}: {option.shared_units} of {option.resident_units} units cannot be shared.")
-        if shared.setdefault(place, option.shared_units) != option.shared_units:
-            raise ValueError(f"{call.name}: copies of two sizes at {place}.")
+def _check_modes(task: Task, num_ranks: int) -> None:
+    shared: dict[Resource, int] = {}
+    for mode in task.modes:
+        resource = mode.resource
+        if resource.first_rank < 0 or resource.num_ranks < 1 or resource.ranks.stop > num_ranks:
+            raise ValueError(f"{task.name}: ranks {resource.ranks} are not within the {num_ranks} ranks.")
+        if min(mode.ticks, mode.resident_units, mode.transient_units) < 0:
+            raise ValueError(f"{task.name}: a mode has a negative duration or memory.")
+        if not 0 <= mode.early_ticks <= mode.ticks:
+            raise ValueError(f"{task.name}: a mode of {mode.ticks} ticks starts {mode.early_ticks} early.")
+        if mode.late_ticks < 0:
+            raise ValueError(f"{task.name}: a mode is {mode.late_ticks} ticks late; use 0 or more.")
+        if not 0 <= mode.shared_units <= mode.resident_units:
+            raise ValueError(f"{task.name}: {mode.shared_units} of {mode.resident_units} units cannot be shared.")
+        if shared.setdefault(resource, mode.shared_units) != mode.shared_units:
+            raise ValueError(f"{task.name}: copies of two sizes at {resource}.")

@@ -1,16 +1,16 @@
-"""The problem as an integer program in which every call may be on any aligned rank range of its size.
+"""The problem as an integer program in which every task may be on any aligned rank range of its size.
 
-The size of the program does not depend on the number of ranks: `fixed_ranks_model.py` has variables for places and
+The size of the program does not depend on the number of ranks: `fixed_ranks_model.py` has variables for resources and
 atoms, this model for the relations between rank ranges instead.
 
 Sets
-    c  calls, each with options o; an option has a shape p (number of ranks, layout), ticks d, resident memory r, the
+    c  tasks, each with modes o; a mode has a shape p (number of ranks, layout), ticks d, resident memory r, the
        part w of r that sharing saves, and transient memory m
-    t  tasks: runs of calls, and transfers between the shapes of two calls
+    t  activities: runs of tasks, and transfers between the shapes of two tasks
 Variables
-    x[c, o], y[c, p]            call c uses option o, has shape p
-    inside, equal, intersect [c, c']  relations of the rank ranges of two calls
-    s[c, p]                     call c, of shape p, shares an earlier call's copy
+    x[c, o], y[c, p]            task c uses mode o, has shape p
+    inside, equal, intersect [c, c']  relations of the rank ranges of two tasks
+    s[c, p]                     task c, of shape p, shares an earlier task's copy
     h[t]                        transfer t takes time
     start, ticks, end [t], makespan
 Objective
@@ -18,12 +18,12 @@ Objective
 Constraints
     choice   sum_o x[c, o] = 1;  y follows x;  rank ranges are nested or disjoint, and parts fit
              s[c, p] only if an earlier owner has shape p and an equal rank range
-    time     as in `fixed_ranks_model.py`; two tasks whose rank ranges intersect do not overlap in time
-    memory   on the rank range of every call c: sum of r - w s over the calls around it, plus m of any of them,
+    time     as in `fixed_ranks_model.py`; two activities whose rank ranges intersect do not overlap in time
+    memory   on the rank range of every task c: sum of r - w s over the tasks around it, plus m of any of them,
              <= device; the ranks of a range that are in none of its parts hold no more
 Redundant, for a tighter bound
-    between two tasks (or the ends) the cluster, and the rank range of every call, have time for all work that must
-    lie there; at no time do the running calls have more ranks than there are.
+    between two activities (or the ends) the cluster, and the rank range of every task, have time for all work that must
+    lie there; at no time do the running tasks have more ranks than there are.
 """
 
 from __future__ import annotations
@@ -33,14 +33,19 @@ from dataclasses import dataclass
 from itertools import combinations, permutations, product
 
 from meshwright.planner.solver import cp_model
-from meshwright.planner.solver.fixed_ranks_model import TaskVariables, add_order_constraints, add_task_variables, places
+from meshwright.planner.solver.fixed_ranks_model import (
+    ActivityVariables,
+    add_activity_variables,
+    add_order_constraints,
+    resources,
+)
 from meshwright.planner.solver.lower_bounds import followers, windows
-from meshwright.planner.solver.problem import MAX_SUM, CallOptions, CallRun, Option, Place, Problem, Task, Transfer
+from meshwright.planner.solver.problem import MAX_SUM, Activity, Mode, Problem, Resource, Run, Task, Transfer
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankRanges:
-    """The number of ranks of each call, and the relations of the rank ranges of two calls, by call names."""
+    """The number of ranks of each task, and the relations of the rank ranges of two tasks, by task names."""
 
     size: Mapping[str, cp_model.IntVar]
     inside: Mapping[tuple[str, str], cp_model.IntVar]  # the first range is part of the second, or equal to it
@@ -50,7 +55,7 @@ class RankRanges:
 
 def add_rank_ranges(model: cp_model.CpModel, problem: Problem, size: Mapping[str, cp_model.IntVar]) -> RankRanges:
     """Add the variables, and the rules that make them rank ranges of one cluster."""
-    names = [call.name for call in problem.calls]
+    names = [task.name for task in problem.tasks]
     inside = {pair: model.new_bool_var("inside[{},{}]".format(*pair)) for pair in permutations(names, 2)}
     equal, intersect = {}, {}
     for one, other in combinations(names, 2):
@@ -110,7 +115,7 @@ def _ranges_are_nested_or_disjoint(model: cp_model.CpModel, names: list[str], ra
 
 def _parts_fit(model: cp_model.CpModel, problem: Problem, names: list[str], ranges: RankRanges) -> None:
     """The largest parts of a range, or of the cluster, together have no more ranks than it; equal parts count once."""
-    first = {name: model.new_bool_var(f"first[{name}]") for name in names}  # the first call among equal ranges
+    first = {name: model.new_bool_var(f"first[{name}]") for name in names}  # the first task among equal ranges
     for index, name in enumerate(names):
         earlier = [ranges.equal[other, name] for other in names[:index]]
         model.add_bool_or(first[name], *earlier)
@@ -160,65 +165,65 @@ def _between(
 class Relations:
     """The variables of the picks and of the relations between rank ranges.
 
-    Calls are named; options are numbered within their call.
+    Tasks are named; modes are numbered within their task.
     """
 
     pick: Mapping[tuple[str, int], cp_model.IntVar]
-    has: Mapping[tuple[str, Place], cp_model.IntVar]  # y: the call has the shape, a place that starts at rank 0
-    shares: Mapping[tuple[str, Place], cp_model.IntVar]
+    has: Mapping[tuple[str, Resource], cp_model.IntVar]  # y: the task has the shape, a resource that starts at rank 0
+    shares: Mapping[tuple[str, Resource], cp_model.IntVar]
     ranges: RankRanges
 
 
 def add_relations(model: cp_model.CpModel, problem: Problem) -> Relations:
-    """Add the variables of the picked options, and the rules about them that do not depend on time."""
+    """Add the variables of the picked modes, and the rules about them that do not depend on time."""
     pick = {
-        (call.name, index): model.new_bool_var(f"x[{call.name},{index}]")
-        for call in problem.calls
-        for index in range(len(call.options))
+        (task.name, index): model.new_bool_var(f"x[{task.name},{index}]")
+        for task in problem.tasks
+        for index in range(len(task.modes))
     }
-    for call in problem.calls:
-        model.add_exactly_one(_picks(pick, call))
+    for task in problem.tasks:
+        model.add_exactly_one(_picks(pick, task))
     has = {
-        (call.name, shape): model.new_bool_var(f"y[{call.name},{shape}]")
-        for call in problem.calls
-        for shape in places(call)
+        (task.name, shape): model.new_bool_var(f"y[{task.name},{shape}]")
+        for task in problem.tasks
+        for shape in resources(task)
     }
-    for call in problem.calls:
-        for shape in places(call):
-            picks = [pick[call.name, index] for index, option in enumerate(call.options) if option.place == shape]
-            model.add(sum(picks) == has[call.name, shape])
-    size = {c.name: _amount(model, pick, c, "size", lambda option: option.place.num_ranks) for c in problem.calls}
+    for task in problem.tasks:
+        for shape in resources(task):
+            picks = [pick[task.name, index] for index, mode in enumerate(task.modes) if mode.resource == shape]
+            model.add(sum(picks) == has[task.name, shape])
+    size = {c.name: _amount(model, pick, c, "size", lambda mode: mode.resource.num_ranks) for c in problem.tasks}
     ranges = add_rank_ranges(model, problem, size)
     return Relations(pick=pick, has=has, shares=_shares(model, problem, has, ranges), ranges=ranges)
 
 
-def add_times(model: cp_model.CpModel, problem: Problem, x: Relations, latest: int) -> TaskVariables:
-    """Add the variables of when tasks run, and the rules about them."""
-    times = add_task_variables(model, problem, latest)
-    _a_run_takes_its_options_ticks(model, problem, x, times)
+def add_times(model: cp_model.CpModel, problem: Problem, x: Relations, latest: int) -> ActivityVariables:
+    """Add the variables of when activities run, and the rules about them."""
+    times = add_activity_variables(model, problem, latest)
+    _a_run_takes_its_modes_ticks(model, problem, x, times)
     _a_transfer_takes_its_shapes_ticks(model, problem, x, times, latest)
     add_order_constraints(model, problem, x.pick, times)
-    _tasks_on_common_ranks_do_not_overlap(model, problem, x, times)
+    _activities_on_common_ranks_do_not_overlap(model, problem, x, times)
     _work_fits_between_its_neighbours(model, problem, x, times)
-    _running_calls_fit_into_the_cluster(model, problem, x, times)
+    _running_tasks_fit_into_the_cluster(model, problem, x, times)
     return times
 
 
 def add_memory(model: cp_model.CpModel, problem: Problem, x: Relations, device: cp_model.LinearExprT) -> None:
-    """Limit the copies on the rank range of every call, plus any one call's transient memory, to `device` units."""
+    """Limit the copies on the rank range of every task, plus any one task's transient memory, to `device` units."""
     resident, transient = {}, {}
-    for call in problem.calls:
+    for task in problem.tasks:
         saved = [
-            next(option.shared_units for option in call.options if option.place == shape) * shared
+            next(mode.shared_units for mode in task.modes if mode.resource == shape) * shared
             for (name, shape), shared in x.shares.items()
-            if name == call.name
+            if name == task.name
         ]
-        max_units = max(option.resident_units for option in call.options)
-        resident[call.name] = model.new_int_var(0, max_units, f"kept[{call.name}]")
+        max_units = max(mode.resident_units for mode in task.modes)
+        resident[task.name] = model.new_int_var(0, max_units, f"kept[{task.name}]")
         model.add(
-            resident[call.name] == _amount(model, x.pick, call, "resident", lambda o: o.resident_units) - sum(saved)
+            resident[task.name] == _amount(model, x.pick, task, "resident", lambda o: o.resident_units) - sum(saved)
         )
-        transient[call.name] = _amount(model, x.pick, call, "transient", lambda option: option.transient_units)
+        transient[task.name] = _amount(model, x.pick, task, "transient", lambda mode: mode.transient_units)
     for name, range_resident in resident.items():
         others = [other for other in resident if other != name]
         outer_resident = []
@@ -233,136 +238,138 @@ def add_memory(model: cp_model.CpModel, problem: Problem, x: Relations, device: 
             model.add(held + transient[other] <= device).only_enforce_if(x.ranges.inside[name, other])
 
 
-def _picks(pick: Mapping[tuple[str, int], cp_model.IntVar], call: CallOptions) -> list[cp_model.IntVar]:
-    return [pick[call.name, index] for index in range(len(call.options))]
+def _picks(pick: Mapping[tuple[str, int], cp_model.IntVar], task: Task) -> list[cp_model.IntVar]:
+    return [pick[task.name, index] for index in range(len(task.modes))]
 
 
 def _amount(
     model: cp_model.CpModel,
     pick: Mapping[tuple[str, int], cp_model.IntVar],
-    call: CallOptions,
+    task: Task,
     name: str,
-    amount_of: Callable[[Option], int],
+    amount_of: Callable[[Mode], int],
 ) -> cp_model.IntVar:
-    """Return a variable that equals an amount of the picked option."""
-    amounts = [amount_of(option) for option in call.options]
-    variable = model.new_int_var_from_domain(cp_model.Domain.from_values(amounts), f"{name}[{call.name}]")
-    model.add(cp_model.LinearExpr.weighted_sum(_picks(pick, call), amounts) == variable)
+    """Return a variable that equals an amount of the picked mode."""
+    amounts = [amount_of(mode) for mode in task.modes]
+    variable = model.new_int_var_from_domain(cp_model.Domain.from_values(amounts), f"{name}[{task.name}]")
+    model.add(cp_model.LinearExpr.weighted_sum(_picks(pick, task), amounts) == variable)
     return variable
 
 
 def _shares(
-    model: cp_model.CpModel, problem: Problem, has: Mapping[tuple[str, Place], cp_model.IntVar], ranges: RankRanges
-) -> dict[tuple[str, Place], cp_model.IntVar]:
-    """Return the variables s: a call shares an earlier call's copy only at an equal range and shape."""
+    model: cp_model.CpModel, problem: Problem, has: Mapping[tuple[str, Resource], cp_model.IntVar], ranges: RankRanges
+) -> dict[tuple[str, Resource], cp_model.IntVar]:
+    """Return the variables s: a task shares an earlier task's copy only at an equal range and shape."""
     shares = {}
-    for call in problem.calls:
-        for shape in places(call):
+    for task in problem.tasks:
+        for shape in resources(task):
             owner_choices = []
-            for owner in problem.owners(call.name):
+            for owner in problem.owners(task.name):
                 if (owner, shape) in has:
-                    shares_with_owner = model.new_bool_var(f"s[{call.name},{owner},{shape}]")
-                    for condition in (ranges.equal[owner, call.name], has[owner, shape], has[call.name, shape]):
+                    shares_with_owner = model.new_bool_var(f"s[{task.name},{owner},{shape}]")
+                    for condition in (ranges.equal[owner, task.name], has[owner, shape], has[task.name, shape]):
                         model.add_implication(shares_with_owner, condition)
                     owner_choices.append(shares_with_owner)
             if owner_choices:
-                shared = shares[call.name, shape] = model.new_bool_var(f"s[{call.name},{shape}]")
+                shared = shares[task.name, shape] = model.new_bool_var(f"s[{task.name},{shape}]")
                 model.add_bool_or(*owner_choices, ~shared)
     return shares
 
 
-def _a_run_takes_its_options_ticks(
-    model: cp_model.CpModel, problem: Problem, x: Relations, times: TaskVariables
+def _a_run_takes_its_modes_ticks(
+    model: cp_model.CpModel, problem: Problem, x: Relations, times: ActivityVariables
 ) -> None:
-    """A run lasts as long as its call's option."""
-    by_name = {call.name: call for call in problem.calls}
-    for task in problem.tasks:
-        if isinstance(task, CallRun):
-            call = by_name[task.call]
-            ticks = [option.ticks for option in call.options]
-            model.add(cp_model.LinearExpr.weighted_sum(_picks(x.pick, call), ticks) == times.ticks[task.name])
+    """A run lasts as long as its task's mode."""
+    by_name = {task.name: task for task in problem.tasks}
+    for activity in problem.activities:
+        if isinstance(activity, Run):
+            task = by_name[activity.task]
+            ticks = [mode.ticks for mode in task.modes]
+            model.add(cp_model.LinearExpr.weighted_sum(_picks(x.pick, task), ticks) == times.ticks[activity.name])
 
 
 def _a_transfer_takes_its_shapes_ticks(
-    model: cp_model.CpModel, problem: Problem, x: Relations, times: TaskVariables, latest: int
+    model: cp_model.CpModel, problem: Problem, x: Relations, times: ActivityVariables, latest: int
 ) -> None:
     """A transfer lasts as long as its shapes and common ranks require, and no time if its target shares a copy.
 
     Durations are clipped just above `latest`, because longer ones are too long in any case.
     """
-    by_name = {call.name: call for call in problem.calls}
-    for task in problem.tasks:
-        if not isinstance(task, Transfer):
+    by_name = {task.name: task for task in problem.tasks}
+    for activity in problem.activities:
+        if not isinstance(activity, Transfer):
             continue
-        happens, intersect = times.happens[task.name], x.ranges.intersect[task.source, task.target]
-        model.add(times.ticks[task.name] == 0).only_enforce_if(~happens)
-        for source, intersects in product(places(by_name[task.source]), (False, True)):
+        happens, intersect = times.happens[activity.name], x.ranges.intersect[activity.source, activity.target]
+        model.add(times.ticks[activity.name] == 0).only_enforce_if(~happens)
+        for source, intersects in product(resources(by_name[activity.source]), (False, True)):
             terms = []
-            for target in places(by_name[task.target]):
-                if ticks := task.ticks_between(source, target, source.overlap(target) if intersects else 0):
-                    shared = x.shares.get((task.target, target), 0)
-                    terms.append(min(ticks, latest + 1) * (x.has[task.target, target] - shared))
+            for target in resources(by_name[activity.target]):
+                if ticks := activity.ticks_between(source, target, source.overlap(target) if intersects else 0):
+                    shared = x.shares.get((activity.target, target), 0)
+                    terms.append(min(ticks, latest + 1) * (x.has[activity.target, target] - shared))
             if terms:
-                conditions = (x.has[task.source, source], intersect if intersects else ~intersect)
-                model.add(times.ticks[task.name] >= sum(terms)).only_enforce_if(*conditions)
+                conditions = (x.has[activity.source, source], intersect if intersects else ~intersect)
+                model.add(times.ticks[activity.name] >= sum(terms)).only_enforce_if(*conditions)
 
 
-def _tasks_on_common_ranks_do_not_overlap(
-    model: cp_model.CpModel, problem: Problem, x: Relations, times: TaskVariables
+def _activities_on_common_ranks_do_not_overlap(
+    model: cp_model.CpModel, problem: Problem, x: Relations, times: ActivityVariables
 ) -> None:
-    """Two tasks on intersecting rank ranges do not overlap in time.
+    """Two activities on intersecting rank ranges do not overlap in time.
 
     Pairs that the precedences order already are skipped.
     """
     after = followers(problem)
-    for one, other in combinations(problem.tasks, 2):
+    for one, other in combinations(problem.activities, 2):
         if other.name in after[one.name] or one.name in after[other.name]:
             continue
-        not_happening = [~times.happens[task.name] for task in (one, other) if task.name in times.happens]
+        not_happening = [~times.happens[activity.name] for activity in (one, other) if activity.name in times.happens]
         meet = model.new_bool_var(f"meet[{one.name},{other.name}]")
-        for one_call, other_call in product(_calls_of(one), _calls_of(other)):
-            disjoint = [] if one_call == other_call else [~x.ranges.intersect[one_call, other_call]]
+        for one_task, other_task in product(_tasks_of(one), _tasks_of(other)):
+            disjoint = [] if one_task == other_task else [~x.ranges.intersect[one_task, other_task]]
             model.add_bool_or(meet, *disjoint, *not_happening)
         is_first = model.new_bool_var(f"before[{one.name},{other.name}]")
         model.add(times.start[other.name] >= times.end[one.name]).only_enforce_if(meet, is_first)
         model.add(times.start[one.name] >= times.end[other.name]).only_enforce_if(meet, ~is_first)
 
 
-def _calls_of(task: Task) -> tuple[str, ...]:
-    """Return the calls whose ranks a task occupies."""
-    if isinstance(task, CallRun):
-        return (task.call,)
-    return {"source": (task.source,), "target": (task.target,), "both": (task.source, task.target)}[task.occupies]
+def _tasks_of(activity: Activity) -> tuple[str, ...]:
+    """Return the tasks whose ranks an activity occupies."""
+    if isinstance(activity, Run):
+        return (activity.task,)
+    return {"source": (activity.source,), "target": (activity.target,), "both": (activity.source, activity.target)}[
+        activity.occupies
+    ]
 
 
 def _work_fits_between_its_neighbours(
-    model: cp_model.CpModel, problem: Problem, x: Relations, times: TaskVariables
+    model: cp_model.CpModel, problem: Problem, x: Relations, times: ActivityVariables
 ) -> None:
-    """Between two tasks, or the ends, the cluster and every rank range have time for the work that lies there."""
+    """Between two activities, or the ends, the cluster and every rank range have time for the work that lies there."""
     run = problem.runs
-    share = {call.name: _share_of_work(problem, x, call) for call in problem.calls}
-    load = {call.name: _load(model, problem, x, times, call.name) for call in problem.calls}
+    share = {task.name: _share_of_work(problem, x, task) for task in problem.tasks}
+    load = {task.name: _load(model, problem, x, times, task.name) for task in problem.tasks}
     for window in windows(problem):
         opens: cp_model.LinearExprT = times.end[window.after] if window.after else 0
         closes: cp_model.LinearExprT = times.start[window.before] if window.before else times.makespan
         inside = [run[name] for name in window.between if name in run]
-        model.add(closes - opens >= sum(share[call] for call in inside))
+        model.add(closes - opens >= sum(share[task] for task in inside))
         for ticks in load.values():
-            model.add(closes - opens >= sum(ticks[call] for call in inside))
+            model.add(closes - opens >= sum(ticks[task] for task in inside))
 
 
-def _share_of_work(problem: Problem, x: Relations, call: CallOptions) -> cp_model.LinearExprT:
-    """Return the ticks that a call would take if its work were spread over all ranks, rounded down."""
-    shares = [option.ticks * option.place.num_ranks // problem.num_ranks for option in call.options]
-    expression: cp_model.LinearExprT = cp_model.LinearExpr.weighted_sum(_picks(x.pick, call), shares)
+def _share_of_work(problem: Problem, x: Relations, task: Task) -> cp_model.LinearExprT:
+    """Return the ticks that a task would take if its work were spread over all ranks, rounded down."""
+    shares = [mode.ticks * mode.resource.num_ranks // problem.num_ranks for mode in task.modes]
+    expression: cp_model.LinearExprT = cp_model.LinearExpr.weighted_sum(_picks(x.pick, task), shares)
     return expression
 
 
 def _load(
-    model: cp_model.CpModel, problem: Problem, x: Relations, times: TaskVariables, name: str
+    model: cp_model.CpModel, problem: Problem, x: Relations, times: ActivityVariables, name: str
 ) -> dict[str, cp_model.IntVar]:
-    """Return for each call the ticks for which its run occupies all ranks of the named call's range."""
-    ticks = {task.call: times.ticks[task.name] for task in problem.tasks if isinstance(task, CallRun)}
+    """Return for each task the ticks for which its run occupies all ranks of the named task's range."""
+    ticks = {activity.task: times.ticks[activity.name] for activity in problem.activities if isinstance(activity, Run)}
     load = {name: ticks[name]} if name in ticks else {}
     for other, run_ticks in ticks.items():
         if other != name:
@@ -371,23 +378,23 @@ def _load(
     return load
 
 
-def _running_calls_fit_into_the_cluster(
-    model: cp_model.CpModel, problem: Problem, x: Relations, times: TaskVariables
+def _running_tasks_fit_into_the_cluster(
+    model: cp_model.CpModel, problem: Problem, x: Relations, times: ActivityVariables
 ) -> None:
-    """At no time do the running calls have more ranks than the cluster."""
-    runs = [task for task in problem.tasks if isinstance(task, CallRun)]
+    """At no time do the running tasks have more ranks than the cluster."""
+    runs = [activity for activity in problem.activities if isinstance(activity, Run)]
     model.add_cumulative(
         [_interval(model, times, run.name) for run in runs],
-        [x.ranges.size[run.call] for run in runs],
+        [x.ranges.size[run.task] for run in runs],
         problem.num_ranks,
     )
 
 
-def _interval(model: cp_model.CpModel, times: TaskVariables, name: str) -> cp_model.IntervalVar:
+def _interval(model: cp_model.CpModel, times: ActivityVariables, name: str) -> cp_model.IntervalVar:
     return model.new_interval_var(times.start[name], times.ticks[name], times.end[name], f"run[{name}]")
 
 
-def rank_range_makespan_model(problem: Problem, latest: int) -> tuple[cp_model.CpModel, Relations, TaskVariables]:
+def rank_range_makespan_model(problem: Problem, latest: int) -> tuple[cp_model.CpModel, Relations, ActivityVariables]:
     """Build the model of all solutions that end by the tick `latest`; the caller sets the objective."""
     model = cp_model.CpModel()
     x = add_relations(model, problem)
@@ -397,7 +404,7 @@ def rank_range_makespan_model(problem: Problem, latest: int) -> tuple[cp_model.C
 
 
 def rank_range_memory_model(problem: Problem) -> tuple[cp_model.CpModel, Relations, cp_model.IntVar]:
-    """Build the model of the picked options, without times, that minimises the memory units of a device."""
+    """Build the model of the picked modes, without times, that minimises the memory units of a device."""
     model = cp_model.CpModel()
     x = add_relations(model, problem)
     device = model.new_int_var(0, MAX_SUM, "device")

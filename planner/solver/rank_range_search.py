@@ -1,23 +1,23 @@
-"""The search for problems whose calls may be placed on any range of ranks, with a proven lower bound.
+"""The search for problems whose tasks may be placed on any range of ranks, with a proven lower bound.
 
-    answer     = the best among a few options per call, if no answer is known
-    bound      = the bound of the problem in which short calls have only representative options (`coarse_problem.py`)
-    answer     = the best among the options on as many ranks as the best representatives; often the search ends here
+    answer     = the best among a few modes per task, if no answer is known
+    bound      = the bound of the problem in which short tasks have only representative modes (`coarse_problem.py`)
+    answer     = the best among the modes on as many ranks as the best representatives; often the search ends here
     repeat
         aim    = the bound plus a stride; strides grow
         for each branch of the problem (`branches.py`), with memory and times rounded to coarse units and few layouts,
         then with more layouts, then with all, and at last without rounding
             repeat while the answer improves
                 target     = the aim, or a makespan that is better than the answer by more than the requested gap
-                problem    = the options that can meet the target, rounded down to whole units
+                problem    = the modes that can meet the target, rounded down to whole units
                 bound      = what CP-SAT proves for it, in coarse steps of the makespan
-                answer     = the best within the target among options similar to those that CP-SAT picked
+                answer     = the best within the target among modes similar to those that CP-SAT picked
                 answer     = if that did not suffice and layouts were few, the best among all layouts on as many ranks,
                              even beyond the aim if it is within the gap of the bound
     until the gap or the limit is reached
 
-The further a target lies above the bound of the linear program, the more options may meet it. Hence the search starts
-near the bound: an answer found there leaves little to prove, and the absence of one is proven with few options.
+The further a target lies above the bound of the linear program, the more modes may meet it. Hence the search starts
+near the bound: an answer found there leaves little to prove, and the absence of one is proven with few modes.
 Everything is deterministic.
 """
 
@@ -31,18 +31,18 @@ from meshwright.planner.solver.branches import Branch, branches
 from meshwright.planner.solver.coarse_problem import (
     coarsened,
     fastest_few,
-    short_calls,
+    short_tasks,
     similar_to_coarse,
     similar_to_picked,
     with_representatives_only,
     without_dominated,
 )
 from meshwright.planner.solver.cp_sat import Solved, Steps, run_cp_sat
-from meshwright.planner.solver.fixed_ranks_model import TaskVariables
-from meshwright.planner.solver.lower_bounds import least_makespan, options_within
-from meshwright.planner.solver.problem import Option, Problem, shortest_period
+from meshwright.planner.solver.fixed_ranks_model import ActivityVariables
+from meshwright.planner.solver.lower_bounds import least_makespan, modes_within
+from meshwright.planner.solver.problem import Mode, Problem, shortest_period
 from meshwright.planner.solver.rank_range_model import Relations, first_ranks, rank_range_makespan_model
-from meshwright.planner.solver.result import Answer, Effort, Limits, Progress, Result, picked_options
+from meshwright.planner.solver.result import Answer, Effort, Limits, Progress, Result, picked_modes
 
 _STEPS = 64
 """Number of steps into which the range of makespans is divided for CP-SAT."""
@@ -60,8 +60,8 @@ _MERGE_GAPS = (2, 1 / 8)
 """Multiples of the requested gap: layouts whose transfer times differ by less are merged, in a first and a second pass.
 The size of a model grows with its pairs of layouts, and most transfers are short compared to a period."""
 
-_MANY_OPTIONS = 700
-"""Number of options beyond which CP-SAT proves a bound faster if it first solves the problem with merged layouts."""
+_MANY_MODES = 700
+"""Number of modes beyond which CP-SAT proves a bound faster if it first solves the problem with merged layouts."""
 
 _STRIDE, _STRIDE_GROWTH = 0.01, 1.5
 """First stride, as a share of the bound, and the factor by which strides grow in each round.
@@ -69,8 +69,8 @@ _STRIDE, _STRIDE_GROWTH = 0.01, 1.5
 The first stride is the requested gap if that is more.
 """
 
-_SHORT_CALL_GAPS, _FINER_GAP = 2, 2
-"""Calls that take less of the bound than this multiple of the requested gap get representatives.
+_SHORT_TASK_GAPS, _FINER_GAP = 2, 2
+"""Tasks that take less of the bound than this multiple of the requested gap get representatives.
 
 The problem with representatives is solved to a gap finer by the second factor.
 """
@@ -78,18 +78,18 @@ The problem with representatives is solved to a gap finer by the second factor.
 _TICKS_PER_GAP = 128
 """Times are rounded to one in this many parts of the requested gap.
 
-Ten tasks in sequence then lose at most a tenth of the gap.
+Ten activities in sequence then lose at most a tenth of the gap.
 """
 
 
 def search(problem: Problem, limits: Limits, progress: Progress, effort: Effort | None = None) -> Result:
-    """Return the best answer within the limits and the proven lower bound; every call must have options.
+    """Return the best answer within the limits and the proven lower bound; every task must have modes.
 
     The work is added to `effort`.
     """
     state = _SearchState(problem, limits, progress, effort or Effort())
     remaining = without_dominated(problem)
-    if any(not call.options for call in remaining.calls):
+    if any(not task.modes for task in remaining.tasks):
         return Result(status="infeasible", answer=None, objective=None, bound=0)
     state.bound = least_makespan(remaining)
     if limits.max_makespan is None:
@@ -102,10 +102,10 @@ def search(problem: Problem, limits: Limits, progress: Progress, effort: Effort 
 
 
 def first_answer(problem: Problem, limits: Limits, effort: Effort) -> Result | None:
-    """Return the best answer among a few options per call, or None if there is none."""
+    """Return the best answer among a few modes per task, or None if there is none."""
     state = _SearchState(problem, limits, _ignore_progress, effort)
     remaining = without_dominated(problem)
-    if any(not call.options for call in remaining.calls):
+    if any(not task.modes for task in remaining.tasks):
         return None
     state.bound = least_makespan(remaining)
     state.find_first(fastest_few(remaining))
@@ -170,19 +170,19 @@ class _SearchState:
         bound = self.bound if self.other_branches_bound is None else min(self.bound, self.other_branches_bound)
         return min(bound, self.makespan) if self.answer else bound
 
-    def options_within_target(self, problem: Problem) -> Problem:
-        """Return the problem without options that cannot meet the target, and raise the bound accordingly.
+    def modes_within_target(self, problem: Problem) -> Problem:
+        """Return the problem without modes that cannot meet the target, and raise the bound accordingly.
 
-        If a call has none left, the bound rises above the target.
+        If a task has none left, the bound rises above the target.
         """
         target = self.target
-        remaining = options_within(problem, target)
-        bound = least_makespan(remaining) if all(call.options for call in remaining.calls) else target + 1
+        remaining = modes_within(problem, target)
+        bound = least_makespan(remaining) if all(task.modes for task in remaining.tasks) else target + 1
         self._raise_bound(min(bound, target + 1))
         return remaining
 
     def find_first(self, restricted: Problem) -> None:
-        """Search for a first answer among a few options, with at most `_FIRST_ANSWER_TIME` for each attempt.
+        """Search for a first answer among a few modes, with at most `_FIRST_ANSWER_TIME` for each attempt.
 
         A last attempt with the remaining time improves it.
         """
@@ -194,14 +194,14 @@ class _SearchState:
             self._search_among(restricted, self.target, self.time_left)
 
     def search_representatives(self, problem: Problem) -> None:
-        """Solve the problem with representatives for short calls, then search among the similar real options.
+        """Solve the problem with representatives for short tasks, then search among the similar real modes.
 
-        A representative replaces all options of a short call on one number of ranks.
+        A representative replaces all modes of a short task on one number of ranks.
         """
-        short = short_calls(problem, _SHORT_CALL_GAPS * self.limits.tolerance * self.bound)
-        if not self.is_open or not _are_quarter_of_options(problem, short):
+        short = short_tasks(problem, _SHORT_TASK_GAPS * self.limits.tolerance * self.bound)
+        if not self.is_open or not _are_quarter_of_modes(problem, short):
             return
-        problem = self.options_within_target(problem)
+        problem = self.modes_within_target(problem)
         if not self.is_open:
             return
         limits = replace(self.limits, gap=self.limits.tolerance / _FINER_GAP, max_makespan=self.target)
@@ -214,7 +214,7 @@ class _SearchState:
         if result.answer is not None and self.is_open:
             answer, similar = (
                 self.answer,
-                similar_to_picked(problem, picked_options(relaxed.problem, result.answer), short),
+                similar_to_picked(problem, picked_modes(relaxed.problem, result.answer), short),
             )
             self._search_among(similar, self.target, self.time_left)
             # Answers that are only a little shorter would be hard to exclude, so the new answer is set aside.
@@ -223,7 +223,7 @@ class _SearchState:
 
     def search_branches(self, problem: Problem) -> None:
         """Search all branches in rounds with a growing aim; a round without an answer raises the bound to the aim."""
-        problem = self.options_within_target(problem)
+        problem = self.modes_within_target(problem)
         if not self.is_open:
             return
         least, longest = self.bound, self.target
@@ -248,29 +248,29 @@ class _SearchState:
         problem = branch.within(self.target)
         for gaps in _MERGE_GAPS:
             merged_ticks = int(self.limits.tolerance * self.bound * gaps)
-            if merged_ticks and self._has_many_options(problem):
+            if merged_ticks and self._has_many_modes(problem):
                 problem = self._tighten(branch, problem, merged_ticks)
         problem = self._tighten(branch, problem)
         while self.is_open:
-            problem = self.options_within_target(problem)
+            problem = self.modes_within_target(problem)
             if self.is_open:
                 self._finish(problem)
 
-    def _has_many_options(self, problem: Problem) -> bool:
-        """True if more than `_MANY_OPTIONS` options are left after rounding: merging layouts first then saves time."""
+    def _has_many_modes(self, problem: Problem) -> bool:
+        """True if more than `_MANY_MODES` modes are left after rounding: merging layouts first then saves time."""
         if not self.is_open:
             return False
-        coarse = coarsened(self.options_within_target(problem), parts=_MEMORY_PARTS, ticks=self._rounding_ticks).problem
-        return _num_options(coarse) > _MANY_OPTIONS
+        coarse = coarsened(self.modes_within_target(problem), parts=_MEMORY_PARTS, ticks=self._rounding_ticks).problem
+        return _num_modes(coarse) > _MANY_MODES
 
     def _tighten(self, branch: Branch, problem: Problem, merged_ticks: int = 0) -> Problem:
         """Tighten the bound and improve the answer on the rounded problem while the answer improves.
 
-        Returns the problem with the options that are left.
+        Returns the problem with the modes that are left.
         """
         is_better = True
         while self.is_open and is_better:
-            problem, answer = self.options_within_target(problem), self.answer
+            problem, answer = self.modes_within_target(problem), self.answer
             if not self.is_open:
                 break
             coarse = coarsened(problem, parts=_MEMORY_PARTS, ticks=self._rounding_ticks, merge_ticks=merged_ticks)
@@ -281,45 +281,45 @@ class _SearchState:
                 self._search_among(similar_to_coarse(problem, picked, coarse), self.target, self.time_left)
             if (
                 picked and self.is_open and (merged_ticks or self.is_rough)
-            ):  # with fewer options the rest is proven quickly
+            ):  # with fewer modes the rest is proven quickly
                 self._search_beyond_aim(branch.within(self._longest_worthwhile), picked, min(spent, self.time_left))
             is_better = self.answer is not answer
         return problem
 
-    def _tighten_bound(self, relaxed: Problem) -> tuple[Option, ...]:
-        """Tighten the bound with a relaxed problem, and return the options of its best answer, if there is one."""
+    def _tighten_bound(self, relaxed: Problem) -> tuple[Mode, ...]:
+        """Tighten the bound with a relaxed problem, and return the modes of its best answer, if there is one."""
         steps = Steps.between(self.bound, self.target, _STEPS)
         solved, x, _ = self._run(relaxed, steps, self.time_left)
         self._raise_bound_by(solved, steps)
         return _picked(relaxed, solved, x) if solved.is_found else ()
 
     def _finish(self, problem: Problem) -> None:
-        """Search for a better answer among all options that can be part of one, and tighten the bound."""
+        """Search for a better answer among all modes that can be part of one, and tighten the bound."""
         steps = Steps.between(self.bound, self.target, _STEPS)
         solved, x, times = self._run(problem, steps, self.time_left)
         if solved.is_found:
             self.offer(_answer(self.problem, problem, solved, x, times))
         self._raise_bound_by(solved, steps)
 
-    def _search_beyond_aim(self, problem: Problem, picked: Sequence[Option], limit: float) -> None:
+    def _search_beyond_aim(self, problem: Problem, picked: Sequence[Mode], limit: float) -> None:
         """Search all layouts on as many ranks as those picked for an answer within the gap, even beyond the aim.
 
         To prove that no answer lies between the bound and an aim just below an answer takes longer than to find that
         answer.
         """
-        names = [call.name for call in problem.calls]
+        names = [task.name for task in problem.tasks]
         self._search_among(
             similar_to_picked(problem, dict(zip(names, picked, strict=True)), names), self._longest_worthwhile, limit
         )
 
     def _search_among(self, restricted: Problem, target: int, limit: float) -> None:
-        remaining = options_within(restricted, target)
-        if all(call.options for call in remaining.calls):
+        remaining = modes_within(restricted, target)
+        if all(task.modes for task in remaining.tasks):
             solved, x, times = self._run(remaining, Steps.between(self.bound, target, _STEPS), limit)
             if solved.is_found:
                 self.offer(_answer(self.problem, remaining, solved, x, times))
 
-    def _run(self, problem: Problem, steps: Steps, limit: float) -> tuple[Solved, Relations, TaskVariables]:
+    def _run(self, problem: Problem, steps: Steps, limit: float) -> tuple[Solved, Relations, ActivityVariables]:
         model, x, times = rank_range_makespan_model(problem, steps.target)
         steps.minimise(model, times.makespan)
         solved = run_cp_sat(model, replace(self.limits, max_deterministic_time=limit), effort=self.effort)
@@ -335,7 +335,7 @@ class _SearchState:
             self.progress(self.makespan if self.answer else None, self._proven)
 
     def offer(self, answer: Answer) -> None:
-        picked = picked_options(self.problem, answer)
+        picked = picked_modes(self.problem, answer)
         position = {name: index for index, name in enumerate(self.problem.order)}
         order = sorted(position, key=lambda name: (answer.starts[name], position[name]))
         period = shortest_period(self.problem, picked, order)
@@ -362,32 +362,32 @@ class _SearchState:
         return Result(status="out_of_limit", answer=None, objective=None, bound=self.bound)
 
 
-def _are_quarter_of_options(problem: Problem, names: Collection[str]) -> bool:
-    """True if these calls have at least a quarter of all options."""
-    return 4 * sum(len(problem.options(name)) for name in names) >= _num_options(problem)
+def _are_quarter_of_modes(problem: Problem, names: Collection[str]) -> bool:
+    """True if these tasks have at least a quarter of all modes."""
+    return 4 * sum(len(problem.modes(name)) for name in names) >= _num_modes(problem)
 
 
-def _num_options(problem: Problem) -> int:
-    return sum(len(call.options) for call in problem.calls)
+def _num_modes(problem: Problem) -> int:
+    return sum(len(task.modes) for task in problem.tasks)
 
 
 def _ignore_progress(_makespan: int | None, _bound: int) -> None:
     """Ignore progress."""
 
 
-def _picked(problem: Problem, solved: Solved, x: Relations) -> tuple[Option, ...]:
-    """Return the option of each call that CP-SAT picked."""
+def _picked(problem: Problem, solved: Solved, x: Relations) -> tuple[Mode, ...]:
+    """Return the mode of each task that CP-SAT picked."""
     return tuple(
-        next(o for index, o in enumerate(call.options) if solved.solver.value(x.pick[call.name, index]))
-        for call in problem.calls
+        next(o for index, o in enumerate(task.modes) if solved.solver.value(x.pick[task.name, index]))
+        for task in problem.tasks
     )
 
 
-def _answer(problem: Problem, restricted: Problem, solved: Solved, x: Relations, times: TaskVariables) -> Answer:
-    """Convert what CP-SAT found among part of the options to option indices of the whole problem."""
-    value_of, options = solved.solver.value, _picked(restricted, solved, x)
-    picked = {call.name: call.options.index(option) for call, option in zip(problem.calls, options, strict=True)}
-    sizes = {call.name: call.options[picked[call.name]].place.num_ranks for call in problem.calls}
+def _answer(problem: Problem, restricted: Problem, solved: Solved, x: Relations, times: ActivityVariables) -> Answer:
+    """Convert what CP-SAT found among part of the modes to mode indices of the whole problem."""
+    value_of, modes = solved.solver.value, _picked(restricted, solved, x)
+    picked = {task.name: task.modes.index(mode) for task, mode in zip(problem.tasks, modes, strict=True)}
+    sizes = {task.name: task.modes[picked[task.name]].resource.num_ranks for task in problem.tasks}
     inside = {pair: bool(value_of(variable)) for pair, variable in x.ranges.inside.items()}
     return Answer(
         picked=picked,

@@ -1,6 +1,6 @@
-"""Relations between the rank ranges of options with fixed ranks: which cross, and which can be swapped.
+"""Relations between the rank ranges of modes with fixed ranks: which cross, and which can be swapped.
 
-Two ranges cross if they intersect without being nested; no answer has two such options.
+Two ranges cross if they intersect without being nested; no answer has two such modes.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.solver.problem import CallOptions, Problem
+from meshwright.planner.solver.problem import Problem, Task
 
 Array: TypeAlias = NDArray[np.int64]
 
 
 class Crossing:
-    """The rank ranges of one problem's options, numbered, and which of them cross.
+    """The rank ranges of one problem's modes, numbered, and which of them cross.
 
-    `numbers` has for each call the number of each option's range, [options]; `common` has the number of common ranks of
+    `numbers` has for each task the number of each mode's range, [modes]; `common` has the number of common ranks of
     every two ranges, and `crosses` whether they cross, both [ranges, ranges].
     """
 
     def __init__(self, problem: Problem) -> None:
         ranks: dict[range, int] = {}
         self.numbers: list[Array] = [
-            np.array([ranks.setdefault(option.place.ranks, len(ranks)) for option in call.options], dtype=np.int64)
-            for call in problem.calls
+            np.array([ranks.setdefault(mode.resource.ranks, len(ranks)) for mode in task.modes], dtype=np.int64)
+            for task in problem.tasks
         ]
         start, stop = (np.array(ends, dtype=np.int64) for ends in ([r.start for r in ranks], [r.stop for r in ranks]))
         self.common: Array = np.maximum(0, np.minimum.outer(stop, stop) - np.maximum.outer(start, start))
@@ -38,9 +38,9 @@ class Crossing:
         self._is_possible = bool(self.crosses.any())
 
     def count(self, columns: Sequence[Array]) -> Array:
-        """Return the number of pairs of calls that cross, [choices].
+        """Return the number of pairs of tasks that cross, [choices].
 
-        `columns` has for each call its option index in each choice, [choices], or [1] if all choices have the same.
+        `columns` has for each task its mode index in each choice, [choices], or [1] if all choices have the same.
         """
         num_crossing = np.zeros(max(map(len, columns)), dtype=np.int64)
         if self._is_possible:
@@ -51,31 +51,31 @@ class Crossing:
 
 
 class Swap(NamedTuple):
-    """Two neighbouring rank ranges of equal size on which every call has the same options."""
+    """Two neighbouring rank ranges of equal size on which every task has the same modes."""
 
     left: range
     right: range
 
 
 def swaps(problem: Problem) -> tuple[Swap, ...]:
-    """Return the swaps of halves of aligned power-of-two ranges that map every call's options to themselves.
+    """Return the swaps of halves of aligned power-of-two ranges that map every task's modes to themselves.
 
     Such ranges are nested or disjoint, so the symmetry of each swap can be broken independently of the others.
     """
     all_swaps = []
-    pools_by_call = [_equivalent_pools(call) for call in problem.calls]
+    pools_by_task = [_equivalent_pools(task) for task in problem.tasks]
     size = 1
     while 2 * size <= problem.num_ranks:
         for first in range(0, problem.num_ranks - 2 * size + 1, 2 * size):
             swap = Swap(range(first, first + size), range(first + size, first + 2 * size))
-            if all(_is_unchanged(pools, swap) for pools in pools_by_call):
+            if all(_is_unchanged(pools, swap) for pools in pools_by_task):
                 all_swaps.append(swap)
         size *= 2
     return tuple(all_swaps)
 
 
 def _is_unchanged(pools: Mapping[range, int], swap: Swap) -> bool:
-    """True if a call has the same options after the swap; no swap maps ranks that are partly inside it."""
+    """True if a task has the same modes after the swap; no swap maps ranks that are partly inside it."""
     return all((image := _image(ranks, swap)) is not None and pools.get(image) == pools[ranks] for ranks in pools)
 
 
@@ -92,12 +92,12 @@ def _image(ranks: range, swap: Swap) -> range | None:
     return None
 
 
-def _equivalent_pools(call: CallOptions) -> dict[range, int]:
-    """Return for each pool of a call a number that is equal for pools with the same options except for their ranks."""
-    options_on: dict[range, Counter[Hashable]] = {}
-    for o in call.options:
+def _equivalent_pools(task: Task) -> dict[range, int]:
+    """Return for each pool of a task a number that is equal for pools with the same modes except for their ranks."""
+    modes_on: dict[range, Counter[Hashable]] = {}
+    for o in task.modes:
         amounts = (
-            o.place.layout,
+            o.resource.layout,
             o.ticks,
             o.early_ticks,
             o.late_ticks,
@@ -105,9 +105,9 @@ def _equivalent_pools(call: CallOptions) -> dict[range, int]:
             o.shared_units,
             o.transient_units,
         )
-        options_on.setdefault(o.place.ranks, Counter())[amounts] += 1
+        modes_on.setdefault(o.resource.ranks, Counter())[amounts] += 1
     numbers: dict[Hashable, int] = {}
     return {
-        ranks: numbers.setdefault((len(ranks), frozenset(options.items())), len(numbers))
-        for ranks, options in options_on.items()
+        ranks: numbers.setdefault((len(ranks), frozenset(modes.items())), len(numbers))
+        for ranks, modes in modes_on.items()
     }

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Self, TypeAlias
 
-from meshwright.planner.solver.problem import Option, Problem
+from meshwright.planner.solver.problem import Mode, Problem
 
 Progress: TypeAlias = Callable[[int | None, int], None]
 """Called with the makespan of the best answer (None before the first) and the lower bound, in ticks, when one of them
@@ -19,7 +19,7 @@ _GAP_SHARE = 0.99
 """Share of the gap that the search uses; the rest covers seconds that are not whole ticks."""
 
 _ROUNDING_MARGIN = 1e-5
-"""Relative margin on the seconds of a known plan for the rounding of its tasks to ticks."""
+"""Relative margin on the seconds of a known plan for the rounding of its activities to ticks."""
 
 _MANY_RANKS, _GAP, _GAP_OF_MANY_RANKS = 1024, 0.01, 0.03
 """The default gap is the first one up to this many ranks, and the second one beyond."""
@@ -119,7 +119,7 @@ class Effort:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The picked option's index and first rank for each call, and the start tick of each task."""
+    """The picked mode's index and first rank for each task, and the start tick of each activity."""
 
     picked: Mapping[str, int]
     first_ranks: Mapping[str, int]
@@ -145,6 +145,6 @@ class Result:
         return cls(status="beaten", answer=None, objective=None, bound=target + 1)
 
 
-def picked_options(problem: Problem, answer: Answer) -> dict[str, Option]:
-    """Return the options that an answer picked, on the ranks that it assigned to them."""
-    return {c.name: c.options[answer.picked[c.name]].at(answer.first_ranks[c.name]) for c in problem.calls}
+def picked_modes(problem: Problem, answer: Answer) -> dict[str, Mode]:
+    """Return the modes that an answer picked, on the ranks that it assigned to them."""
+    return {c.name: c.modes[answer.picked[c.name]].at(answer.first_ranks[c.name]) for c in problem.tasks}

@@ -163,7 +163,7 @@ def test_the_search_equals_trying_everything_where_stages_may_span_two_kinds(see
     )
     model, pins = model_of(facts), parse_pins(fixed, PPO_GRAPH)
     problem = formulate(facts, model, frontiers(facts, model, pins), stage_transfers(facts, model)).problem
-    spanning = [option for call in problem.calls for option in call.options if option.place.num_ranks == 4]
+    spanning = [option for call in problem.tasks for option in call.modes if option.resource.num_ranks == 4]
     assert len(spanning) > 1
     assert solve(problem, Limits()).objective == best_makespan(problem)
 

@@ -14,7 +14,7 @@ from meshwright.planner.plan.pins import Ranks, parse_pins
 from meshwright.planner.plan.steps_ahead import SearchCase, synchronous
 from meshwright.planner.search.formulate import MIN_UNIT_BYTES, Formulation, formulate
 from meshwright.planner.search.frontiers import frontiers
-from meshwright.planner.solver.problem import MAX_SUM, Place, Transfer
+from meshwright.planner.solver.problem import MAX_SUM, Resource, Transfer
 from meshwright.planner.solver.rank_ranges import swaps
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
@@ -68,9 +68,9 @@ def test_stages_that_may_be_anywhere_have_the_options_of_every_pool(
 ) -> None:
     assert posed_anywhere.problem.anywhere
     spread = everywhere(posed_anywhere.problem)
-    assert spread.tasks == formulation.problem.tasks
-    for call, other in zip(spread.calls, formulation.problem.calls, strict=True):
-        assert set(call.options) == set(other.options)
+    assert spread.activities == formulation.problem.activities
+    for call, other in zip(spread.tasks, formulation.problem.tasks, strict=True):
+        assert set(call.modes) == set(other.modes)
 
 
 def test_a_pool_that_is_fixed_makes_ranks_matter() -> None:
@@ -80,17 +80,17 @@ def test_a_pool_that_is_fixed_makes_ranks_matter() -> None:
 
 
 def test_every_candidate_is_an_option_on_every_pool_of_its_size(formulation: Formulation) -> None:
-    for call in formulation.problem.calls:
+    for call in formulation.problem.tasks:
         pairs = formulation.option_choices[call.name]
-        for option, (ranks, candidate) in zip(call.options, pairs, strict=True):
-            assert option.place == Place(ranks.first_rank, ranks.num_ranks, str(candidate.layout))
+        for option, (ranks, candidate) in zip(call.modes, pairs, strict=True):
+            assert option.resource == Resource(ranks.first_rank, ranks.num_ranks, str(candidate.layout))
         by_pool = {ranks: [c for r, c in pairs if r == ranks] for ranks, _ in pairs}
         assert len({tuple(c.amounts for c in found) for r, found in by_pool.items() if r.num_ranks == 1}) == 1
 
 
 def test_ticks_round_down_and_blocks_round_up(formulation: Formulation) -> None:
-    for call in formulation.problem.calls:
-        for option, (_, candidate) in zip(call.options, formulation.option_choices[call.name], strict=True):
+    for call in formulation.problem.tasks:
+        for option, (_, candidate) in zip(call.modes, formulation.option_choices[call.name], strict=True):
             seconds = candidate.seconds
             assert 0 <= seconds - option.ticks * formulation.tick_seconds < formulation.tick_seconds
             assert 0 <= option.resident_units * MIN_UNIT_BYTES - candidate.resident_bytes < 2 * MIN_UNIT_BYTES
@@ -98,7 +98,7 @@ def test_ticks_round_down_and_blocks_round_up(formulation: Formulation) -> None:
 
 
 def test_a_step_has_between_a_hundred_thousand_and_a_few_million_ticks(formulation: Formulation) -> None:
-    fastest = sum(min(option.ticks for option in call.options) for call in formulation.problem.calls)
+    fastest = sum(min(option.ticks for option in call.modes) for call in formulation.problem.tasks)
     assert 10**5 <= fastest <= 10**6
 
 
@@ -106,14 +106,14 @@ def test_choices_that_are_far_too_slow_do_not_make_the_durations_too_many_ticks(
     slow = CrawlingModel(FACTS)
     formulation = formulate(FACTS, slow, frontiers(FACTS, slow, (), is_limited=False), stage_transfers(FACTS, slow))
     assert formulation.problem.horizon <= MAX_SUM
-    assert sum(min(option.ticks for option in call.options) for call in formulation.problem.calls) > 10**3
+    assert sum(min(option.ticks for option in call.modes) for call in formulation.problem.tasks) > 10**3
 
 
 def test_each_stage_runs_once_and_each_untrained_copy_has_its_refit(formulation: Formulation) -> None:
-    names = {task.name for task in formulation.problem.tasks}
+    names = {task.name for task in formulation.problem.activities}
     refits = {"refit actor_generate", "refit actor_logprob", "refit critic_value"}
     assert names == {stage.name for stage in PPO_GRAPH.stages} | refits
-    for task in formulation.problem.tasks:
+    for task in formulation.problem.activities:
         if isinstance(task, Transfer):
             assert task.occupies == "both"
             assert task.source == ("critic_train" if "critic" in task.target else "actor_train")
@@ -123,14 +123,14 @@ def test_a_refit_lasts_as_long_as_the_cost_model_says_of_each_two_layouts() -> N
     model = RandomModel(0, 2**27)
     found = frontiers(FACTS, model, (), is_limited=False)
     formulation = formulate(FACTS, model, found, stage_transfers(FACTS, model))
-    for task in formulation.problem.tasks:
+    for task in formulation.problem.activities:
         if isinstance(task, Transfer):
             spec = FACTS.models.spec(PPO_GRAPH.by_name[task.target].role)
             for (one, other, overlap), ticks in task.ticks.items():
                 move = Move(model=spec, source=Layout.parse(one), target=Layout.parse(other), overlap=overlap)
                 assert ticks == math.floor(model.move_seconds(move).total / formulation.tick_seconds)
             layouts = [
-                {option.place.layout for option in formulation.problem.options(c)} for c in (task.source, task.target)
+                {option.resource.layout for option in formulation.problem.modes(c)} for c in (task.source, task.target)
             ]
             assert {key[:2] for key in task.ticks} == set(product(*layouts))
 
@@ -146,5 +146,5 @@ def test_weights_that_may_wait_in_the_host_are_no_copy_that_others_share() -> No
     offloaded = {c.schedule.offload for f in found for size in f.candidates.values() for c in size}
     assert offloaded == {Offload.NONE, Offload.WEIGHTS, Offload.OPTIMIZER}
     problem = formulate(FACTS, MODEL, found, stage_transfers(FACTS, MODEL)).problem
-    assert {o.shared_units for name in ("ref_logprob", "reward_score") for o in problem.options(name)} == {0}
-    assert all(option.shared_units for option in problem.options("actor_train"))
+    assert {o.shared_units for name in ("ref_logprob", "reward_score") for o in problem.modes(name)} == {0}
+    assert all(option.shared_units for option in problem.modes("actor_train"))

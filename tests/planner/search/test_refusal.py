@@ -18,7 +18,7 @@ from meshwright.planner.search.formulate import MIN_UNIT_BYTES, formulate
 from meshwright.planner.search.frontiers import frontiers
 from meshwright.planner.search.no_plan import Change, NoPlan
 from meshwright.planner.solver import solve
-from meshwright.planner.solver.problem import Place, Problem
+from meshwright.planner.solver.problem import Problem, Resource
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.solver.solve import least_memory
 from tests.planner.jobs import RandomModel, ToyModel, small_facts
@@ -127,10 +127,10 @@ def test_how_much_all_need_is_told_of_the_choices_that_none_beats_in_memory(monk
     facts = small_facts(ranks_per_node=2, memory_bytes=7 * MIB)
     assert isinstance(compile_plan(facts, ToyModel(facts)), NoPlan)
     (problem,) = asked
-    for call in problem.calls:
-        held: dict[Place, list[tuple[int, int]]] = {}
-        for option in call.options:
-            held.setdefault(option.place, []).append((option.resident_units, option.transient_units))
+    for call in problem.tasks:
+        held: dict[Resource, list[tuple[int, int]]] = {}
+        for option in call.modes:
+            held.setdefault(option.resource, []).append((option.resident_units, option.transient_units))
         for pairs in held.values():
             assert sorted(pairs) == sorted(set(pairs))
             assert [transient for _, transient in sorted(pairs)] == sorted((t for _, t in pairs), reverse=True)

@@ -36,7 +36,7 @@ def test_arithmetic_alone_bounds_what_a_search_finds() -> None:
 def test_without_a_choice_there_is_no_plan() -> None:
     one = formulated()
     problem = one.formulation.problem
-    none = problem.with_calls((replace(problem.calls[0], options=()), *problem.calls[1:]))
+    none = problem.with_tasks((replace(problem.tasks[0], modes=()), *problem.tasks[1:]))
     empty = replace(one, formulation=replace(one.formulation, problem=none))
     result = Result(status="infeasible", answer=None, objective=None, bound=0)
     found = SolvedCase(search_case=one.search_case, edges=one.edges, formulation=one.formulation, result=result)

@@ -1,4 +1,4 @@
-"""The integer program of blocks anywhere has the optimum of the problem with every block a place of its own."""
+"""The integer program of blocks anywhere has the optimum of the problem with every block a resource of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.seeds import seeds
 
 
 def asked(seed: int) -> Problem:
-    return random_blocks(seed, num_ranks=4, num_calls=3, num_options=3)
+    return random_blocks(seed, num_ranks=4, num_tasks=3, num_modes=3)
 
 
 @seeds(4, all=12)

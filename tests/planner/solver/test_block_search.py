@@ -9,7 +9,7 @@ import pytest
 from benchmarks.search.brute_force import best_makespan
 from meshwright.planner.solver import coarse_problem, rank_range_search
 from meshwright.planner.solver.coarse_problem import MergedLayouts
-from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem, Transfer
+from meshwright.planner.solver.problem import Mode, Problem, Resource, Run, Task, Transfer
 from meshwright.planner.solver.rank_range_search import search
 from meshwright.planner.solver.result import Effort, Limits
 from meshwright.planner.solver.solve import solve
@@ -23,16 +23,16 @@ def silence(_makespan: int | None, _bound: int) -> None:
 
 @seeds(4, all=24)
 def test_the_best_is_found_and_proven(seed: int) -> None:
-    asked = random_blocks(seed, num_ranks=4, num_calls=3, num_options=4)
+    asked = random_blocks(seed, num_ranks=4, num_tasks=3, num_modes=4)
     result, best = search(asked, Limits(), silence), best_makespan(everywhere(asked))
     assert result.objective == best
     assert result.status == ("infeasible" if best is None else "optimal")
 
 
 @seeds(2, all=8)
-def test_options_that_may_be_anywhere_are_as_good_as_options_on_every_block(seed: int) -> None:
-    """On more ranks and calls than can be tried one by one."""
-    asked = random_blocks(seed, num_ranks=16, num_calls=5, num_options=4)
+def test_modes_that_may_be_anywhere_are_as_good_as_modes_on_every_block(seed: int) -> None:
+    """On more ranks and tasks than can be tried one by one."""
+    asked = random_blocks(seed, num_ranks=16, num_tasks=5, num_modes=4)
     result = search(asked, Limits(), silence)
     assert result.objective == solve(everywhere(asked), Limits()).objective
 
@@ -42,7 +42,7 @@ def test_options_that_may_be_anywhere_are_as_good_as_options_on_every_block(seed
 def test_rounds_of_the_search_keep_what_was_asked(seed: int, gap: float) -> None:
     """An answer is within the gap of a bound that holds, and there is none only where the best takes longer than the
     most that is asked for."""
-    asked = random_blocks(seed, num_ranks=4, num_calls=3, num_options=4)
+    asked = random_blocks(seed, num_ranks=4, num_tasks=3, num_modes=4)
     best = best_makespan(everywhere(asked))
     if best is None:
         assert search(asked, Limits(gap=gap, max_makespan=10**6), silence).status == "beaten"
@@ -59,12 +59,12 @@ def test_rounds_of_the_search_keep_what_was_asked(seed: int, gap: float) -> None
 
 @pytest.mark.parametrize("gap", [0.1, 0.4])
 @seeds(2, all=8)
-def test_stand_ins_for_short_calls_keep_what_was_asked(seed: int, gap: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stand_ins_for_short_tasks_keep_what_was_asked(seed: int, gap: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever counts as short."""
-    asked = random_blocks(seed, num_ranks=4, num_calls=3, num_options=4)
+    asked = random_blocks(seed, num_ranks=4, num_tasks=3, num_modes=4)
     best = best_makespan(everywhere(asked))
     for times in (2, 1000):
-        monkeypatch.setattr(rank_range_search, "_SHORT_CALL_GAPS", times)
+        monkeypatch.setattr(rank_range_search, "_SHORT_TASK_GAPS", times)
         result = search(asked, Limits(gap=gap), silence)
         if best is None:
             assert result.status == "infeasible"
@@ -77,30 +77,32 @@ def test_stand_ins_for_short_calls_keep_what_was_asked(seed: int, gap: float, mo
 def with_layouts_alike(problem: Problem) -> Problem:
     """The problem in hundredths of its ticks, each layout twice: transfers of the second last a tick less."""
 
-    def twice(o: Option) -> tuple[Option, Option]:
+    def twice(o: Mode) -> tuple[Mode, Mode]:
         long = dataclasses.replace(o, ticks=100 * o.ticks, early_ticks=100 * o.early_ticks)
-        return long, dataclasses.replace(long, place=long.place._replace(layout=f"{long.place.layout}2"))
+        return long, dataclasses.replace(long, resource=long.resource._replace(layout=f"{long.resource.layout}2"))
 
-    def slower(task: CallRun | Transfer) -> CallRun | Transfer:
-        if isinstance(task, CallRun):
-            return task
+    def slower(activity: Run | Transfer) -> Run | Transfer:
+        if isinstance(activity, Run):
+            return activity
         ends = [("", ""), ("", "2"), ("2", ""), ("2", "2")]
         ticks = {
-            (a + x, b + y, n): 100 * lasts + 3 - len(x + y) for (a, b, n), lasts in task.ticks.items() for x, y in ends
+            (a + x, b + y, n): 100 * lasts + 3 - len(x + y)
+            for (a, b, n), lasts in activity.ticks.items()
+            for x, y in ends
         }
-        return dataclasses.replace(task, ticks=ticks)
+        return dataclasses.replace(activity, ticks=ticks)
 
     return dataclasses.replace(
         problem,
-        calls=tuple(CallOptions(c.name, tuple(new for o in c.options for new in twice(o))) for c in problem.calls),
-        tasks=tuple(map(slower, problem.tasks)),
+        tasks=tuple(Task(c.name, tuple(new for o in c.modes for new in twice(o))) for c in problem.tasks),
+        activities=tuple(map(slower, problem.activities)),
         precedences=tuple(p._replace(lag=100 * p.lag) for p in problem.precedences),
     )
 
 
 @pytest.mark.parametrize("seed", [9, 10, 13])
 def test_a_proof_that_begins_with_fewer_layouts_is_within_the_gap(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it does where there are many options, which no problem has that can be tried one by one."""
+    """As it does where there are many modes, which no problem has that can be tried one by one."""
     merged = []
 
     def coarsened(problem: Problem, *, parts: int, ticks: int, merge_ticks: int = 0) -> MergedLayouts:
@@ -108,9 +110,9 @@ def test_a_proof_that_begins_with_fewer_layouts_is_within_the_gap(seed: int, mon
         merged.append(any(layout != other for (_, layout), other in found.representative.items()))
         return found
 
-    monkeypatch.setattr(rank_range_search, "_MANY_OPTIONS", 0)
+    monkeypatch.setattr(rank_range_search, "_MANY_MODES", 0)
     monkeypatch.setattr(rank_range_search, "coarsened", coarsened)
-    asked = with_layouts_alike(random_blocks(seed, num_ranks=8, num_calls=4, num_options=6))
+    asked = with_layouts_alike(random_blocks(seed, num_ranks=8, num_tasks=4, num_modes=6))
     best, result = search(asked, Limits(), silence), search(asked, Limits(gap=0.05), silence)
     assert any(merged)
     assert best.objective is not None
@@ -120,19 +122,19 @@ def test_a_proof_that_begins_with_fewer_layouts_is_within_the_gap(seed: int, mon
 
 
 def taking_turns_on_two_ranks(**layouts: tuple[int, int]) -> Problem:
-    """Four calls of one rank each; the last has several layouts, each of some ticks and blocks, of which others may
+    """Four tasks of one rank each; the last has several layouts, each of some ticks and blocks, of which others may
     share the copy. With 530 ticks it all takes 1,030."""
     fixed = {"a": 530, "b": 500, "c": 440}
-    calls = [CallOptions(n, (Option(place=Place(0, 1, n), ticks=t, resident_units=5),)) for n, t in fixed.items()]
+    tasks = [Task(n, (Mode(resource=Resource(0, 1, n), ticks=t, resident_units=5),)) for n, t in fixed.items()]
     last = (
-        Option(place=Place(0, 1, layout), ticks=ticks, resident_units=blocks, shared_units=blocks)
+        Mode(resource=Resource(0, 1, layout), ticks=ticks, resident_units=blocks, shared_units=blocks)
         for layout, (ticks, blocks) in layouts.items()
     )
     return Problem(
         num_ranks=2,
         device_units=64,
-        calls=(*calls, CallOptions("d", tuple(last))),
-        tasks=tuple(CallRun(name=name, call=name) for name in (*fixed, "d")),
+        tasks=(*tasks, Task("d", tuple(last))),
+        activities=tuple(Run(name=name, task=name) for name in (*fixed, "d")),
         sharing_groups=(("a", "d"),),
         anywhere=True,
     )
@@ -141,7 +143,7 @@ def taking_turns_on_two_ranks(**layouts: tuple[int, int]) -> Problem:
 def test_an_answer_just_beyond_an_aim_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first aim is 1,050. In halves of a device a layout fits that does not: 1,030 is proven. With the other layout
     1,060 is the best, and that is within the gap: nothing is spent on what lies between the bound and the aim."""
-    monkeypatch.setattr(rank_range_search, "_MANY_OPTIONS", 0)
+    monkeypatch.setattr(rank_range_search, "_MANY_MODES", 0)
     monkeypatch.setattr(rank_range_search, "_MEMORY_PARTS", 2)
     effort = Effort()
     result = search(

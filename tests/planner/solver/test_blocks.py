@@ -7,8 +7,7 @@ from itertools import permutations, product
 
 import pytest
 
-from meshwright.planner.solver import cp_model
-from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem
+from meshwright.planner.solver.problem import Mode, Problem, Resource, Run, Task
 from meshwright.planner.solver.rank_range_model import add_rank_ranges, first_ranks
 
 NAMES = ("a", "b", "c")
@@ -17,12 +16,12 @@ NUM_RANKS = 4
 
 
 def problem() -> Problem:
-    options = tuple(Option(place=Place(0, size, "P"), ticks=1) for size in (1, 2, 4))
+    modes = tuple(Mode(resource=Resource(0, size, "P"), ticks=1) for size in (1, 2, 4))
     return Problem(
         num_ranks=NUM_RANKS,
         device_units=1,
-        calls=tuple(CallOptions(name, options) for name in NAMES),
-        tasks=tuple(CallRun(name=name, call=name) for name in NAMES),
+        tasks=tuple(Task(name, modes) for name in NAMES),
+        activities=tuple(Run(name=name, task=name) for name in NAMES),
         anywhere=True,
     )
 

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.search.brute_force import best_makespan
 from meshwright.planner.solver import branches as taken_apart
 from meshwright.planner.solver.branches import branches
-from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem
+from meshwright.planner.solver.problem import Mode, Problem, Resource, Run, Task
 from tests.planner.problems import everywhere, only, random_blocks
 from tests.seeds import seeds
 
@@ -23,20 +23,20 @@ def always() -> bool:
 def test_every_answer_in_time_is_in_a_branch(seed: int, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the branches are told apart or not."""
     monkeypatch.setattr(taken_apart, "_MAX_MEAN_SHARE", share)
-    problem = random_blocks(seed, num_ranks=4, num_calls=3, num_options=3)
+    problem = random_blocks(seed, num_ranks=4, num_tasks=3, num_modes=3)
     best = best_makespan(everywhere(problem))
     if best is None:
         return
     makespan = best + 2
     found = branches(problem, makespan, always)
-    for picks in product(*(range(len(call.options)) for call in problem.calls)):
+    for picks in product(*(range(len(task.modes)) for task in problem.tasks)):
         one = only(problem, picks)
         lasts = best_makespan(everywhere(one))
         if lasts is not None and lasts <= makespan:
             holds = [
                 branch
                 for branch in found
-                if all(call.options[0] in branch.within(makespan).options(call.name) for call in one.calls)
+                if all(task.modes[0] in branch.within(makespan).modes(task.name) for task in one.tasks)
             ]
             assert holds
             assert all(branch.bound <= lasts for branch in holds)
@@ -44,45 +44,45 @@ def test_every_answer_in_time_is_in_a_branch(seed: int, share: float, monkeypatc
 
 @pytest.mark.usefixtures("apart")
 def test_branches_come_with_the_least_bound_first() -> None:
-    found = branches(random_blocks(10, num_ranks=4, num_calls=3, num_options=4), 1000, always)
+    found = branches(random_blocks(10, num_ranks=4, num_tasks=3, num_modes=4), 1000, always)
     assert [branch.bound for branch in found] == [5, 5, 8, 8]
 
 
 def test_the_whole_problem_is_the_whole_when_time_ends() -> None:
-    problem = random_blocks(3, num_ranks=4, num_calls=3, num_options=4)
+    problem = random_blocks(3, num_ranks=4, num_tasks=3, num_modes=4)
     (whole,) = branches(problem, 1000, lambda: False)
-    assert whole.within(1000).calls == problem.calls
+    assert whole.within(1000).tasks == problem.tasks
 
 
 def caches(num_ranks: int) -> Problem:
     """Of 10 blocks `a` fills 9 and takes 1 tick, or 4 and takes 6; `b` takes 1 tick with 5 blocks, or 8 with 1."""
 
-    def option(ticks: int, blocks: int, ranks: int = num_ranks) -> Option:
-        return Option(place=Place(0, ranks, "P"), ticks=ticks, resident_units=blocks)
+    def mode(ticks: int, blocks: int, ranks: int = num_ranks) -> Mode:
+        return Mode(resource=Resource(0, ranks, "P"), ticks=ticks, resident_units=blocks)
 
     return Problem(
         num_ranks=2,
         device_units=10,
-        calls=(CallOptions("a", (option(1, 9, 2), option(6, 4, 2))), CallOptions("b", (option(1, 5), option(8, 1)))),
-        tasks=tuple(CallRun(name=name, call=name) for name in "ab"),
+        tasks=(Task("a", (mode(1, 9, 2), mode(6, 4, 2))), Task("b", (mode(1, 5), mode(8, 1)))),
+        activities=tuple(Run(name=name, task=name) for name in "ab"),
         anywhere=True,
     )
 
 
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Branches are told apart however many options they have in common."""
+    """Branches are told apart however many modes they have in common."""
     monkeypatch.setattr(taken_apart, "_MAX_MEAN_SHARE", 2.0)
 
 
 @pytest.mark.usefixtures("apart")
-def test_what_does_not_fit_beside_an_option_on_the_same_ranks_is_in_no_branch_of_it() -> None:
+def test_what_does_not_fit_beside_an_mode_on_the_same_ranks_is_in_no_branch_of_it() -> None:
     one, other = branches(caches(2), 100, always)
     assert (one.bound, other.bound) == (7, 9)
-    assert [len(call.options) for call in other.within(100).calls] == [1, 1]
+    assert [len(task.modes) for task in other.within(100).tasks] == [1, 1]
 
 
 @pytest.mark.usefixtures("apart")
-def test_ranks_that_two_calls_must_share_decide_what_fits() -> None:
+def test_ranks_that_two_tasks_must_share_decide_what_fits() -> None:
     """A part of the cluster lies inside the whole, whatever its size."""
     assert [branch.bound for branch in branches(caches(1), 100, always)] == [7, 8]

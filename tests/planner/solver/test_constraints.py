@@ -9,10 +9,10 @@ from benchmarks.search.brute_force import best_makespan
 from meshwright.planner.solver import cp_model
 from meshwright.planner.solver.fixed_ranks_model import (
     Variables,
+    add_activity_variables,
     add_choice_constraints,
     add_memory_constraints,
     add_order_constraints,
-    add_task_variables,
     add_time_constraints,
     add_variables,
 )
@@ -25,9 +25,9 @@ def fixed(problem: Problem, seed: int) -> tuple[cp_model.CpModel, Variables, tup
     """A model with a choice that is drawn."""
     model = cp_model.CpModel()
     x = add_variables(model, problem)
-    picks = tuple(random.Random(seed).randrange(len(call.options)) for call in problem.calls)
-    for call, index in zip(problem.calls, picks, strict=True):
-        model.add(x.pick[call.name, index] == 1)
+    picks = tuple(random.Random(seed).randrange(len(task.modes)) for task in problem.tasks)
+    for task, index in zip(problem.tasks, picks, strict=True):
+        model.add(x.pick[task.name, index] == 1)
     return model, x, picks
 
 
@@ -46,8 +46,8 @@ def test_the_least_device_for_a_choice_is_what_its_fullest_rank_holds(seed: int)
     model.minimize(device)
     solver = solved(model)
     assert solver is not None
-    options = {call.name: call.options[index] for call, index in zip(problem.calls, picks, strict=True)}
-    assert solver.value(device) == max(problem.memory(options))
+    modes = {task.name: task.modes[index] for task, index in zip(problem.tasks, picks, strict=True)}
+    assert solver.value(device) == max(problem.memory(modes))
 
 
 @seeds(4, all=16)
@@ -64,20 +64,20 @@ def test_the_shortest_schedule_of_a_choice_is_that_of_all_orders(seed: int) -> N
 
 
 @seeds(4, all=16)
-def test_a_call_cannot_have_two_options(seed: int) -> None:
+def test_a_task_cannot_have_two_modes(seed: int) -> None:
     problem = without_swaps(seed)
     model, x, picks = fixed(problem, seed)
     add_choice_constraints(model, problem, x)
-    call = problem.calls[0]
-    model.add(x.pick[call.name, (picks[0] + 1) % len(call.options)] == 1)
-    assert solved(model) is None or len(call.options) == 1
+    task = problem.tasks[0]
+    model.add(x.pick[task.name, (picks[0] + 1) % len(task.modes)] == 1)
+    assert solved(model) is None or len(task.modes) == 1
 
 
 def test_the_order_alone_does_not_know_who_is_where() -> None:
     problem = without_swaps(0)
     model = cp_model.CpModel()
     x = add_variables(model, problem)
-    times = add_task_variables(model, problem, problem.horizon)
+    times = add_activity_variables(model, problem, problem.horizon)
     add_order_constraints(model, problem, x.pick, times)
     model.minimize(times.makespan)
     solver = solved(model)

@@ -1,4 +1,4 @@
-"""Ranks cross where they have some in common while each has others; every pair of calls is counted."""
+"""Ranks cross where they have some in common while each has others; every pair of tasks is counted."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.planner.problems import every_choice, everywhere, random_blocks
 
 
 @pytest.mark.parametrize(("num_ranks", "step"), [(8, 0), (6, 2), (5, 1)])
-def test_the_pairs_of_calls_that_cross_are_counted(num_ranks: int, step: int) -> None:
-    problem = everywhere(random_blocks(4, num_ranks=num_ranks, num_calls=3, num_options=4, step=step))
+def test_the_pairs_of_tasks_that_cross_are_counted(num_ranks: int, step: int) -> None:
+    problem = everywhere(random_blocks(4, num_ranks=num_ranks, num_tasks=3, num_modes=4, step=step))
     rows = list(every_choice(problem))
 
     def crossing(picks: tuple[int, ...]) -> int:
-        ranks = [set(call.options[index].place.ranks) for call, index in zip(problem.calls, picks, strict=True)]
+        ranks = [set(task.modes[index].resource.ranks) for task, index in zip(problem.tasks, picks, strict=True)]
         return sum(bool(a & b) and not a <= b and not b <= a for a, b in combinations(ranks, 2))
 
     counted = Crossing(problem).count(list(np.array(rows).T)).tolist()

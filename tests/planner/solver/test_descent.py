@@ -1,4 +1,4 @@
-"""A descent ends where no change of one call, or of two, is better."""
+"""A descent ends where no change of one task, or of two, is better."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from tests.seeds import seeds
 
 
 def begun(seed: int) -> tuple[Greedy, tuple[int, ...]]:
-    problem = random_problem(seed, num_ranks=4, num_calls=4, num_options=3)
+    problem = random_problem(seed, num_ranks=4, num_tasks=4, num_modes=3)
     draw = random.Random(seed)
-    return Greedy(problem), tuple(draw.randrange(len(call.options)) for call in problem.calls)
+    return Greedy(problem), tuple(draw.randrange(len(task.modes)) for task in problem.tasks)
 
 
 @seeds(4, all=16)
-def test_no_other_option_of_a_single_call_is_better(seed: int) -> None:
+def test_no_other_mode_of_a_single_task_is_better(seed: int) -> None:
     greedy, picks = begun(seed)
     found, score = descend(greedy, picks, greedy.score(picks))
     assert score == greedy.score(found) <= greedy.score(picks)
-    for call, options in enumerate(greedy.options):
-        for index in range(len(options)):
-            assert greedy.score((*found[:call], index, *found[call + 1 :])) >= score
+    for task, modes in enumerate(greedy.modes):
+        for index in range(len(modes)):
+            assert greedy.score((*found[:task], index, *found[task + 1 :])) >= score
 
 
 @seeds(4, all=16)
-def test_no_other_options_of_two_calls_are_better(seed: int) -> None:
+def test_no_other_modes_of_two_tasks_are_better(seed: int) -> None:
     greedy, picks = begun(seed)
-    near = [range(len(options)) for options in greedy.options]
+    near = [range(len(modes)) for modes in greedy.modes]
     found, score = descend_in_pairs(greedy, *descend(greedy, picks, greedy.score(picks)), near, Limits())
     assert score == greedy.score(found)
     for one, other in combinations(range(len(near)), 2):
@@ -48,6 +48,6 @@ def test_a_descent_in_pairs_ends_with_the_time() -> None:
     stop = threading.Event()
     stop.set()
     greedy, picks = begun(1)
-    near = [range(len(options)) for options in greedy.options]
+    near = [range(len(modes)) for modes in greedy.modes]
     with pytest.raises(OutOfTimeError):
         descend_in_pairs(greedy, picks, greedy.score(picks), near, Limits(stop=stop))

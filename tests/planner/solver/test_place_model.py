@@ -1,4 +1,4 @@
-"""The integer program of options on their own ranks has the problem's own optimum."""
+"""The integer program of modes on their own ranks has the problem's own optimum."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.seeds import seeds
 
 
 def asked(seed: int) -> Problem:
-    return random_problem(seed, num_ranks=4, num_calls=4, num_options=3)
+    return random_problem(seed, num_ranks=4, num_tasks=4, num_modes=3)
 
 
 @seeds(4, all=12)

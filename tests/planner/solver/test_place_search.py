@@ -1,4 +1,4 @@
-"""The search for options on their own ranks finds and proves what trying everything finds."""
+"""The search for modes on their own ranks finds and proves what trying everything finds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def silence(_makespan: int | None, _bound: int) -> None:
 
 
 def asked(seed: int) -> Problem:
-    return random_problem(seed, num_ranks=4, num_calls=4, num_options=4)
+    return random_problem(seed, num_ranks=4, num_tasks=4, num_modes=4)
 
 
 @seeds(4, all=24)
@@ -35,8 +35,8 @@ def test_a_bound_holds_whatever_the_time(seed: int) -> None:
 
 
 def test_a_device_that_holds_nothing_is_infeasible() -> None:
-    """Each call alone fits into four blocks, and not all of them on one rank."""
-    crowded = random_problem(5, num_ranks=1, num_calls=6, num_options=2)
+    """Each task alone fits into four blocks, and not all of them on one rank."""
+    crowded = random_problem(5, num_ranks=1, num_tasks=6, num_modes=2)
     small = replace(crowded, device_units=9)
     assert best_makespan(small) is None
     assert search(small, Limits(), silence).status == "infeasible"

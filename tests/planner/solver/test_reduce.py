@@ -1,4 +1,4 @@
-"""No option of an answer in time is dropped."""
+"""No mode of an answer in time is dropped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.seeds import seeds
 
 
 def asked(seed: int) -> Problem:
-    return random_problem(seed, num_ranks=4, num_calls=4, num_options=3)
+    return random_problem(seed, num_ranks=4, num_tasks=4, num_modes=3)
 
 
 @seeds(4, all=16)
@@ -39,9 +39,9 @@ def test_what_is_suggested_is_a_choice_and_the_first_comes_with_what_is_near_it(
 
     reduced(problem, problem.horizon, suggest)
     for number, (picks, near) in enumerate(told):
-        assert only(problem, picks).calls
+        assert only(problem, picks).tasks
         assert (near is not None) == (number == 0)
-        assert near is None or all(pick in options for pick, options in zip(picks, near, strict=True))
+        assert near is None or all(pick in modes for pick, modes in zip(picks, near, strict=True))
 
 
 def test_nothing_within_less_than_the_shortest_is_said_with_its_bound() -> None:

@@ -1,4 +1,4 @@
-"""The relaxation is below every answer, also below those with an option that it did not take."""
+"""The relaxation is below every answer, also below those with a mode that it did not take."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from benchmarks.search.brute_force import best_makespan
 from meshwright.planner.solver import cp_model
 from meshwright.planner.solver.cp_sat import fixed_ranks_makespan_model
 from meshwright.planner.solver.linear_relaxation import Relaxation
-from meshwright.planner.solver.problem import CallOptions, Problem
+from meshwright.planner.solver.problem import Problem, Task
 from tests.planner.problems import without_swaps
 from tests.seeds import seeds
 
 
-def with_option(problem: Problem, call: int, index: int) -> Problem:
-    calls = list(problem.calls)
-    calls[call] = CallOptions(calls[call].name, (calls[call].options[index],))
-    return problem.with_calls(tuple(calls))
+def with_mode(problem: Problem, task: int, index: int) -> Problem:
+    tasks = list(problem.tasks)
+    tasks[task] = Task(tasks[task].name, (tasks[task].modes[index],))
+    return problem.with_tasks(tuple(tasks))
 
 
 @seeds(4, all=16)
-def test_no_answer_is_below_the_bound_nor_below_that_with_an_option(seed: int) -> None:
+def test_no_answer_is_below_the_bound_nor_below_that_with_an_mode(seed: int) -> None:
     problem = without_swaps(seed)
     model, x = fixed_ranks_makespan_model(problem)
     relaxation = Relaxation(model, x.times.makespan)
@@ -29,11 +29,11 @@ def test_no_answer_is_below_the_bound_nor_below_that_with_an_option(seed: int) -
         return
     assert relaxed is not None
     assert relaxed.bound <= best
-    for number, call in enumerate(problem.calls):
-        every = [x.pick[call.name, index].index for index in range(len(call.options))]
-        for index in range(len(call.options)):
-            with_it = best_makespan(with_option(problem, number, index))
-            variable = x.pick[call.name, index].index
+    for number, task in enumerate(problem.tasks):
+        every = [x.pick[task.name, index].index for index in range(len(task.modes))]
+        for index in range(len(task.modes)):
+            with_it = best_makespan(with_mode(problem, number, index))
+            variable = x.pick[task.name, index].index
             assert with_it is None or relaxed.bound_with(variable) <= with_it
             there = relaxation.solve_with_one_of([variable], every)
             assert with_it is None or (there is not None and there.bound <= with_it)

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem
-from meshwright.planner.solver.result import Answer, Limits, Result, picked_options
+from meshwright.planner.solver.problem import Mode, Problem, Resource, Run, Task
+from meshwright.planner.solver.result import Answer, Limits, Result, picked_modes
 
 
 def test_without_a_gap_only_what_is_shorter_by_a_tick_is_worth_finding() -> None:
@@ -50,9 +50,9 @@ def test_an_answer_that_is_beaten_is_longer_than_what_was_asked() -> None:
     assert (result.status, result.answer, result.objective, result.bound) == ("beaten", None, None, 42)
 
 
-def test_an_answer_gives_its_options_the_ranks_that_it_found() -> None:
-    option = Option(place=Place(0, 2, "P"), ticks=3)
-    calls = (CallOptions("a", (option.at(0), option)),)
-    problem = Problem(num_ranks=8, device_units=1, calls=calls, tasks=(CallRun(name="a", call="a"),), anywhere=True)
+def test_an_answer_gives_its_modes_the_ranks_that_it_found() -> None:
+    mode = Mode(resource=Resource(0, 2, "P"), ticks=3)
+    tasks = (Task("a", (mode.at(0), mode)),)
+    problem = Problem(num_ranks=8, device_units=1, tasks=tasks, activities=(Run(name="a", task="a"),), anywhere=True)
     answer = Answer(picked={"a": 1}, first_ranks={"a": 6}, starts={"a": 0})
-    assert picked_options(problem, answer) == {"a": option.at(6)}
+    assert picked_modes(problem, answer) == {"a": mode.at(6)}

@@ -11,30 +11,30 @@ import pytest
 from benchmarks.search.brute_force import best_makespan
 from benchmarks.search.brute_force import least_memory as least_memory_by_brute_force
 from meshwright.planner.solver.problem import (
-    CallOptions,
-    CallRun,
-    Option,
-    Place,
+    Mode,
     Precedence,
     Problem,
+    Resource,
+    Run,
+    Task,
     Transfer,
     shortest_period,
 )
-from meshwright.planner.solver.result import Effort, Limits, Result, picked_options
+from meshwright.planner.solver.result import Effort, Limits, Result, picked_modes
 from meshwright.planner.solver.solve import least_memory, solve
 from tests.planner.problems import everywhere, random_blocks, random_graph, random_problem, with_carried
 from tests.seeds import seeds
 
 SHAPES = (
-    {"num_ranks": 4, "num_calls": 4, "num_options": 3},
-    {"num_ranks": 8, "num_calls": 3, "num_options": 3},
-    {"num_ranks": 5, "num_calls": 4, "num_options": 3, "step": 1},
-    {"num_ranks": 6, "num_calls": 3, "num_options": 3, "step": 2},
+    {"num_ranks": 4, "num_tasks": 4, "num_modes": 3},
+    {"num_ranks": 8, "num_tasks": 3, "num_modes": 3},
+    {"num_ranks": 5, "num_tasks": 4, "num_modes": 3, "step": 1},
+    {"num_ranks": 6, "num_tasks": 3, "num_modes": 3, "step": 2},
 )
 
 
 def problem(seed: int) -> Problem:
-    """In three of four problems options may be anywhere, in the others each has its own ranks. In half of them pools
+    """In three of four problems modes may be anywhere, in the others each has its own ranks. In half of them pools
     are powers of two, in the others any number of steps."""
     make = random_blocks if seed % 16 < 12 else random_problem
     return make(seed, **SHAPES[seed % 4])
@@ -45,12 +45,12 @@ def check(asked: Problem, result: Result) -> None:
     if result.answer is None:
         assert result.status == "infeasible"
         return
-    picked = picked_options(asked, result.answer)
+    picked = picked_modes(asked, result.answer)
     order = sorted(asked.order, key=lambda name: (result.answer.starts[name], asked.order.index(name)))
     assert shortest_period(asked, picked, order).makespan == result.objective
     assert max(everywhere(asked).memory(picked)) <= asked.device_units
-    for name, option in picked.items():
-        assert option in everywhere(asked).options(name)
+    for name, mode in picked.items():
+        assert mode in everywhere(asked).modes(name)
 
 
 @seeds(20, all=640)
@@ -65,7 +65,7 @@ def test_the_solver_finds_what_brute_force_finds(seed: int) -> None:
 @seeds(12, all=300)
 def test_the_solver_finds_what_brute_force_finds_on_graphs_of_any_roles(seed: int) -> None:
     asked = random_graph(seed)
-    assert 3 <= len(asked.calls) <= 9
+    assert 3 <= len(asked.tasks) <= 9
     result = solve(asked, Limits())
     assert result.objective == best_makespan(asked)
     check(asked, result)
@@ -74,7 +74,7 @@ def test_the_solver_finds_what_brute_force_finds_on_graphs_of_any_roles(seed: in
 @seeds(8, all=96)
 def test_what_is_handed_to_a_later_turn_is_part_of_the_search(seed: int) -> None:
     make = random_blocks if seed % 4 < 3 else random_problem
-    asked = with_carried(seed, make(seed, num_ranks=4, num_calls=3, num_options=3))
+    asked = with_carried(seed, make(seed, num_ranks=4, num_tasks=3, num_modes=3))
     result = solve(asked, Limits())
     assert result.objective == best_makespan(everywhere(asked))
     assert result.status == ("infeasible" if result.answer is None else "optimal")
@@ -114,18 +114,18 @@ def test_the_least_memory_is_what_brute_force_finds(seed: int) -> None:
 
 @pytest.mark.parametrize("make", [random_problem, random_blocks])
 def test_the_same_problem_has_the_same_answer(make: Callable[..., Problem]) -> None:
-    asked = make(7, num_ranks=8, num_calls=4, num_options=12)
+    asked = make(7, num_ranks=8, num_tasks=4, num_modes=12)
     assert solve(asked, Limits()) == solve(asked, Limits())
 
 
-def test_a_call_without_options_is_infeasible() -> None:
-    asked = Problem(num_ranks=1, device_units=1, calls=(CallOptions("a", ()),), tasks=(CallRun(name="a", call="a"),))
+def test_a_task_without_modes_is_infeasible() -> None:
+    asked = Problem(num_ranks=1, device_units=1, tasks=(Task("a", ()),), activities=(Run(name="a", task="a"),))
     assert solve(asked, Limits()).status == "infeasible"
     assert least_memory(asked, Limits()) is None
 
 
-def option(first: int, num: int, ticks: int, layout: str = "L", **memory: int) -> Option:
-    return Option(place=Place(first, num, layout), ticks=ticks, **memory)
+def mode(first: int, num: int, ticks: int, layout: str = "L", **memory: int) -> Mode:
+    return Mode(resource=Resource(first, num, layout), ticks=ticks, **memory)
 
 
 def test_a_transfer_is_paid_unless_the_copy_is_shared() -> None:
@@ -134,39 +134,39 @@ def test_a_transfer_is_paid_unless_the_copy_is_shared() -> None:
     asked = Problem(
         num_ranks=1,
         device_units=10,
-        calls=(CallOptions("a", (option(0, 1, 4),)), CallOptions("b", (option(0, 1, 6), option(0, 1, 3, "M")))),
-        tasks=(transfer, CallRun(name="b", call="b"), CallRun(name="a", call="a")),
+        tasks=(Task("a", (mode(0, 1, 4),)), Task("b", (mode(0, 1, 6), mode(0, 1, 3, "M")))),
+        activities=(transfer, Run(name="b", task="b"), Run(name="a", task="a")),
         precedences=(Precedence("a to b", "b"), Precedence("b", "a", 1)),
         sharing_groups=(("a", "b"),),
     )
     assert solve(asked, Limits()).objective == 11
     dear = dataclasses.replace(transfer, ticks={("L", "M", 1): 1})
-    assert solve(dataclasses.replace(asked, tasks=(dear, *asked.tasks[1:])), Limits()).objective == 9
+    assert solve(dataclasses.replace(asked, activities=(dear, *asked.activities[1:])), Limits()).objective == 9
 
 
 def test_a_run_that_is_streamed_to_starts_early_but_not_before_its_producer() -> None:
     """b is left with 2 of its 6 ticks when a ends at 4, unless it must share a's rank; lag 1 counts as before."""
 
-    def streamed(*options: Option) -> Problem:
+    def streamed(*modes: Mode) -> Problem:
         return Problem(
             num_ranks=2,
             device_units=10,
-            calls=(CallOptions("a", (option(0, 1, 4),)), CallOptions("b", options)),
-            tasks=(CallRun(name="a", call="a"), CallRun(name="b", call="b")),
+            tasks=(Task("a", (mode(0, 1, 4),)), Task("b", modes)),
+            activities=(Run(name="a", task="a"), Run(name="b", task="b")),
             precedences=(Precedence("a", "b", 1, streamed=True),),
         )
 
-    early = dataclasses.replace(option(1, 1, 6), early_ticks=4)
+    early = dataclasses.replace(mode(1, 1, 6), early_ticks=4)
     assert solve(streamed(early), Limits()).objective == 7
     assert solve(streamed(dataclasses.replace(early, early_ticks=6)), Limits()).objective == 6
-    assert solve(streamed(dataclasses.replace(early, place=Place(0, 1, "L"))), Limits()).objective == 10
-    assert solve(streamed(early, option(0, 1, 2)), Limits()).objective == 7
+    assert solve(streamed(dataclasses.replace(early, resource=Resource(0, 1, "L"))), Limits()).objective == 10
+    assert solve(streamed(early, mode(0, 1, 2)), Limits()).objective == 7
 
 
 @pytest.mark.parametrize("make", [random_problem, random_blocks])
 @pytest.mark.parametrize("seed", [3, 7, 11])
 def test_a_search_that_is_cut_short_still_bounds_its_answer(seed: int, make: Callable[..., Problem]) -> None:
-    asked = make(seed, num_ranks=8, num_calls=5, num_options=14)
+    asked = make(seed, num_ranks=8, num_tasks=5, num_modes=14)
     full, short = solve(asked, Limits()), solve(asked, Limits(max_deterministic_time=1e-9))
     assert full.objective is not None
     assert short.objective is not None
@@ -177,7 +177,7 @@ def test_a_search_that_is_cut_short_still_bounds_its_answer(seed: int, make: Cal
 @pytest.mark.parametrize("make", [random_problem, random_blocks])
 def test_progress_only_gets_better(make: Callable[..., Problem]) -> None:
     told: list[tuple[int | None, int]] = []
-    asked = make(5, num_ranks=8, num_calls=5, num_options=14)
+    asked = make(5, num_ranks=8, num_tasks=5, num_modes=14)
     result = solve(asked, Limits(), lambda makespan, bound: told.append((makespan, bound)))
     makespans = [makespan for makespan, _ in told if makespan is not None]
     assert makespans == sorted(makespans, reverse=True)
@@ -190,7 +190,7 @@ def test_progress_only_gets_better(make: Callable[..., Problem]) -> None:
 
 @pytest.mark.parametrize("make", [random_problem, random_blocks])
 def test_what_a_search_asks_of_the_solver_is_counted_and_the_same_again(make: Callable[..., Problem]) -> None:
-    asked, one, other = make(5, num_ranks=8, num_calls=5, num_options=14), Effort(), Effort()
+    asked, one, other = make(5, num_ranks=8, num_tasks=5, num_modes=14), Effort(), Effort()
     for effort in (one, other):
         solve(asked, Limits(), effort=effort)
     assert one == other
@@ -201,7 +201,7 @@ def test_what_a_search_asks_of_the_solver_is_counted_and_the_same_again(make: Ca
 def test_a_search_that_is_asked_to_stop_says_what_it_has(make: Callable[..., Problem]) -> None:
     stop = threading.Event()
     stop.set()
-    asked = make(5, num_ranks=8, num_calls=5, num_options=14)
+    asked = make(5, num_ranks=8, num_tasks=5, num_modes=14)
     best, found = solve(asked, Limits()), solve(asked, Limits(stop=stop))
     assert best.objective is not None
     assert found.bound <= best.objective

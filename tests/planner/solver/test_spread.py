@@ -1,4 +1,4 @@
-"""With work and memory spread over all ranks, every answer still has its place in the relaxation."""
+"""With work and memory spread over all ranks, every answer still has its resource in the relaxation."""
 
 from __future__ import annotations
 
@@ -8,50 +8,50 @@ import numpy as np
 import pytest
 
 from benchmarks.search.brute_force import best_makespan
-from meshwright.planner.solver.linear_relaxation import OptionMask, SpreadRelaxation
-from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem
+from meshwright.planner.solver.linear_relaxation import ModeMask, SpreadRelaxation
+from meshwright.planner.solver.problem import Mode, Problem, Resource, Run, Task
 from tests.planner.problems import everywhere, only, random_blocks
 from tests.seeds import seeds
 
 
-def every(problem: Problem) -> OptionMask:
-    return {call.name: np.ones(len(call.options), dtype=bool) for call in problem.calls}
+def every(problem: Problem) -> ModeMask:
+    return {task.name: np.ones(len(task.modes), dtype=bool) for task in problem.tasks}
 
 
 @seeds(4, all=30)
-def test_no_answer_ends_before_the_bound_of_any_of_its_options(seed: int) -> None:
-    problem = random_blocks(seed, num_ranks=4, num_calls=3, num_options=3)
+def test_no_answer_ends_before_the_bound_of_any_of_its_modes(seed: int) -> None:
+    problem = random_blocks(seed, num_ranks=4, num_tasks=3, num_modes=3)
     bounds = SpreadRelaxation(problem).bounds(every(problem))
-    for picks in product(*(range(len(call.options)) for call in problem.calls)):
+    for picks in product(*(range(len(task.modes)) for task in problem.tasks)):
         best = best_makespan(everywhere(only(problem, picks)))
         if best is not None:
             assert bounds is not None
             assert bounds.least <= best
-            assert all(bounds.each[c.name][i] <= best for c, i in zip(problem.calls, picks, strict=True))
+            assert all(bounds.each[c.name][i] <= best for c, i in zip(problem.tasks, picks, strict=True))
 
 
 @seeds(3, all=10)
-def test_options_that_were_left_out_come_back(seed: int) -> None:
-    problem = random_blocks(seed, num_ranks=4, num_calls=3, num_options=4)
+def test_modes_that_were_left_out_come_back(seed: int) -> None:
+    problem = random_blocks(seed, num_ranks=4, num_tasks=3, num_modes=4)
     again, once = SpreadRelaxation(problem), SpreadRelaxation(problem).bounds(every(problem))
-    again.bounds({call.name: np.arange(len(call.options)) == 0 for call in problem.calls})
+    again.bounds({task.name: np.arange(len(task.modes)) == 0 for task in problem.tasks})
     found = again.bounds(every(problem))
     assert (found is None) == (once is None)
     if found and once:
         assert found.least == once.least
 
 
-def test_memory_that_is_left_decides_how_fast_a_call_may_be() -> None:
+def test_memory_that_is_left_decides_how_fast_a_task_may_be() -> None:
     """Of 10 blocks a takes 8 on both ranks; b takes 2 ticks with 6 blocks, or 9 with none: a mix of a third and two
     thirds would fit."""
-    a = CallOptions("a", (Option(place=Place(0, 2, "P"), ticks=5, resident_units=8),))
-    fast = Option(place=Place(0, 2, "P"), ticks=2, resident_units=6)
-    slow = Option(place=Place(0, 2, "P"), ticks=9)
+    a = Task("a", (Mode(resource=Resource(0, 2, "P"), ticks=5, resident_units=8),))
+    fast = Mode(resource=Resource(0, 2, "P"), ticks=2, resident_units=6)
+    slow = Mode(resource=Resource(0, 2, "P"), ticks=9)
     problem = Problem(
         num_ranks=2,
         device_units=10,
-        calls=(a, CallOptions("b", (fast, slow))),
-        tasks=tuple(CallRun(name=name, call=name) for name in "ab"),
+        tasks=(a, Task("b", (fast, slow))),
+        activities=tuple(Run(name=name, task=name) for name in "ab"),
     )
     bounds = SpreadRelaxation(problem).bounds(every(problem))
     assert bounds is not None
