@@ -52,7 +52,7 @@ _SUM_MARGIN = 2
 
 
 OptionChoices: TypeAlias = Mapping[str, tuple[tuple[Ranks, Candidate], ...]]
-"""The pool and the candidate that each option of each call represents."""
+"""The pool and the candidate that each mode of each task represents."""
 
 _KnownTicks: TypeAlias = dict[tuple[Role, int, int, int, str, bool, int, bool], int]
 """Ticks of the transfers of a role's weights, by all that they depend on; see `Move`."""
@@ -60,9 +60,9 @@ _KnownTicks: TypeAlias = dict[tuple[Role, int, int, int, str, bool, int, bool], 
 
 @dataclass(frozen=True, kw_only=True)
 class Formulation:
-    """The problem, its units of time and memory, and the pool and candidate that each option represents.
+    """The problem, its units of time and memory, and the pool and candidate that each mode represents.
 
-    If stages may be placed anywhere, the pool of an option is the first one of its size.
+    If stages may be placed anywhere, the pool of a mode is the first one of its size.
     """
 
     problem: Problem
@@ -133,7 +133,7 @@ def formulate(
 ) -> Formulation:
     """Return the problem of one period, in which a stage waits for those that it reads from and that work on its step.
 
-    Stages may be placed anywhere, unless some pools are excluded or `by_pool` gives every pool options of its own.
+    Stages may be placed anywhere, unless some pools are excluded or `by_pool` gives every pool modes of its own.
     Without `ahead` all stages work on the same step.
     """
     graph, ahead = facts.graph, ahead or synchronous(facts.graph)
@@ -153,12 +153,12 @@ def formulate(
     unit_bytes = _unit_bytes(facts.cluster.num_ranks, choices)
     device_units = max_usable_bytes(facts.cluster) // unit_bytes
 
-    def option(ranks: Ranks, candidate: Candidate, is_shared: bool) -> Mode:
+    def mode(ranks: Ranks, candidate: Candidate, is_shared: bool) -> Mode:
         part = facts.cluster.part_of_pool(ranks.ranks)
-        return _option(tick, unit_bytes, ranks, candidate, part=part, is_shared=is_shared)
+        return _mode(tick, unit_bytes, ranks, candidate, part=part, is_shared=is_shared)
 
-    calls = (
-        *(Task(name, tuple(option(*pair, is_shareable[name]) for pair in pairs)) for name, pairs in choices.items()),
+    tasks = (
+        *(Task(name, tuple(mode(*pair, is_shareable[name]) for pair in pairs)) for name, pairs in choices.items()),
         *_missing_memory(facts.cluster, device_units, unit_bytes),
     )
     known_ticks: _KnownTicks = {}
@@ -169,7 +169,7 @@ def formulate(
     problem = Problem(
         num_ranks=facts.cluster.num_ranks,
         device_units=device_units,
-        tasks=calls,
+        tasks=tasks,
         activities=(*transfers, *(Run(name=name, task=name) for name in choices)),
         precedences=precedences(
             graph, handovers, ahead, tick, lambda handover: _may_stream(choices, handover), late=late
@@ -200,7 +200,7 @@ def _unit_bytes(num_ranks: int, choices: OptionChoices) -> int:
 
 
 def _missing_memory(cluster: AnyCluster, device_units: int, unit_bytes: int) -> Iterator[Task]:
-    """Yield calls that never run and hold, on each part of the cluster, the memory that its devices lack.
+    """Yield tasks that never run and hold, on each part of the cluster, the memory that its devices lack.
 
     The devices of a part are compared with the largest ones in the cluster.
     """
@@ -243,8 +243,8 @@ def _tick_seconds(frontiers: Sequence[Frontier], handovers: Sequence[StageTransf
     return float(10.0 ** max(digits, math.ceil(math.log10(max(slowest, step) * _SUM_MARGIN / MAX_SUM))))
 
 
-def _option(tick: float, unit_bytes: int, ranks: Ranks, candidate: Candidate, *, part: int, is_shared: bool) -> Mode:
-    """Build the option of one choice on one pool.
+def _mode(tick: float, unit_bytes: int, ranks: Ranks, candidate: Candidate, *, part: int, is_shared: bool) -> Mode:
+    """Build the mode of one choice on one pool.
 
     Weights that no other stage may share belong to the stage alone, and may be offloaded.
     """

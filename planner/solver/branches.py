@@ -16,7 +16,7 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.solver.linear_relaxation import ModeBounds, ModeMask, SpreadRelaxation
+from meshwright.planner.solver.linear_relaxation import LinearRelaxation, ModeBounds, ModeMask
 from meshwright.planner.solver.problem import Mode, Problem, Resource, Task, Transfer
 
 _MAX_MEAN_SHARE = 0.7
@@ -49,24 +49,26 @@ class Branch:
         return _restricted(self.problem, self.bounds.within(makespan))
 
 
-def branches(problem: Problem, makespan: int, in_time: Callable[[], bool]) -> list[Branch]:
+def branches(
+    problem: Problem, relaxation: LinearRelaxation, makespan: int, in_time: Callable[[], bool]
+) -> list[Branch]:
     """Return branches that together contain all answers with at most this makespan, sorted by their bound.
 
     The whole problem is one branch if branches would differ little or be too many, or once `in_time` returns False.
     """
-    spread = SpreadRelaxation(problem)
-    bounds_of_all = spread.bounds({task.name: np.ones(len(task.modes), dtype=bool) for task in problem.tasks})
+    bounds_of_all = relaxation.bounds({task.name: np.ones(len(task.modes), dtype=bool) for task in problem.tasks})
     if bounds_of_all is None or bounds_of_all.least > makespan:
         return []
     split, kept, memory_check = [], bounds_of_all.within(makespan), _MemoryCheck(problem)
-    deciding = min(problem.tasks, key=lambda task: int(kept[task.name].sum()))
+    num_kept = {name: int(mask.sum()) for name, mask in kept.items()}
+    deciding = min(problem.tasks, key=lambda task: (num_kept[task.name] == 1, num_kept[task.name]))
     likeliest = _likeliest(bounds_of_all.each[deciding.name], makespan)
     if len(likeliest) > _MAX_BRANCHES:
         return [Branch(problem, bounds_of_all)]
     for index in _evenly_spaced_first(likeliest):
         if not in_time():
             return [Branch(problem, bounds_of_all)]
-        bounds = spread.bounds(memory_check.beside(deciding, index, kept))
+        bounds = relaxation.bounds(memory_check.beside(deciding, index, kept))
         if bounds is not None and bounds.least <= makespan:
             split.append(Branch(problem, bounds))
         if len(split) == _NUM_TRIED and not _differ(split, makespan):

@@ -142,18 +142,18 @@ def coarsened(problem: Problem, *, parts: int, ticks: int, merge_ticks: int = 0)
 
 
 def fastest_few(problem: Problem) -> Problem:
-    """Return the problem with a few modes per task and number of ranks: the smallest, and fast ones of each size."""
+    """Return the problem with a few modes per task and rank range: the smallest, and fast ones of each size."""
 
     def few_modes(task: Task) -> tuple[Mode, ...]:
         chosen: set[Mode] = set()
-        by_size: dict[int, list[Mode]] = {}
+        by_ranks: dict[range, list[Mode]] = {}
         for mode in task.modes:
-            by_size.setdefault(mode.resource.num_ranks, []).append(mode)
-        for same_size in by_size.values():
-            chosen.add(min(same_size, key=_units_of))
+            by_ranks.setdefault(mode.resource.ranks, []).append(mode)
+        for on_ranks in by_ranks.values():
+            chosen.add(min(on_ranks, key=_units_of))
             for part in range(1, _MEMORY_LEVELS + 1):
                 within_part = [
-                    mode for mode in same_size if _units_of(mode) * _MEMORY_LEVELS <= problem.device_units * part
+                    mode for mode in on_ranks if _units_of(mode) * _MEMORY_LEVELS <= problem.device_units * part
                 ]
                 chosen.update(sorted(within_part, key=lambda mode: mode.ticks)[:1])
                 chosen.update(sorted(within_part, key=lambda mode: mode.ticks + mode.late_ticks)[:1])
@@ -165,7 +165,8 @@ def fastest_few(problem: Problem) -> Problem:
 def similar_to_coarse(problem: Problem, picked: Sequence[Mode], coarse: MergedLayouts) -> Problem:
     """Return the problem with the modes similar to those picked in the coarse problem.
 
-    Similar modes have the same number of ranks and, for tasks whose layout matters, the same representative resource.
+    Similar modes have as many ranks (the same ones, if ranks are fixed) and, for tasks whose layout matters, the same
+    representative resource.
     """
     tasks = []
     for task, mode in zip(problem.tasks, picked, strict=True):
@@ -176,7 +177,7 @@ def similar_to_coarse(problem: Problem, picked: Sequence[Mode], coarse: MergedLa
             if (
                 coarse.resource(task.name, o.resource) == resource
                 if is_tied
-                else o.resource.num_ranks == resource.num_ranks
+                else _rank_range(problem, o.resource) == _rank_range(problem, resource)
             )
         )
         tasks.append(Task(task.name, tuple(similar)))
@@ -219,10 +220,15 @@ def similar_to_picked(problem: Problem, picked: Mapping[str, Mode], names: Colle
 
     def similar(task: Task) -> tuple[Mode, ...]:
         resource = picked[task.name].resource
-        same_size = (mode for mode in task.modes if mode.resource.num_ranks == resource.num_ranks)
-        return tuple(mode for mode in same_size if task.name in names or mode.resource.layout == resource.layout)
+        on_ranks = (m for m in task.modes if _rank_range(problem, m.resource) == _rank_range(problem, resource))
+        return tuple(mode for mode in on_ranks if task.name in names or mode.resource.layout == resource.layout)
 
     return problem.with_tasks(tuple(Task(task.name, similar(task)) for task in problem.tasks))
+
+
+def _rank_range(problem: Problem, resource: Resource) -> range:
+    """Return the ranks of a resource if ranks are fixed, and otherwise the first ones of as many."""
+    return range(resource.num_ranks) if problem.anywhere else resource.ranks
 
 
 def _units_of(mode: Mode) -> int:

@@ -1,4 +1,4 @@
-"""The models for fixed ranks, deterministic runs of CP-SAT on a model, and makespans counted in coarse steps."""
+"""Deterministic runs of CP-SAT on a model, and makespans counted in coarse steps."""
 
 from __future__ import annotations
 
@@ -9,15 +9,7 @@ from typing import NamedTuple
 
 import ortools
 
-from meshwright.planner.solver import cp_model
-from meshwright.planner.solver.fixed_ranks_model import (
-    Variables,
-    add_choice_constraints,
-    add_memory_constraints,
-    add_time_constraints,
-    add_variables,
-)
-from meshwright.planner.solver.problem import MAX_SUM, Problem
+from meshwright.planner.solver.problem import MAX_SUM
 from meshwright.planner.solver.result import Effort, Limits, Progress
 
 _MIN_SECONDS = 0.01
@@ -45,28 +37,6 @@ class Solved:
     def is_proven(self) -> bool:
         """True if the answer is proven optimal, or it is proven that no answer exists."""
         return self.status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
-
-
-def fixed_ranks_makespan_model(problem: Problem) -> tuple[cp_model.CpModel, Variables]:
-    """Build the model with all constraints, which minimises the makespan."""
-    model = cp_model.CpModel()
-    x = add_variables(model, problem)
-    add_choice_constraints(model, problem, x)
-    add_time_constraints(model, problem, x)
-    add_memory_constraints(model, problem, x, problem.device_units)
-    model.minimize(x.times.makespan)
-    return model, x
-
-
-def fixed_ranks_memory_model(problem: Problem) -> tuple[cp_model.CpModel, Variables, cp_model.IntVar]:
-    """Build the model of the picked modes without times, which minimises the memory units of a device."""
-    model = cp_model.CpModel()
-    x = add_variables(model, problem)
-    device = model.new_int_var(0, MAX_SUM, "device")
-    add_choice_constraints(model, problem, x)
-    add_memory_constraints(model, problem, x, device)
-    model.minimize(device)
-    return model, x, device
 
 
 def run_cp_sat(

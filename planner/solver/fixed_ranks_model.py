@@ -29,27 +29,26 @@ Redundant, for a tighter bound
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 
-from meshwright.planner.solver import cp_model
+from meshwright.planner.solver.linear_relaxation import LinearRelaxation, ProgramRelaxation
+from meshwright.planner.solver.local_search import descent_from, descents
 from meshwright.planner.solver.lower_bounds import windows
-from meshwright.planner.solver.problem import MAX_SUM, Activity, Problem, Resource, Run, Task, Transfer
+from meshwright.planner.solver.model import (
+    ActivityVariables,
+    Incumbent,
+    add_activity_variables,
+    add_order_constraints,
+    modes_on,
+    resources,
+)
+from meshwright.planner.solver.problem import MAX_SUM, Mode, Problem, Resource, Run, Task, Transfer
 from meshwright.planner.solver.rank_ranges import Crossing, Swap, swaps
-
-
-@dataclass(frozen=True, kw_only=True)
-class ActivityVariables:
-    """The times of activities, by activity name."""
-
-    happens: Mapping[str, cp_model.IntVar]  # h[t]: transfer t takes time
-    start: Mapping[str, cp_model.IntVar]
-    ticks: Mapping[str, cp_model.IntVar]
-    end: Mapping[str, cp_model.IntVar]
-    makespan: cp_model.IntVar
+from meshwright.planner.solver.result import Limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +62,8 @@ class Variables:
     times: ActivityVariables
 
 
-def add_variables(model: cp_model.CpModel, problem: Problem) -> Variables:
-    """Add every variable of the problem, without the rules that connect them."""
+def add_variables(model: cp_model.CpModel, problem: Problem, latest: int) -> Variables:
+    """Add every variable of the problem, all times at most `latest`, without the rules that connect them."""
     return Variables(
         pick={
             (task.name, index): model.new_bool_var(f"x[{task.name},{index}]")
@@ -83,39 +82,8 @@ def add_variables(model: cp_model.CpModel, problem: Problem) -> Variables:
             for atom in range(len(problem.atoms))
         },
         shares=_shares(model, problem),
-        times=add_activity_variables(model, problem, problem.horizon),
+        times=add_activity_variables(model, problem, latest),
     )
-
-
-def add_activity_variables(model: cp_model.CpModel, problem: Problem, horizon: int) -> ActivityVariables:
-    """Add the times of activities, all at most `horizon`, without the rules that connect them.
-
-    Activities that take equally long whatever is picked share the variables of their ticks and of whether they happen.
-    """
-    representative, representatives = (
-        problem.lasts_like,
-        [activity for activity in problem.activities if problem.lasts_like[activity.name] == activity.name],
-    )
-    happens = {
-        activity.name: model.new_bool_var(f"h[{activity.name}]")
-        for activity in representatives
-        if isinstance(activity, Transfer)
-    }
-    ticks = {t.name: model.new_int_var(*_ticks_range(problem, t, horizon), f"ticks[{t.name}]") for t in representatives}
-    return ActivityVariables(
-        happens={t.name: happens[representative[t.name]] for t in problem.activities if isinstance(t, Transfer)},
-        start={
-            activity.name: model.new_int_var(0, horizon, f"start[{activity.name}]") for activity in problem.activities
-        },
-        ticks={activity.name: ticks[representative[activity.name]] for activity in problem.activities},
-        end={activity.name: model.new_int_var(0, horizon, f"end[{activity.name}]") for activity in problem.activities},
-        makespan=model.new_int_var(0, horizon, "makespan"),
-    )
-
-
-def resources(task: Task) -> tuple[Resource, ...]:
-    """Return the distinct resources of a task's modes."""
-    return tuple(dict.fromkeys(mode.resource for mode in task.modes))
 
 
 def _shares(model: cp_model.CpModel, problem: Problem) -> dict[tuple[str, Resource], cp_model.IntVar]:
@@ -126,13 +94,6 @@ def _shares(model: cp_model.CpModel, problem: Problem) -> dict[tuple[str, Resour
         for resource in resources(task)
         if any(resource in by_name[owner] for owner in problem.owners(task.name))
     }
-
-
-def _ticks_range(problem: Problem, activity: Activity, horizon: int) -> tuple[int, int]:
-    if isinstance(activity, Run):
-        ticks = [mode.ticks for mode in problem.modes(activity.task)]
-        return min(ticks), max(ticks)
-    return 0, min(horizon, max(activity.ticks.values(), default=0))
 
 
 def add_choice_constraints(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
@@ -154,35 +115,27 @@ def add_time_constraints(model: cp_model.CpModel, problem: Problem, x: Variables
     _work_fits_between_its_neighbours(model, problem, x)
 
 
-def add_order_constraints(
-    model: cp_model.CpModel, problem: Problem, pick: Mapping[tuple[str, int], cp_model.IntVar], times: ActivityVariables
-) -> None:
-    """Add the rules about when activities run that do not depend on their ranks."""
-    _an_activity_ends_after_its_ticks(model, problem, times)
-    _activities_wait_for_their_predecessors(model, problem, pick, times)
-    _later_periods_wait_for_this_one(model, problem, pick, times)
-
-
 def add_memory_constraints(
     model: cp_model.CpModel, problem: Problem, x: Variables, device: cp_model.LinearExprT
 ) -> None:
     """Require that on every atom the copies there and any one task's transient memory fit in `device` units."""
     shared = {(task.name, o.resource): o.shared_units for task in problem.tasks for o in task.modes}
     for atom, ranks in enumerate(problem.atoms):
-        resident = []
-        transient: dict[str, list[cp_model.LinearExprT]] = {}
+        resident = [
+            -shared[task, resource] * shares
+            for (task, resource), shares in x.shares.items()
+            if resource.first_rank <= ranks.start < resource.first_rank + resource.num_ranks
+        ]
+        transient = []
         for task in problem.tasks:
-            for index, mode in enumerate(task.modes):
-                if ranks.start in mode.resource.ranks:
-                    resident.append(mode.resident_units * x.pick[task.name, index])
-                    transient.setdefault(task.name, []).append(mode.transient_units * x.pick[task.name, index])
-            for resource in resources(task):
-                if ranks.start in resource.ranks and (task.name, resource) in x.shares:
-                    resident.append(-shared[task.name, resource] * x.shares[task.name, resource])
+            if over := problem.modes_over[task.name, atom]:
+                picks, modes = [x.pick[task.name, index] for index in over], [task.modes[index] for index in over]
+                resident.append(cp_model.LinearExpr.weighted_sum(picks, [mode.resident_units for mode in modes]))
+                transient.append(cp_model.LinearExpr.weighted_sum(picks, [mode.transient_units for mode in modes]))
         total_resident = model.new_int_var(0, MAX_SUM, f"resident[{atom}]")
         model.add(total_resident == sum(resident))
-        for terms in transient.values():
-            model.add(total_resident + sum(terms) <= device)
+        for units in transient:
+            model.add(total_resident + units <= device)
 
 
 def _one_mode_per_task(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
@@ -194,17 +147,16 @@ def _one_mode_per_task(model: cp_model.CpModel, problem: Problem, x: Variables) 
 def _a_resource_is_where_the_mode_is(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
     """A task is on a resource exactly if it picked a mode there."""
     for task in problem.tasks:
-        for resource in resources(task):
-            if (task.name, resource) in x.at:
-                picks = [x.pick[task.name, i] for i, mode in enumerate(task.modes) if mode.resource == resource]
-                model.add(sum(picks) == x.at[task.name, resource])
+        if task.name in problem.tied:
+            for resource, indices in modes_on(task).items():
+                model.add(sum(x.pick[task.name, index] for index in indices) == x.at[task.name, resource])
 
 
 def _atoms_are_covered_by_the_mode(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
     """A task covers an atom exactly if its mode's ranks contain it."""
     for task in problem.tasks:
-        for atom, ranks in enumerate(problem.atoms):
-            picks = [x.pick[task.name, i] for i, o in enumerate(task.modes) if ranks.start in o.resource.ranks]
+        for atom in range(len(problem.atoms)):
+            picks = [x.pick[task.name, index] for index in problem.modes_over[task.name, atom]]
             model.add(sum(picks) == x.covers[task.name, atom])
 
 
@@ -235,12 +187,18 @@ def _ranks_are_nested_or_disjoint(model: cp_model.CpModel, problem: Problem, x: 
 def _siblings_are_filled_from_the_left(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
     """The first task inside either of two interchangeable rank ranges is inside the left one."""
 
+    picks_on: dict[str, dict[range, list[cp_model.IntVar]]] = {task.name: {} for task in problem.tasks}
+    for task in problem.tasks:
+        for resource, indices in modes_on(task).items():
+            picks_on[task.name].setdefault(resource.ranks, []).extend(x.pick[task.name, index] for index in indices)
+
     def picks_inside(task: str, rank_range: range) -> list[cp_model.IntVar]:
-        return [
-            x.pick[task, index]
-            for index, mode in enumerate(problem.modes(task))
-            if rank_range.start <= mode.resource.ranks.start and mode.resource.ranks.stop <= rank_range.stop
-        ]
+        inside = (
+            picks
+            for ranks, picks in picks_on[task].items()
+            if rank_range.start <= ranks.start and ranks.stop <= rank_range.stop
+        )
+        return [pick for picks in inside for pick in picks]
 
     def order_siblings(swap: Swap) -> None:
         earlier: list[cp_model.IntVar] = []
@@ -312,51 +270,6 @@ def _any(model: cp_model.CpModel, terms: Sequence[cp_model.LinearExprT]) -> cp_m
     return is_any
 
 
-def _an_activity_ends_after_its_ticks(model: cp_model.CpModel, problem: Problem, times: ActivityVariables) -> None:
-    """An activity that started is not interrupted, and the makespan is no earlier than its end."""
-    for activity in problem.activities:
-        model.add(times.end[activity.name] == times.start[activity.name] + times.ticks[activity.name])
-        model.add(times.makespan >= times.end[activity.name])
-
-
-def _activities_wait_for_their_predecessors(
-    model: cp_model.CpModel, problem: Problem, pick: Mapping[tuple[str, int], cp_model.IntVar], times: ActivityVariables
-) -> None:
-    """An activity starts after its inputs have ended and been transferred, or earlier if they are streamed to it."""
-    task = problem.runs
-    for before, after, min_lag, streamed, late in problem.precedences:
-        lag = min_lag + _late_ticks(problem, pick, task[before]) if late else min_lag
-        if not streamed:
-            model.add(times.start[after] >= times.end[before] + lag)
-            continue
-        modes = problem.modes(task[after])
-        picks = [pick[task[after], index] for index in range(len(modes))]
-        early = cp_model.LinearExpr.weighted_sum(picks, [mode.early_ticks for mode in modes])
-        rest = cp_model.LinearExpr.weighted_sum(picks, [mode.ticks - mode.early_ticks for mode in modes])
-        model.add(times.start[after] + early >= times.end[before] + lag)
-        model.add(times.end[after] >= times.end[before] + lag + rest)  # redundant, for the bound
-        model.add(times.start[after] >= times.start[before])
-
-
-def _later_periods_wait_for_this_one(
-    model: cp_model.CpModel, problem: Problem, pick: Mapping[tuple[str, int], cp_model.IntVar], times: ActivityVariables
-) -> None:
-    """An activity starts after its inputs from earlier periods have arrived."""
-    task = problem.runs
-    for before, after, num_periods, lag, late in problem.carried:
-        arrival = times.end[before] + lag + (_late_ticks(problem, pick, task[before]) if late else 0)
-        model.add(num_periods * times.makespan + times.start[after] >= arrival)
-
-
-def _late_ticks(problem: Problem, pick: Mapping[tuple[str, int], cp_model.IntVar], task: str) -> cp_model.LinearExprT:
-    """Return the ticks after the end of a run until it has everything that it delivers late."""
-    late = [mode.late_ticks for mode in problem.modes(task)]
-    expression: cp_model.LinearExprT = cp_model.LinearExpr.weighted_sum(
-        [pick[task, index] for index in range(len(late))], late
-    )
-    return expression
-
-
 def _a_rank_does_one_activity_at_a_time(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
     """The activities that occupy an atom do not overlap in time."""
     for atom in range(len(problem.atoms)):
@@ -387,18 +300,79 @@ def _occupies(model: cp_model.CpModel, activity: Transfer, atom: int, x: Variabl
 def _work_fits_between_its_neighbours(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
     """Between two activities, an atom has time for all its work that must lie there; redundant, for a tighter bound."""
     run = problem.runs
-    for ranks in problem.atoms:
-        load = {task.name: _load(model, x, task, ranks) for task in problem.tasks}
+    for atom in range(len(problem.atoms)):
+        load = {task.name: _load(model, problem, x, task, atom) for task in problem.tasks}
         for window in windows(problem):
             opens = x.times.end[window.after] if window.after else 0
             closes = x.times.start[window.before] if window.before else x.times.makespan
             model.add(closes - opens >= sum(load[run[name]] for name in window.between if name in run))
 
 
-def _load(model: cp_model.CpModel, x: Variables, task: Task, ranks: range) -> cp_model.IntVar:
-    """Return a variable for the ticks of one run of a task on some ranks."""
-    ticks = [mode.ticks if ranks.start in mode.resource.ranks else 0 for mode in task.modes]
-    load = model.new_int_var(0, max(ticks), f"load[{task.name},{ranks.start}]")
-    picks = [x.pick[task.name, index] for index in range(len(ticks))]
+def _load(model: cp_model.CpModel, problem: Problem, x: Variables, task: Task, atom: int) -> cp_model.IntVar:
+    """Return a variable for the ticks of one run of a task on an atom."""
+    over = problem.modes_over[task.name, atom]
+    ticks = [task.modes[index].ticks for index in over]
+    load = model.new_int_var(0, max(ticks, default=0), f"load[{task.name},{atom}]")
+    picks = [x.pick[task.name, index] for index in over]
     model.add(cp_model.LinearExpr.weighted_sum(picks, ticks) == load)
     return load
+
+
+@dataclass(frozen=True)
+class FixedRanksProgram:
+    """The program of a problem in which every mode has its own ranks."""
+
+    cp: cp_model.CpModel
+    x: Variables
+
+    @property
+    def pick(self) -> Mapping[tuple[str, int], cp_model.IntVar]:
+        return self.x.pick
+
+    @property
+    def times(self) -> ActivityVariables:
+        return self.x.times
+
+    def first_ranks(self, _solver: cp_model.CpSolver, picked: Mapping[str, Mode]) -> dict[str, int]:
+        """Return the first rank of each task: that of its mode."""
+        return {name: mode.resource.first_rank for name, mode in picked.items()}
+
+
+class FixedRanksModel:
+    """The model of a problem in which every mode has its own ranks."""
+
+    def program(self, problem: Problem, latest: int) -> FixedRanksProgram:
+        """Return the program of all answers that end by the tick `latest`."""
+        cp = cp_model.CpModel()
+        x = add_variables(cp, problem, latest)
+        add_choice_constraints(cp, problem, x)
+        add_time_constraints(cp, problem, x)
+        add_memory_constraints(cp, problem, x, problem.device_units)
+        return FixedRanksProgram(cp, x)
+
+    def memory_program(self, problem: Problem) -> tuple[cp_model.CpModel, cp_model.IntVar]:
+        """Return the program of the picked modes without times, which minimises the memory units of a device."""
+        cp = cp_model.CpModel()
+        x = add_variables(cp, problem, problem.horizon)
+        device = cp.new_int_var(0, MAX_SUM, "device")
+        add_choice_constraints(cp, problem, x)
+        add_memory_constraints(cp, problem, x, device)
+        cp.minimize(device)
+        return cp, device
+
+    def relaxation(self, problem: Problem) -> LinearRelaxation:
+        """Return the linear relaxation of the program, which counts work and memory on every group of ranks."""
+        program = self.program(problem, problem.horizon)
+        picks = {
+            task.name: [program.pick[task.name, index].index for index in range(len(task.modes))]
+            for task in problem.tasks
+        }
+        return ProgramRelaxation(program.cp, picks, program.times.makespan.index)
+
+    def local_search(self, problem: Problem, limits: Limits) -> Iterator[Incumbent]:
+        """Yield better and better answers of descents from the fastest, the smallest and random modes."""
+        return descents(problem, limits)
+
+    def polished(self, problem: Problem, modes: tuple[Mode, ...]) -> Incumbent | None:
+        """Return the answer at which a descent from these modes ends, or None if it does not fit in memory."""
+        return descent_from(problem, modes)

@@ -29,7 +29,7 @@ _NO_LAG = -(2**61)
 
 
 class Durations(NamedTuple):
-    """Durations of the activities in several choices, each [choices, activities].
+    """Durations of the activities in several choices, each [activities, choices].
 
     `ticks` are durations, `early` the ticks by which an activity may start before the end of an activity that streams
     to it, `late` the ticks from its end until its late output is complete, and `tails` the ticks from its start to the
@@ -42,7 +42,7 @@ class Durations(NamedTuple):
 
     def where(self, kept: NDArray[np.bool_]) -> Durations:
         """Select some of the choices."""
-        return Durations(*(amounts[kept] for amounts in self))
+        return Durations(*(amounts[:, kept] for amounts in self))
 
 
 class Timetable:
@@ -60,6 +60,8 @@ class Timetable:
         self._early = [_column([mode.early_ticks for mode in one.modes]) for one in problem.tasks]
         self._late = [_column([mode.late_ticks for mode in one.modes]) for one in problem.tasks]
         self._activities = problem.activities
+        self._atoms = _column([ranks.start for ranks in problem.atoms])
+        self._covers = [_covers(one.modes, self._atoms).T for one in problem.tasks]
         self._ends = [
             (task[t.task], task[t.task]) if isinstance(t, Run) else (task[t.source], task[t.target])
             for t in problem.activities
@@ -80,6 +82,15 @@ class Timetable:
             if late:
                 self._late_lags[before, after] = max(lag, self._late_lags[before, after])
         self._streams = self._lags[True] > _NO_LAG
+        self._is_streamed = bool(self._streams.any())
+        self._waits_after = [
+            [(after, lag, streamed, late) for before, after, lag, streamed, late in self._waits if before == index]
+            for index in range(len(activity))
+        ]
+        self._delivers_late = [
+            any(before == index and late for before, *_, late in (*self._waits, *self._carried))
+            for index in range(len(activity))
+        ]
         self._is_late = bool((self._late_lags > _NO_LAG).any())
 
     def _pairs(self, problem: Problem) -> list[tuple[int, int, list[tuple[int, int]]]]:
@@ -102,53 +113,47 @@ class Timetable:
         return is_shared
 
     def durations(self, columns: Columns) -> Durations:
-        """Return the durations of the activities, [choices, activities]."""
-        ticks: list[Array] = []
-        for activity, representative in enumerate(self._representative):
-            ticks.append(
-                ticks[representative] if representative < activity else self._activity_ticks(activity, columns)
-            )
-        runs = [isinstance(activity, Run) for activity in self._activities]
-        early, late = (
-            [
-                amounts[task][columns[task]] if is_run else np.zeros(1, dtype=np.int64)
-                for is_run, (task, _) in zip(runs, self._ends, strict=True)
-            ]
-            for amounts in (self._early, self._late)
-        )
-        tails = list(ticks)
-        for activity in reversed(self._order):
-            for before, after, lag, streamed, is_late in self._waits:
-                if before == activity:
-                    wait = ticks[activity] + lag + late[activity] * is_late
-                    wait = np.maximum(0, wait - early[after]) if streamed else wait
-                    tails[activity] = np.maximum(tails[activity], wait + tails[after])
-        size = max(len(column) for column in columns)
-        return Durations(*(_stacked(amounts, size) for amounts in (ticks, early, late, tails)))
+        """Return the durations of the activities, [activities, choices]."""
+        shape = len(self._activities), max(len(column) for column in columns)
+        ticks, early, late = (np.zeros(shape, dtype=np.int64) for _ in range(3))
+        for index, representative in enumerate(self._representative):
+            ticks[index] = ticks[representative] if representative < index else self._activity_ticks(index, columns)
+            if isinstance(self._activities[index], Run):
+                task, _ = self._ends[index]
+                if self._streams[:, index].any():
+                    early[index] = self._early[task][columns[task]]
+                if self._delivers_late[index]:
+                    late[index] = self._late[task][columns[task]]
+        tails = ticks.copy()
+        for index in reversed(self._order):
+            for after, lag, streamed, is_late in self._waits_after[index]:
+                wait = ticks[index] + (late[index] + lag if is_late else lag)
+                if streamed:
+                    wait = np.maximum(0, wait - early[after])
+                np.maximum(tails[index], wait + tails[after], out=tails[index])
+        return Durations(ticks, early, late, tails)
 
     def schedule(self, columns: Columns, lasts: Durations) -> Array:
-        """Return the end of each activity, [choices, activities]."""
-        choices, meets = np.arange(len(lasts.ticks)), self._conflicts(columns, lasts)
+        """Return the end of each activity, [activities, choices]."""
+        choices, meets = np.arange(lasts.ticks.shape[1]), self._conflicts(columns, lasts)
         begins, ends = np.zeros_like(lasts.ticks), np.zeros_like(lasts.ticks)
-        waits = np.tile(self._counts.sum(axis=0), (len(choices), 1))
+        waits = np.repeat(self._counts.sum(axis=0)[:, np.newaxis], len(choices), axis=1)
         for _ in self._activities:
             ready = np.where(waits == 0, begins, _AFTER_ALL)
-            start = ready.min(axis=1)
-            activity = np.where(ready == start[:, np.newaxis], lasts.tails, -1).argmax(axis=1)
-            end = start + lasts.ticks[choices, activity]
-            ends[choices, activity] = end
-            waits -= self._counts[activity]
-            waits[choices, activity] = -1
-            start, end = start[:, np.newaxis], end[:, np.newaxis]
-            begins = np.maximum(begins, np.where(meets[choices, activity], end, 0))
-            begins = np.maximum(begins, end + self._lags[False][activity])
+            start = ready.min(axis=0)
+            activity = np.where(ready == start, lasts.tails, -1).argmax(axis=0)
+            end = start + lasts.ticks[activity, choices]
+            ends[activity, choices] = end
+            waits -= self._counts.T[:, activity]
+            waits[activity, choices] = -1
+            np.maximum(begins, np.where(meets[:, activity, choices], end, 0), out=begins)
+            np.maximum(begins, end + self._lags[False].T[:, activity], out=begins)
             if self._is_late:
-                begins = np.maximum(
-                    begins, end + lasts.late[choices, activity][:, np.newaxis] + self._late_lags[activity]
-                )
-            if self._streams.any():
-                streamed = np.maximum(start, end + self._lags[True][activity] - lasts.early)
-                begins = np.maximum(begins, np.where(self._streams[activity], streamed, 0))
+                late_end = end + lasts.late[activity, choices]
+                np.maximum(begins, late_end + self._late_lags.T[:, activity], out=begins)
+            if self._is_streamed:
+                streamed = np.maximum(start, end + self._lags[True].T[:, activity] - lasts.early)
+                np.maximum(begins, np.where(self._streams.T[:, activity], streamed, 0), out=begins)
         return ends
 
     def makespans(self, columns: Columns, lasts: Durations) -> Array:
@@ -158,12 +163,12 @@ class Timetable:
         chain that starts with its reader could move to the end of the period. If the reader precedes the sender on the
         same ranks, it cannot move, and the period is long enough for the precedence."""
         ends = self.schedule(columns, lasts)
-        makespans: Array = ends.max(axis=1)
+        makespans: Array = ends.max(axis=0)
         for before, after, periods, lag, is_late in self._carried:
-            delivered = ends[:, before] + lag + lasts.late[:, before] * is_late
-            with_moved_reader = -(-(delivered + lasts.tails[:, after]) // (periods + 1))
-            starts = ends[:, after] - lasts.ticks[:, after]
-            reader_precedes = self._share_ranks(columns, before, after) & (ends[:, after] <= ends[:, before])
+            delivered = ends[before] + lag + lasts.late[before] * is_late
+            with_moved_reader = -(-(delivered + lasts.tails[after]) // (periods + 1))
+            starts = ends[after] - lasts.ticks[after]
+            reader_precedes = self._share_ranks(columns, before, after) & (ends[after] <= ends[before])
             makespans = np.maximum(
                 makespans, np.where(reader_precedes, -(-(delivered - starts) // periods), with_moved_reader)
             )
@@ -177,14 +182,21 @@ class Timetable:
             sum(self._crossing.common[range_numbers[here], range_numbers[there]] for here, there in pairs) > 0
         )
 
+    def least_makespans(self, columns: Columns, lasts: Durations) -> Array:
+        """Return a lower bound on each makespan, [choices]: the longest chain, and the runs on the busiest ranks."""
+        load = np.zeros((len(self._atoms), lasts.ticks.shape[1]), dtype=np.int64)
+        for index, activity in enumerate(self._activities):
+            if isinstance(activity, Run):
+                task, _ = self._ends[index]
+                load += self._covers[task][:, columns[task]] * lasts.ticks[index]
+        least: Array = np.maximum(lasts.tails.max(axis=0), load.max(axis=0))
+        return least
+
     def work(self, columns: Columns, lasts: Durations) -> Array:
         """Return ticks x ranks, [choices]."""
         return sum(
-            (
-                lasts.ticks[:, activity] * self._num_ranks(activity, columns)
-                for activity in range(len(self._activities))
-            ),
-            start=np.zeros(len(lasts.ticks), dtype=np.int64),
+            (lasts.ticks[activity] * self._num_ranks(activity, columns) for activity in range(len(self._activities))),
+            start=np.zeros(lasts.ticks.shape[1], dtype=np.int64),
         )
 
     def _activity_ticks(self, activity: int, columns: Columns) -> Array:
@@ -223,16 +235,16 @@ class Timetable:
         return (target,) if one.occupies == "target" else (source, target)
 
     def _conflicts(self, columns: Columns, lasts: Durations) -> NDArray[np.bool_]:
-        """Return True for two activities without a precedence that must not overlap, [choices, activities, activities].
+        """Return True for two activities without a precedence that must not overlap, [activities, activities, choices].
 
         An activity that takes no time occupies no ranks.
         """
         num_activities, happens = len(self._activities), lasts.ticks > 0
-        conflicts = np.zeros((len(lasts.ticks), num_activities, num_activities), dtype=bool)
+        conflicts = np.zeros((num_activities, *lasts.ticks.shape), dtype=bool)
         range_numbers = [self._crossing.numbers[task][column] for task, column in enumerate(columns)]
         for one, other, ends in self._unordered:
             common = sum(self._crossing.common[range_numbers[here], range_numbers[there]] for here, there in ends)
-            conflicts[:, one, other] = conflicts[:, other, one] = happens[:, one] & happens[:, other] & (common > 0)
+            conflicts[one, other] = conflicts[other, one] = happens[one] & happens[other] & (common > 0)
         return conflicts
 
     def _num_ranks(self, activity: int, columns: Columns) -> Array:
@@ -243,8 +255,12 @@ class Timetable:
         return ranks + common[other[0], other[0]] - common[one, other[0]] if other else ranks
 
 
-def _stacked(amounts: Sequence[Array], size: int) -> Array:
-    return np.stack([np.broadcast_to(one, size) for one in amounts], axis=1)
+def _covers(modes: Sequence[Mode], atoms: Array) -> NDArray[np.bool_]:
+    """Return True if the ranks of a mode contain an atom, [modes, atoms]."""
+    start = _column([mode.resource.ranks.start for mode in modes])[:, np.newaxis]
+    stop = _column([mode.resource.ranks.stop for mode in modes])[:, np.newaxis]
+    covers: NDArray[np.bool_] = (start <= atoms) & (atoms < stop)
+    return covers
 
 
 def _column(amounts: Sequence[int]) -> Array:
@@ -277,9 +293,6 @@ class Score(NamedTuple):
 Picks = tuple[int, ...]
 """The index of a mode for each task, in the order of the tasks."""
 
-Neighbours = Sequence[Sequence[int]]
-"""Indices of some modes for each task."""
-
 
 class _Table(NamedTuple):
     """The memory units of each mode of a task on each atom, [modes, atoms]."""
@@ -305,44 +318,51 @@ class Greedy:
 
     def score(self, picks: Picks) -> Score:
         """Return the score of a choice."""
-        columns = _columns(picks)
-        excess, lasts = self._excess(columns), self._timetable.durations(columns)
-        makespan, work = self._timetable.makespans(columns, lasts), self._timetable.work(columns, lasts)
-        return Score(int(excess[0]), int(makespan[0]), int(work[0]))
+        return Score(*self.scores(np.array([picks]))[0].tolist())
 
-    def best_change(self, picks: Picks, score: Score, tasks: Sequence[int], near: Neighbours) -> tuple[Picks, Score]:
-        """Return the best choice that differs only in these tasks, with their modes from `near`, and its score; the
-        first of equals.
-
-        The given choice and score are returned if no change is better.
-        """
-        columns = _columns(picks)
-        for task, column in zip(tasks, np.meshgrid(*near, indexing="ij"), strict=True):
-            columns[task] = column.ravel()
-        excess = self._excess(columns)
-        min_excess = int(excess.min())
-        if min_excess > score.excess_units:
-            return picks, score
-        columns = _selected(columns, excess == min_excess)
+    def scores(self, picks: Array) -> Array:
+        """Return the scores of choices, one a row as in `Score`, [choices, 3]; `picks` are [choices, tasks]."""
+        columns = list(picks.T)
         lasts = self._timetable.durations(columns)
-        if min_excess == score.excess_units:
-            is_possible = lasts.tails.max(axis=1) <= score.makespan
-            if not is_possible.any():
-                return picks, score
-            columns, lasts = _selected(columns, is_possible), lasts.where(is_possible)
         makespans, work = self._timetable.makespans(columns, lasts), self._timetable.work(columns, lasts)
-        best = np.lexsort((work, makespans))[0]
-        best_score = Score(min_excess, int(makespans[best]), int(work[best]))
-        if best_score >= score:
-            return picks, score
-        return tuple(int(column[best % len(column)]) for column in columns), best_score
+        return np.stack([self._excess(columns), makespans, work], axis=1)
+
+    def best_changes(self, picks: Array, scores: Array, task: int) -> tuple[Array, Array]:
+        """Return for each choice the best one that differs only in the mode of this task, and its score.
+
+        Of equally good ones it is the first, and if none is better the choice itself. `picks` are [choices, tasks],
+        `scores` as in `scores`.
+        """
+        num_modes = len(self.modes[task])
+        origin = np.repeat(np.arange(len(picks)), num_modes)
+        changed = picks[origin]
+        changed[:, task] = np.tile(np.arange(num_modes), len(picks))
+        excess = self._excess(list(changed.T))
+        least = np.minimum(excess.reshape(len(picks), num_modes).min(axis=1), scores[:, 0])
+        fits = excess == least[origin]
+        origin, changed, excess = origin[fits], changed[fits], excess[fits]
+        lasts = self._timetable.durations(list(changed.T))
+        least_makespans = self._timetable.least_makespans(list(changed.T), lasts)
+        may_win = (excess < scores[origin, 0]) | (least_makespans <= scores[origin, 1])
+        origin, changed, excess, lasts = origin[may_win], changed[may_win], excess[may_win], lasts.where(may_win)
+        if not len(changed):
+            return picks, scores
+        columns = list(changed.T)
+        makespans, work = self._timetable.makespans(columns, lasts), self._timetable.work(columns, lasts)
+        new_scores = np.stack([excess, makespans, work], axis=1)
+        _, first = np.unique(origin[order := np.lexsort((work, makespans, origin))], return_index=True)
+        best = order[first]
+        better = best[_is_less(new_scores[best], scores[origin[best]])]
+        picks, scores = picks.copy(), scores.copy()
+        picks[origin[better]], scores[origin[better]] = changed[better], new_scores[better]
+        return picks, scores
 
     def timed_period(self, picks: Picks) -> TimedPeriod:
         """Return the shortest period in the order of the greedy schedule."""
         columns = _columns(picks)
         lasts = self._timetable.durations(columns)
         ends = self._timetable.schedule(columns, lasts)
-        starts = dict(zip(self._activities, (ends - lasts.ticks)[0].tolist(), strict=True))
+        starts = dict(zip(self._activities, (ends - lasts.ticks)[:, 0].tolist(), strict=True))
         if not self._problem.carried:
             return TimedPeriod(int(ends.max()), starts)
         position = {name: index for index, name in enumerate(self._problem.order)}
@@ -359,9 +379,7 @@ class Greedy:
         return tuple(task_modes.index(mode) for task_modes, mode in zip(self.modes, modes, strict=True))
 
     def _table(self, modes: Sequence[Mode]) -> _Table:
-        start = np.array([mode.resource.ranks.start for mode in modes])
-        stop = np.array([mode.resource.ranks.stop for mode in modes])
-        is_covered = (start[:, np.newaxis] <= self._atoms) & (self._atoms < stop[:, np.newaxis])
+        is_covered = _covers(modes, self._atoms)
 
         def per_atom(amounts: Iterable[int]) -> Array:
             return is_covered * np.array(list(amounts), dtype=np.int64)[:, np.newaxis]
@@ -388,6 +406,9 @@ def _columns(picks: Picks) -> list[Array]:
     return [np.array([index], dtype=np.int64) for index in picks]
 
 
-def _selected(columns: Columns, mask: NDArray[np.bool_]) -> list[Array]:
-    """Select some of the choices; a column that is the same for all choices stays."""
-    return [column[mask] if len(column) == len(mask) else column for column in columns]
+def _is_less(ones: Array, others: Array) -> NDArray[np.bool_]:
+    """Return True for each row that comes before the other one in lexicographic order."""
+    is_less = np.zeros(len(ones), dtype=bool)
+    for one, other in zip(ones.T[::-1], others.T[::-1], strict=True):
+        is_less = (one < other) | ((one == other) & is_less)
+    return is_less

@@ -7,13 +7,13 @@ tasks mix their modes, and spreads work and memory over all ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from ortools.linear_solver import pywraplp
+from ortools.linear_solver import linear_solver_pb2, pywraplp
 
 from meshwright.planner.solver import cp_model
 from meshwright.planner.solver.lower_bounds import windows
@@ -28,117 +28,11 @@ BOUND_MARGIN = 1e-5
 _CONCLUSIVE = (pywraplp.Solver.OPTIMAL, pywraplp.Solver.INFEASIBLE)
 """GLOP's conclusive statuses."""
 
-GLOP_PARAMETERS = ("", "use_preprocessing: false")
+_GLOP_PARAMETERS = ("", "use_preprocessing: false")
 """Parameters with which GLOP is tried in order; the second set is for numerical trouble."""
 
-_WARM_START = ("use_preprocessing: false use_dual_simplex: true", *GLOP_PARAMETERS)
+_WARM_START = ("use_preprocessing: false use_dual_simplex: true", *_GLOP_PARAMETERS)
 """Parameters for a warm start from the last optimum, which is close if only bounds of variables have changed."""
-
-
-@dataclass(frozen=True)
-class RelaxationOptimum:
-    """The optimum, and the value and reduced cost of each variable by its index."""
-
-    optimum: float
-    values: Sequence[float]
-    reduced_costs: Sequence[float]
-
-    @property
-    def bound(self) -> int:
-        """A lower bound on every integer answer."""
-        return math.ceil(self.optimum * (1 - BOUND_MARGIN) - BOUND_MARGIN)
-
-    def bound_with(self, variable: int) -> int:
-        """Return a lower bound on every integer answer in which the variable is 1."""
-        rest = max(0.0, self.reduced_costs[variable]) * (1 - self.values[variable])
-        return math.ceil((self.optimum + rest) * (1 - BOUND_MARGIN) - BOUND_MARGIN)
-
-
-class Relaxation:
-    """The linear program of a model, minimising one of its variables."""
-
-    def __init__(self, model: cp_model.CpModel, objective: cp_model.IntVar) -> None:
-        self._solver = pywraplp.Solver.CreateSolver("GLOP")
-        self._variables = [
-            self._solver.NumVar(*_range(variable.domain), f"v{index}")
-            for index, variable in enumerate(model.proto.variables)
-        ]
-        for constraint in model.proto.constraints:
-            if constraint.has_exactly_one():
-                picks = constraint.exactly_one.literals
-                self._add(1, 1, picks, [1] * len(picks))
-                # A variable at an upper bound of its own makes the reduced costs of the others less informative.
-                self._set_upper_bound(picks, math.inf)
-            elif constraint.has_linear() and not len(constraint.enforcement_literal):
-                self._add(*_range(constraint.linear.domain), constraint.linear.vars, constraint.linear.coeffs)
-        self._solver.Objective().SetCoefficient(self._variables[objective.index], 1)
-        self._solver.Objective().SetMinimization()
-        self._forbidden: set[int] = set()
-
-    def solve(self, most: float = math.inf) -> RelaxationOptimum | None:
-        """Return the optimum, or None if it exceeds `most`; if GLOP gives up, the bound is 0."""
-        status = solve_with_glop(self._solver, _WARM_START)
-        if status == pywraplp.Solver.INFEASIBLE:
-            return None
-        if status != pywraplp.Solver.OPTIMAL:
-            return RelaxationOptimum(
-                optimum=0.0, values=[0.0] * len(self._variables), reduced_costs=[0.0] * len(self._variables)
-            )
-        optimum = self._solver.Objective().Value()
-        if RelaxationOptimum(optimum, (), ()).bound > most:  # reading all values takes as long as solving
-            return None
-        return RelaxationOptimum(
-            optimum=optimum,
-            values=[variable.solution_value() for variable in self._variables],
-            reduced_costs=[variable.reduced_cost() for variable in self._variables],
-        )
-
-    def solve_with_one_of(
-        self, group: Collection[int], others: Collection[int], most: float = math.inf
-    ) -> RelaxationOptimum | None:
-        """Return the optimum if the variables in `others` but not in `group` are 0; None if it exceeds `most`.
-
-        `others` are the variables of a constraint that exactly one of them is 1, those in `group` included.
-        """
-        excluded = set(others) - set(group) - self._forbidden
-        self._set_upper_bound(excluded, 0)
-        relaxed = self.solve(most)
-        self._set_upper_bound(excluded, math.inf)
-        return relaxed
-
-    def forbid(self, variable: int) -> None:
-        """Fix the variable to 0 from now on."""
-        self._forbidden.add(variable)
-        self._set_upper_bound([variable], 0)
-
-    def _set_upper_bound(self, variables: Iterable[int], most: float) -> None:
-        for index in variables:
-            self._variables[index].SetUb(most)
-
-    def _add(self, low: float, high: float, variables: Sequence[int], coefficients: Sequence[int]) -> None:
-        sums: dict[int, int] = {}
-        for variable, coefficient in zip(variables, coefficients, strict=True):
-            sums[variable] = sums.get(variable, 0) + coefficient
-        constraint = self._solver.Constraint(low, high)
-        for variable, coefficient in sums.items():
-            constraint.SetCoefficient(self._variables[variable], coefficient)
-
-
-def solve_with_glop(solver: pywraplp.Solver, ways: Sequence[str]) -> int:
-    """Solve with the first parameters with which GLOP does not give up, and return its status."""
-    status = int(pywraplp.Solver.NOT_SOLVED)
-    for parameters in ways:
-        solver.SetSolverSpecificParametersAsString(parameters)
-        status = int(solver.Solve())
-        if status in _CONCLUSIVE:
-            break
-    return status
-
-
-def _range(domain: Sequence[int]) -> tuple[float, float]:
-    """Return the ends of a domain as floats, with values beyond `_UNBOUNDED` as infinity."""
-    low, *_, high = domain
-    return (-math.inf if low < -_UNBOUNDED else low), (math.inf if high > _UNBOUNDED else high)
 
 
 ModeMask: TypeAlias = Mapping[str, NDArray[np.bool_]]
@@ -160,21 +54,112 @@ class ModeBounds:
         return {name: bounds <= makespan for name, bounds in self.each.items()}
 
 
-class SpreadRelaxation:
-    """The linear program of a problem in which tasks mix their modes and work and memory spread over all ranks.
+class LinearRelaxation(Protocol):
+    """A linear program that bounds the answers of a problem with part of its modes."""
 
-    It is solved again and again, each time for part of the modes.
-    """
+    def bounds(self, kept: ModeMask) -> ModeBounds | None:
+        """Return the bounds on answers with the modes that are kept, or None if there is no answer."""
+        ...
+
+
+class _LinearProgram:
+    """A linear program that minimises one variable, under construction."""
+
+    def __init__(self) -> None:
+        self._proto = linear_solver_pb2.MPModelProto()
+
+    def variable(self, low: float, high: float, *, is_minimised: bool = False) -> int:
+        """Add a variable and return its index."""
+        self._proto.variable.add(lower_bound=low, upper_bound=high, objective_coefficient=float(is_minimised))
+        return len(self._proto.variable) - 1
+
+    def constrain(self, low: float, high: float, variables: Sequence[int], coefficients: Sequence[float]) -> None:
+        """Add a constraint on a weighted sum; a variable that occurs twice counts twice."""
+        if len(set(variables)) < len(variables):
+            sums: dict[int, float] = {}
+            for variable, coefficient in zip(variables, coefficients, strict=True):
+                sums[variable] = sums.get(variable, 0) + coefficient
+            variables, coefficients = list(sums), list(sums.values())
+        constraint = self._proto.constraint.add(lower_bound=low, upper_bound=high)
+        constraint.var_index.extend(variables)
+        constraint.coefficient.extend(coefficients)
+
+    def loaded(self) -> pywraplp.Solver:
+        """Return the program in GLOP."""
+        solver = pywraplp.Solver.CreateSolver("GLOP")
+        solver.LoadModelFromProto(self._proto)
+        return solver
+
+
+class _ModeRelaxation:
+    """A linear program that is solved again and again, each time for part of the modes."""
+
+    def __init__(
+        self,
+        solver: pywraplp.Solver,
+        picks: Mapping[str, Sequence[int]],
+        upper_bound: float,
+        parameter_sets: Sequence[str],
+    ) -> None:
+        """Take a program in GLOP; the variable of a mode is at most `upper_bound`, and 0 if the mode is left out."""
+        variables = solver.variables()
+        self._solver, self._upper_bound, self._parameter_sets = solver, upper_bound, parameter_sets
+        self._picks = {name: [variables[index] for index in indices] for name, indices in picks.items()}
+        self._remaining = {name: np.ones(len(indices), dtype=bool) for name, indices in picks.items()}
+
+    def bounds(self, kept: ModeMask) -> ModeBounds | None:
+        """Return the bounds on answers with the modes that are kept, 0 if GLOP gives up, or None without an answer."""
+        for name, picks in self._picks.items():
+            for index in np.flatnonzero(self._remaining[name] != kept[name]).tolist():
+                picks[index].SetUb(self._upper_bound if kept[name][index] else 0.0)
+            self._remaining[name] = np.asarray(kept[name])
+        if not all(mask.any() for mask in self._remaining.values()):
+            return None
+        status = _solve_with_glop(self._solver, self._parameter_sets)
+        if status == pywraplp.Solver.INFEASIBLE:
+            return None
+        optimum = float(self._solver.Objective().Value()) if status == pywraplp.Solver.OPTIMAL else 0.0
+        each = {}
+        for name, mask in self._remaining.items():
+            each[name] = np.full(len(mask), np.inf)
+            indices = np.flatnonzero(mask).tolist()
+            costs = [self._picks[name][index].reduced_cost() if optimum else 0.0 for index in indices]
+            rounded = np.ceil((optimum + np.maximum(0.0, costs)) * (1 - BOUND_MARGIN) - BOUND_MARGIN)
+            each[name][indices] = rounded
+        return ModeBounds(max(0, math.ceil(optimum * (1 - BOUND_MARGIN) - BOUND_MARGIN)), each)
+
+
+class ProgramRelaxation(_ModeRelaxation):
+    """The linear program of an integer program, without integrality and conditional constraints."""
+
+    def __init__(self, model: cp_model.CpModel, picks: Mapping[str, Sequence[int]], makespan: int) -> None:
+        """Build the program; `picks` has for each task the variables of its modes, `makespan` is what is minimised."""
+        program = _LinearProgram()
+        # A mode at an upper bound of its own makes the reduced costs of the others less informative.
+        all_picks = {index for indices in picks.values() for index in indices}
+        for index, variable in enumerate(model.proto.variables):
+            low, high = _range(variable.domain)
+            program.variable(low, math.inf if index in all_picks else high, is_minimised=index == makespan)
+        for constraint in model.proto.constraints:
+            if constraint.has_exactly_one():
+                literals = list(constraint.exactly_one.literals)
+                program.constrain(1, 1, literals, [1] * len(literals))
+            elif constraint.has_linear() and not len(constraint.enforcement_literal):
+                linear = constraint.linear
+                program.constrain(*_range(linear.domain), list(linear.vars), list(linear.coeffs))
+        super().__init__(program.loaded(), picks, math.inf, _WARM_START)
+
+
+class SpreadRelaxation(_ModeRelaxation):
+    """The linear program of a problem in which tasks mix their modes and work and memory spread over all ranks."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._solver = pywraplp.Solver.CreateSolver("GLOP")
-        self._infinity = self._solver.infinity()
-        self._pick = {c.name: [self._solver.NumVar(0, 1, "") for _ in c.modes] for c in problem.tasks}
-        self._remaining = {c.name: np.ones(len(c.modes), dtype=bool) for c in problem.tasks}
-        self._makespan = self._solver.NumVar(0, self._infinity, "")
-        self._start = {name: self._solver.NumVar(0, self._infinity, "") for name in problem.order}
-        self._end = {name: self._solver.NumVar(0, self._infinity, "") for name in problem.order}
+        self._program = _LinearProgram()
+        self._pick = {c.name: [self._program.variable(0, 1) for _ in c.modes] for c in problem.tasks}
+        self._makespan = self._program.variable(0, math.inf, is_minimised=True)
+        self._start = {name: self._program.variable(0, math.inf) for name in problem.order}
+        self._end = {name: self._program.variable(0, math.inf) for name in problem.order}
         self._task_of_run = problem.runs
         self._ticks = {c.name: [float(o.ticks) for o in c.modes] for c in problem.tasks}
         self._work = {c.name: [self._share(o) * o.ticks for o in c.modes] for c in problem.tasks}
@@ -183,30 +168,7 @@ class SpreadRelaxation:
         self._set_order()
         self._set_work()
         self._set_memory()
-        self._solver.Objective().SetCoefficient(self._makespan, 1)
-        self._solver.Objective().SetMinimization()
-
-    def bounds(self, kept: ModeMask) -> ModeBounds | None:
-        """Return the bounds on answers with the modes that are kept, or None if there is no answer."""
-        for name, picks in self._pick.items():
-            for index in np.flatnonzero(self._remaining[name] != kept[name]).tolist():
-                picks[index].SetUb(float(kept[name][index]))
-            self._remaining[name] = np.asarray(kept[name])
-        if not all(mask.any() for mask in self._remaining.values()) or (optimum := self._solved()) is None:
-            return None
-        each = {}
-        for name, picks in self._pick.items():
-            costs = np.array([pick.reduced_cost() for pick in picks]) if optimum else np.zeros(len(picks))
-            mode_bounds = np.ceil((optimum + np.maximum(0.0, costs)) * (1 - BOUND_MARGIN) - BOUND_MARGIN)
-            each[name] = np.where(self._remaining[name], mode_bounds, np.inf)
-        return ModeBounds(max(0, int(np.ceil(optimum * (1 - BOUND_MARGIN) - BOUND_MARGIN))), each)
-
-    def _solved(self) -> float | None:
-        """Return the optimum, 0 if GLOP gives up for numerical trouble, or None if the program is infeasible."""
-        status = solve_with_glop(self._solver, GLOP_PARAMETERS)
-        if status == pywraplp.Solver.INFEASIBLE:
-            return None
-        return float(self._solver.Objective().Value()) if status == pywraplp.Solver.OPTIMAL else 0.0
+        super().__init__(self._program.loaded(), self._pick, 1.0, _GLOP_PARAMETERS)
 
     def _set_order(self) -> None:
         """Add that an activity lasts as long as the mix of its modes, and starts after the activities that it waits
@@ -214,12 +176,12 @@ class SpreadRelaxation:
         for name in self._problem.order:
             self._add(
                 0,
-                self._infinity,
+                math.inf,
                 (self._end[name], 1.0),
                 (self._start[name], -1.0),
                 *self._terms(name, self._ticks, -1),
             )
-            self._add(0, self._infinity, (self._makespan, 1.0), (self._end[name], -1.0))
+            self._add(0, math.inf, (self._makespan, 1.0), (self._end[name], -1.0))
         for activity in self._problem.activities:
             if isinstance(activity, Transfer) and activity.ticks:
                 self._set_transfer(activity)
@@ -231,12 +193,12 @@ class SpreadRelaxation:
                 (self._end[before], -1.0),
                 *(self._terms(before, late, -1) if is_late else ()),
             )
-            self._add(lag, self._infinity, *ends, *(self._terms(after, early, 1) if streamed else ()))
+            self._add(lag, math.inf, *ends, *(self._terms(after, early, 1) if streamed else ()))
             if streamed:
-                self._add(0, self._infinity, (self._start[after], 1.0), (self._start[before], -1.0))
+                self._add(0, math.inf, (self._start[after], 1.0), (self._start[before], -1.0))
         for before, after, periods, lag, is_late in self._problem.carried:
             waits = (self._makespan, float(periods)), (self._start[after], 1.0), (self._end[before], -1.0)
-            self._add(lag, self._infinity, *waits, *(self._terms(before, late, -1) if is_late else ()))
+            self._add(lag, math.inf, *waits, *(self._terms(before, late, -1) if is_late else ()))
 
     def _set_transfer(self, transfer: Transfer) -> None:
         ends = (self._end[transfer.name], 1.0), (self._start[transfer.name], -1.0)
@@ -245,14 +207,14 @@ class SpreadRelaxation:
         ):
             resources = (mode.resource for mode in self._problem.modes(task))
             terms = zip(self._pick[task], (-float(min_ticks[resource]) for resource in resources), strict=True)
-            self._add(0, self._infinity, *ends, *terms)
+            self._add(0, math.inf, *ends, *terms)
 
     def _set_work(self) -> None:
         for window in windows(self._problem):
             closes = self._start[window.before] if window.before else self._makespan
             opens = [(self._end[window.after], -1.0)] if window.after else []
             inside = (term for name in window.between for term in self._terms(name, self._work, -1))
-            self._add(0, self._infinity, (closes, 1.0), *opens, *inside)
+            self._add(0, math.inf, (closes, 1.0), *opens, *inside)
 
     def _set_memory(self) -> None:
         """Add that no task needs more memory than a device has, on average over all ranks.
@@ -270,32 +232,40 @@ class SpreadRelaxation:
             ]
             units = {**copies, task.name: with_transient}
             terms = (pair for name, of_modes in units.items() for pair in zip(self._pick[name], of_modes, strict=True))
-            self._add(-self._infinity, self._problem.device_units, *terms)
+            self._add(-math.inf, self._problem.device_units, *terms)
 
     def _share(self, mode: Mode) -> float:
         """Return the mode's share of all ranks."""
         return mode.resource.num_ranks / self._problem.num_ranks
 
-    def _terms(
-        self, activity: str, amounts: Mapping[str, list[float]], sign: int
-    ) -> list[tuple[pywraplp.Variable, float]]:
+    def _terms(self, activity: str, amounts: Mapping[str, list[float]], sign: int) -> list[tuple[int, float]]:
         """Return the terms of an activity that runs a task, with the amount of each mode; a transfer has none."""
         if activity not in self._task_of_run:
             return []
         task = self._task_of_run[activity]
         return [(pick, sign * amount) for pick, amount in zip(self._pick[task], amounts[task], strict=True)]
 
-    def _add(self, low: float, high: float, *terms: tuple[pywraplp.Variable, float]) -> None:
+    def _add(self, low: float, high: float, *terms: tuple[int, float]) -> None:
         """Add a constraint on a sum of terms; a variable that occurs twice counts twice."""
-        sums: dict[int, float] = {}
-        by_index = {}
-        for variable, amount in terms:
-            index = variable.index()
-            by_index[index] = variable
-            sums[index] = sums.get(index, 0.0) + amount
-        constraint = self._solver.Constraint(low, high)
-        for index, amount in sums.items():
-            constraint.SetCoefficient(by_index[index], amount)
+        variables, coefficients = zip(*terms, strict=True)
+        self._program.constrain(low, high, variables, coefficients)
+
+
+def _solve_with_glop(solver: pywraplp.Solver, parameter_sets: Sequence[str]) -> int:
+    """Solve with the first parameters with which GLOP does not give up, and return its status."""
+    status = int(pywraplp.Solver.NOT_SOLVED)
+    for parameters in parameter_sets:
+        solver.SetSolverSpecificParametersAsString(parameters)
+        status = int(solver.Solve())
+        if status in _CONCLUSIVE:
+            break
+    return status
+
+
+def _range(domain: Sequence[int]) -> tuple[float, float]:
+    """Return the ends of a domain as floats, with values beyond `_UNBOUNDED` as infinity."""
+    low, *_, high = domain
+    return (-math.inf if low < -_UNBOUNDED else low), (math.inf if high > _UNBOUNDED else high)
 
 
 def _min_transfer_ticks(problem: Problem, transfer: Transfer) -> tuple[dict[Resource, int], dict[Resource, int]]:

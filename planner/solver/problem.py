@@ -242,6 +242,20 @@ class Problem:
         return tuple(range(a, b) for a, b in pairwise(sorted_bounds))
 
     @cached_property
+    def modes_over(self) -> Mapping[tuple[str, int], Sequence[int]]:
+        """For each task and atom, the indices of the modes whose ranks contain the atom."""
+        position = {ranks.start: index for index, ranks in enumerate(self.atoms)} | {self.num_ranks: len(self.atoms)}
+        over: dict[tuple[str, int], list[int]] = {
+            (task.name, atom): [] for task in self.tasks for atom in range(len(self.atoms))
+        }
+        for task in self.tasks:
+            for index, mode in enumerate(task.modes):
+                ranks = mode.resource.ranks
+                for atom in range(position[ranks.start], position[ranks.stop]):
+                    over[task.name, atom].append(index)
+        return over
+
+    @cached_property
     def tied(self) -> frozenset[str]:
         """The tasks whose layout matters to others: members of a sharing group, and ends of transfers."""
         ends = (

@@ -28,19 +28,23 @@ Redundant, for a tighter bound
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations, permutations, product
 
 from meshwright.planner.solver import cp_model
-from meshwright.planner.solver.fixed_ranks_model import (
+from meshwright.planner.solver.linear_relaxation import LinearRelaxation, SpreadRelaxation
+from meshwright.planner.solver.lower_bounds import followers, windows
+from meshwright.planner.solver.model import (
     ActivityVariables,
+    Incumbent,
     add_activity_variables,
     add_order_constraints,
+    modes_on,
     resources,
 )
-from meshwright.planner.solver.lower_bounds import followers, windows
 from meshwright.planner.solver.problem import MAX_SUM, Activity, Mode, Problem, Resource, Run, Task, Transfer
+from meshwright.planner.solver.result import Limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,9 +193,8 @@ def add_relations(model: cp_model.CpModel, problem: Problem) -> Relations:
         for shape in resources(task)
     }
     for task in problem.tasks:
-        for shape in resources(task):
-            picks = [pick[task.name, index] for index, mode in enumerate(task.modes) if mode.resource == shape]
-            model.add(sum(picks) == has[task.name, shape])
+        for shape, indices in modes_on(task).items():
+            model.add(sum(pick[task.name, index] for index in indices) == has[task.name, shape])
     size = {c.name: _amount(model, pick, c, "size", lambda mode: mode.resource.num_ranks) for c in problem.tasks}
     ranges = add_rank_ranges(model, problem, size)
     return Relations(pick=pick, has=has, shares=_shares(model, problem, has, ranges), ranges=ranges)
@@ -394,20 +397,53 @@ def _interval(model: cp_model.CpModel, times: ActivityVariables, name: str) -> c
     return model.new_interval_var(times.start[name], times.ticks[name], times.end[name], f"run[{name}]")
 
 
-def rank_range_makespan_model(problem: Problem, latest: int) -> tuple[cp_model.CpModel, Relations, ActivityVariables]:
-    """Build the model of all solutions that end by the tick `latest`; the caller sets the objective."""
-    model = cp_model.CpModel()
-    x = add_relations(model, problem)
-    times = add_times(model, problem, x, latest)
-    add_memory(model, problem, x, problem.device_units)
-    return model, x, times
+@dataclass(frozen=True)
+class RankRangeProgram:
+    """The program of a problem in which every task may be on any rank range of its size."""
+
+    cp: cp_model.CpModel
+    x: Relations
+    times: ActivityVariables
+
+    @property
+    def pick(self) -> Mapping[tuple[str, int], cp_model.IntVar]:
+        return self.x.pick
+
+    def first_ranks(self, solver: cp_model.CpSolver, picked: Mapping[str, Mode]) -> dict[str, int]:
+        """Return the first rank of each task in a solution with these modes."""
+        sizes = {name: mode.resource.num_ranks for name, mode in picked.items()}
+        inside = {pair: bool(solver.value(variable)) for pair, variable in self.x.ranges.inside.items()}
+        return first_ranks(sizes, inside)
 
 
-def rank_range_memory_model(problem: Problem) -> tuple[cp_model.CpModel, Relations, cp_model.IntVar]:
-    """Build the model of the picked modes, without times, that minimises the memory units of a device."""
-    model = cp_model.CpModel()
-    x = add_relations(model, problem)
-    device = model.new_int_var(0, MAX_SUM, "device")
-    add_memory(model, problem, x, device)
-    model.minimize(device)
-    return model, x, device
+class RankRangeModel:
+    """The model of a problem in which every task may be on any rank range of its size."""
+
+    def program(self, problem: Problem, latest: int) -> RankRangeProgram:
+        """Return the program of all answers that end by the tick `latest`."""
+        cp = cp_model.CpModel()
+        x = add_relations(cp, problem)
+        times = add_times(cp, problem, x, latest)
+        add_memory(cp, problem, x, problem.device_units)
+        return RankRangeProgram(cp, x, times)
+
+    def memory_program(self, problem: Problem) -> tuple[cp_model.CpModel, cp_model.IntVar]:
+        """Return the program of the picked modes without times, which minimises the memory units of a device."""
+        cp = cp_model.CpModel()
+        x = add_relations(cp, problem)
+        device = cp.new_int_var(0, MAX_SUM, "device")
+        add_memory(cp, problem, x, device)
+        cp.minimize(device)
+        return cp, device
+
+    def relaxation(self, problem: Problem) -> LinearRelaxation:
+        """Return the linear program in which work and memory spread over all ranks."""
+        return SpreadRelaxation(problem)
+
+    def local_search(self, _problem: Problem, _limits: Limits) -> Iterator[Incumbent]:
+        """Yield nothing: without ranks there are no schedules to compare."""
+        return iter(())
+
+    def polished(self, _problem: Problem, _modes: tuple[Mode, ...]) -> Incumbent | None:
+        """Return None: there is no local search."""
+        return None

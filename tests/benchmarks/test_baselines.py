@@ -96,7 +96,7 @@ def test_a_mapping_resharding_only_generation_keeps_one_layout_for_the_rest() ->
 
 
 def test_a_walk_finds_the_best_choice_of_a_small_problem() -> None:
-    problem = random_problem(3, num_ranks=4, num_calls=3, num_options=4)
+    problem = random_problem(3, num_ranks=4, num_tasks=3, num_modes=4)
     greedy = Greedy(problem)
     scores = [greedy.score(picks) for picks in itertools.product(*(range(len(c.modes)) for c in problem.tasks))]
     found = walk(problem, seconds=0.3, seed=0)

@@ -9,13 +9,12 @@ from benchmarks.search.brute_force import best_makespan
 from meshwright.planner.solver import cp_model
 from meshwright.planner.solver.fixed_ranks_model import (
     Variables,
-    add_activity_variables,
     add_choice_constraints,
     add_memory_constraints,
-    add_order_constraints,
     add_time_constraints,
     add_variables,
 )
+from meshwright.planner.solver.model import add_activity_variables, add_order_constraints
 from meshwright.planner.solver.problem import Problem
 from tests.planner.problems import only, without_swaps
 from tests.seeds import seeds
@@ -24,7 +23,7 @@ from tests.seeds import seeds
 def fixed(problem: Problem, seed: int) -> tuple[cp_model.CpModel, Variables, tuple[int, ...]]:
     """A model with a choice that is drawn."""
     model = cp_model.CpModel()
-    x = add_variables(model, problem)
+    x = add_variables(model, problem, problem.horizon)
     picks = tuple(random.Random(seed).randrange(len(task.modes)) for task in problem.tasks)
     for task, index in zip(problem.tasks, picks, strict=True):
         model.add(x.pick[task.name, index] == 1)
@@ -76,7 +75,7 @@ def test_a_task_cannot_have_two_modes(seed: int) -> None:
 def test_the_order_alone_does_not_know_who_is_where() -> None:
     problem = without_swaps(0)
     model = cp_model.CpModel()
-    x = add_variables(model, problem)
+    x = add_variables(model, problem, problem.horizon)
     times = add_activity_variables(model, problem, problem.horizon)
     add_order_constraints(model, problem, x.pick, times)
     model.minimize(times.makespan)

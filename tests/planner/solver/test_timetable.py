@@ -55,7 +55,7 @@ def test_schedules_are_those_of_the_choices_one_by_one(seed: int) -> None:
     for number, picks in enumerate(rows):
         picked = {task.name: task.modes[index] for task, index in zip(problem.tasks, picks, strict=True)}
         assert dict(
-            zip((activity.name for activity in problem.activities), ends[number].tolist(), strict=True)
+            zip((activity.name for activity in problem.activities), ends[:, number].tolist(), strict=True)
         ) == one_by_one(problem, picked)
         resources = {name: mode.resource for name, mode in picked.items()}
         assert work[number] == sum(
@@ -67,7 +67,7 @@ def test_schedules_are_those_of_the_choices_one_by_one(seed: int) -> None:
         }
         assert (
             runs.items()
-            <= dict(zip((t.name for t in problem.activities), lasts.ticks[number].tolist(), strict=True)).items()
+            <= dict(zip((t.name for t in problem.activities), lasts.ticks[:, number].tolist(), strict=True)).items()
         )
 
 

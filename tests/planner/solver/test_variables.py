@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from meshwright.planner.solver import cp_model
-from meshwright.planner.solver.fixed_ranks_model import add_activity_variables, add_variables, resources
+from meshwright.planner.solver.fixed_ranks_model import add_variables
+from meshwright.planner.solver.model import add_activity_variables, resources
 from meshwright.planner.solver.problem import Mode, Problem, Resource, Run, Task, Transfer
 from tests.planner.problems import random_problem
 from tests.seeds import seeds
@@ -17,7 +18,7 @@ def domain(variable: cp_model.IntVar) -> tuple[int, int]:
 @seeds(2, all=6)
 def test_modes_resources_and_atoms_have_a_variable_each(seed: int) -> None:
     problem = random_problem(seed, num_ranks=4, num_tasks=4, num_modes=3)
-    x = add_variables(cp_model.CpModel(), problem)
+    x = add_variables(cp_model.CpModel(), problem, problem.horizon)
     names = [task.name for task in problem.tasks]
     assert set(x.pick) == {(c.name, index) for c in problem.tasks for index in range(len(c.modes))}
     assert set(x.at) == {(c.name, p) for c in problem.tasks if c.name in problem.tied for p in resources(c)}

@@ -10,7 +10,7 @@ from benchmarks.search.brute_force import best_makespan
 from benchmarks.search.brute_force import least_memory as least_memory_by_brute_force
 from meshwright.planner.solver.cp_sat import run_cp_sat
 from meshwright.planner.solver.problem import Problem
-from meshwright.planner.solver.rank_range_model import rank_range_makespan_model, rank_range_memory_model
+from meshwright.planner.solver.rank_range_model import RankRangeModel
 from meshwright.planner.solver.result import Limits
 from tests.planner.problems import everywhere, random_blocks
 from tests.seeds import seeds
@@ -23,19 +23,18 @@ def asked(seed: int) -> Problem:
 @seeds(4, all=12)
 def test_the_shortest_answer_is_the_best_on_every_block_and_none_is_within_less(seed: int) -> None:
     best = best_makespan(everywhere(asked(seed)))
-    model, _, times = rank_range_makespan_model(asked(seed), asked(seed).horizon)
-    model.minimize(times.makespan)
-    solved = run_cp_sat(model, Limits())
+    program = RankRangeModel().program(asked(seed), asked(seed).horizon)
+    program.cp.minimize(program.times.makespan)
+    solved = run_cp_sat(program.cp, Limits())
     assert solved.is_found == (best is not None)
     if best is not None:
-        assert solved.solver.value(times.makespan) == best
-        model, _, _ = rank_range_makespan_model(asked(seed), best - 1)
-        assert not run_cp_sat(model, Limits()).is_found
+        assert solved.solver.value(program.times.makespan) == best
+        assert not run_cp_sat(RankRangeModel().program(asked(seed), best - 1).cp, Limits()).is_found
 
 
 @seeds(4, all=12)
 def test_the_least_device_is_that_on_every_block(seed: int) -> None:
-    model, _, device = rank_range_memory_model(asked(seed))
+    model, device = RankRangeModel().memory_program(asked(seed))
     solved = run_cp_sat(model, Limits())
     assert solved.solver.value(device) == least_memory_by_brute_force(everywhere(asked(seed)))
 
@@ -43,8 +42,7 @@ def test_the_least_device_is_that_on_every_block(seed: int) -> None:
 @pytest.mark.parametrize("num_ranks", [4, 64])
 def test_the_size_of_the_program_does_not_depend_on_how_many_ranks_there_are(num_ranks: int) -> None:
     problem = asked(3)
-    model, wider = (
-        rank_range_makespan_model(p, p.horizon)[0] for p in (problem, replace(problem, num_ranks=num_ranks))
-    )
+    problems = problem, replace(problem, num_ranks=num_ranks)
+    model, wider = (RankRangeModel().program(one, one.horizon).cp for one in problems)
     assert len(wider.proto.variables) == len(model.proto.variables)
     assert len(wider.proto.constraints) == len(model.proto.constraints)

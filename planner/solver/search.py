@@ -1,24 +1,27 @@
-"""The search for problems whose tasks may be placed on any range of ranks, with a proven lower bound.
+"""The search for the best answer to a problem, with a proven lower bound; it is the same for both models.
 
-    answer     = the best among a few modes per task, if no answer is known
+    incumbent  = the best of the model's local search or, if it has none, among a few modes per task
     bound      = the bound of the problem in which short tasks have only representative modes (`coarse_problem.py`)
-    answer     = the best among the modes on as many ranks as the best representatives; often the search ends here
+    incumbent  = the best among the modes on as many ranks as the best representatives; often the search ends here
+    branches   = one for each mode of some task, with the bounds of the model's linear relaxation (`branches.py`)
     repeat
         aim    = the bound plus a stride; strides grow
-        for each branch of the problem (`branches.py`), with memory and times rounded to coarse units and few layouts,
-        then with more layouts, then with all, and at last without rounding
-            repeat while the answer improves
-                target     = the aim, or a makespan that is better than the answer by more than the requested gap
+        for each branch, with memory and times rounded to coarse units and few layouts, then with more layouts, then
+        with all, and at last without rounding
+            repeat while the incumbent improves
+                target     = the aim, or a makespan that is better than the incumbent by more than the requested gap
                 problem    = the modes that can meet the target, rounded down to whole units
                 bound      = what CP-SAT proves for it, in coarse steps of the makespan
-                answer     = the best within the target among modes similar to those that CP-SAT picked
-                answer     = if that did not suffice and layouts were few, the best among all layouts on as many ranks,
+                incumbent  = the best within the target among modes similar to those that CP-SAT picked
+                incumbent  = if that did not suffice and layouts were few, the best among all layouts on as many ranks,
                              even beyond the aim if it is within the gap of the bound
     until the gap or the limit is reached
+    incumbent  = the end of the model's local search from it, which leaves less work to do
 
-The further a target lies above the bound of the linear program, the more modes may meet it. Hence the search starts
-near the bound: an answer found there leaves little to prove, and the absence of one is proven with few modes.
-Everything is deterministic.
+A model (`planner.solver.model`) states the integer program, reads an answer from its solution, gives the relaxation,
+and has a local search or none. The further a target lies above the bound of the relaxation, the more modes may meet it.
+Hence the search starts near the bound: an answer found there leaves little to prove, and the absence of one is proven
+with few modes. Everything is deterministic.
 """
 
 from __future__ import annotations
@@ -38,10 +41,9 @@ from meshwright.planner.solver.coarse_problem import (
     without_dominated,
 )
 from meshwright.planner.solver.cp_sat import Solved, Steps, run_cp_sat
-from meshwright.planner.solver.fixed_ranks_model import ActivityVariables
 from meshwright.planner.solver.lower_bounds import least_makespan, modes_within
+from meshwright.planner.solver.model import Incumbent, Model, Program
 from meshwright.planner.solver.problem import Mode, Problem, shortest_period
-from meshwright.planner.solver.rank_range_model import Relations, first_ranks, rank_range_makespan_model
 from meshwright.planner.solver.result import Answer, Effort, Limits, Progress, Result, picked_modes
 
 _STEPS = 64
@@ -82,12 +84,12 @@ Ten activities in sequence then lose at most a tenth of the gap.
 """
 
 
-def search(problem: Problem, limits: Limits, progress: Progress, effort: Effort | None = None) -> Result:
+def search(model: Model, problem: Problem, limits: Limits, progress: Progress, effort: Effort) -> Result:
     """Return the best answer within the limits and the proven lower bound; every task must have modes.
 
     The work is added to `effort`.
     """
-    state = _SearchState(problem, limits, progress, effort or Effort())
+    state = _SearchState(model, problem, limits, progress, effort)
     remaining = without_dominated(problem)
     if any(not task.modes for task in remaining.tasks):
         return Result(status="infeasible", answer=None, objective=None, bound=0)
@@ -98,12 +100,13 @@ def search(problem: Problem, limits: Limits, progress: Progress, effort: Effort 
     state.search_branches(remaining)
     if state.set_aside:
         state.offer(state.set_aside)
+    state.polish()
     return state.result()
 
 
-def first_answer(problem: Problem, limits: Limits, effort: Effort) -> Result | None:
+def first_answer(model: Model, problem: Problem, limits: Limits, effort: Effort) -> Result | None:
     """Return the best answer among a few modes per task, or None if there is none."""
-    state = _SearchState(problem, limits, _ignore_progress, effort)
+    state = _SearchState(model, problem, limits, _ignore_progress, effort)
     remaining = without_dominated(problem)
     if any(not task.modes for task in remaining.tasks):
         return None
@@ -120,6 +123,7 @@ class _SearchState:
     `set_aside` is an answer found with representatives; until the end, the search ignores it. If `is_rough`, any answer
     within the gap serves as well as a shorter one."""
 
+    model: Model
     problem: Problem
     limits: Limits
     progress: Progress
@@ -186,6 +190,10 @@ class _SearchState:
 
         A last attempt with the remaining time improves it.
         """
+        for incumbent in self.model.local_search(restricted, self.limits):
+            self.offer(self._answer_of(incumbent))
+        if self.answer is not None:
+            return
         longest = self.target
         for target in (min(_FIRST_ANSWER_RANGE * self.bound, longest), longest):
             if self.answer is None and self.is_open:
@@ -199,14 +207,16 @@ class _SearchState:
         A representative replaces all modes of a short task on one number of ranks.
         """
         short = short_tasks(problem, _SHORT_TASK_GAPS * self.limits.tolerance * self.bound)
-        if not self.is_open or not _are_quarter_of_modes(problem, short):
+        if not problem.anywhere or not self.is_open or not _are_quarter_of_modes(problem, short):
             return
         problem = self.modes_within_target(problem)
         if not self.is_open:
             return
         limits = replace(self.limits, gap=self.limits.tolerance / _FINER_GAP, max_makespan=self.target)
         with_representatives = with_representatives_only(problem, short)
-        relaxed = _SearchState(with_representatives, limits, _ignore_progress, self.effort, self.bound, is_rough=True)
+        relaxed = _SearchState(
+            self.model, with_representatives, limits, _ignore_progress, self.effort, self.bound, is_rough=True
+        )
         relaxed.search_branches(relaxed.problem)
         self.time_left -= limits.max_deterministic_time - relaxed.time_left
         result = relaxed.result()
@@ -227,7 +237,7 @@ class _SearchState:
         if not self.is_open:
             return
         least, longest = self.bound, self.target
-        all_branches = branches(problem, longest, lambda: self.limits.seconds_left > 0)
+        all_branches = branches(problem, self.model.relaxation(problem), longest, lambda: self.limits.seconds_left > 0)
         proven = [max(least, branch.bound) for branch in all_branches]
         stride = max(self.limits.tolerance, _STRIDE) * min(proven, default=0)
         while proven and self.limits.seconds_left > 0 and self.time_left > 0:
@@ -289,16 +299,16 @@ class _SearchState:
     def _tighten_bound(self, relaxed: Problem) -> tuple[Mode, ...]:
         """Tighten the bound with a relaxed problem, and return the modes of its best answer, if there is one."""
         steps = Steps.between(self.bound, self.target, _STEPS)
-        solved, x, _ = self._run(relaxed, steps, self.time_left)
+        solved, program = self._run(relaxed, steps, self.time_left)
         self._raise_bound_by(solved, steps)
-        return _picked(relaxed, solved, x) if solved.is_found else ()
+        return _picked(relaxed, solved, program) if solved.is_found else ()
 
     def _finish(self, problem: Problem) -> None:
         """Search for a better answer among all modes that can be part of one, and tighten the bound."""
         steps = Steps.between(self.bound, self.target, _STEPS)
-        solved, x, times = self._run(problem, steps, self.time_left)
+        solved, program = self._run(problem, steps, self.time_left)
         if solved.is_found:
-            self.offer(_answer(self.problem, problem, solved, x, times))
+            self.offer(_answer(self.problem, problem, solved, program))
         self._raise_bound_by(solved, steps)
 
     def _search_beyond_aim(self, problem: Problem, picked: Sequence[Mode], limit: float) -> None:
@@ -315,16 +325,16 @@ class _SearchState:
     def _search_among(self, restricted: Problem, target: int, limit: float) -> None:
         remaining = modes_within(restricted, target)
         if all(task.modes for task in remaining.tasks):
-            solved, x, times = self._run(remaining, Steps.between(self.bound, target, _STEPS), limit)
+            solved, program = self._run(remaining, Steps.between(self.bound, target, _STEPS), limit)
             if solved.is_found:
-                self.offer(_answer(self.problem, remaining, solved, x, times))
+                self.offer(_answer(self.problem, remaining, solved, program))
 
-    def _run(self, problem: Problem, steps: Steps, limit: float) -> tuple[Solved, Relations, ActivityVariables]:
-        model, x, times = rank_range_makespan_model(problem, steps.target)
-        steps.minimise(model, times.makespan)
-        solved = run_cp_sat(model, replace(self.limits, max_deterministic_time=limit), effort=self.effort)
+    def _run(self, problem: Problem, steps: Steps, limit: float) -> tuple[Solved, Program]:
+        program = self.model.program(problem, steps.target)
+        steps.minimise(program.cp, program.times.makespan)
+        solved = run_cp_sat(program.cp, replace(self.limits, max_deterministic_time=limit), effort=self.effort)
         self.time_left -= max(solved.solver.deterministic_time, 1e-3)
-        return solved, x, times
+        return solved, program
 
     def _raise_bound_by(self, solved: Solved, steps: Steps) -> None:
         self._raise_bound(min(steps.proven(solved), steps.target + 1))
@@ -342,6 +352,23 @@ class _SearchState:
         if self.answer is None or period.makespan < self.makespan:
             self.answer, self.makespan = replace(answer, starts=period.starts), period.makespan
             self.progress(period.makespan, self._proven)
+
+    def _answer_of(self, incumbent: Incumbent) -> Answer:
+        """Return an answer of the local search, whose modes have their own ranks."""
+        firsts = (mode.resource.first_rank for mode in incumbent.modes)
+        return Answer(
+            picked=_indices(self.problem, incumbent.modes),
+            first_ranks={task.name: first for task, first in zip(self.problem.tasks, firsts, strict=True)},
+            starts=incumbent.period.starts,
+        )
+
+    def polish(self) -> None:
+        """Give every task the mode with the least work that keeps the makespan, if the model has a local search."""
+        if self.answer is None or self.limits.seconds_left <= 0:
+            return
+        polished = self.model.polished(self.problem, tuple(picked_modes(self.problem, self.answer).values()))
+        if polished is not None and polished.period.makespan <= self.makespan:
+            self.answer, self.makespan = self._answer_of(polished), polished.period.makespan
 
     def result(self) -> Result:
         if self.answer is None:
@@ -375,22 +402,25 @@ def _ignore_progress(_makespan: int | None, _bound: int) -> None:
     """Ignore progress."""
 
 
-def _picked(problem: Problem, solved: Solved, x: Relations) -> tuple[Mode, ...]:
+def _picked(problem: Problem, solved: Solved, program: Program) -> tuple[Mode, ...]:
     """Return the mode of each task that CP-SAT picked."""
     return tuple(
-        next(o for index, o in enumerate(task.modes) if solved.solver.value(x.pick[task.name, index]))
+        next(o for index, o in enumerate(task.modes) if solved.solver.value(program.pick[task.name, index]))
         for task in problem.tasks
     )
 
 
-def _answer(problem: Problem, restricted: Problem, solved: Solved, x: Relations, times: ActivityVariables) -> Answer:
+def _answer(problem: Problem, restricted: Problem, solved: Solved, program: Program) -> Answer:
     """Convert what CP-SAT found among part of the modes to mode indices of the whole problem."""
-    value_of, modes = solved.solver.value, _picked(restricted, solved, x)
-    picked = {task.name: task.modes.index(mode) for task, mode in zip(problem.tasks, modes, strict=True)}
-    sizes = {task.name: task.modes[picked[task.name]].resource.num_ranks for task in problem.tasks}
-    inside = {pair: bool(value_of(variable)) for pair, variable in x.ranges.inside.items()}
+    modes = _picked(restricted, solved, program)
+    by_name = {task.name: mode for task, mode in zip(problem.tasks, modes, strict=True)}
     return Answer(
-        picked=picked,
-        first_ranks=first_ranks(sizes, inside),
-        starts={name: value_of(start) for name, start in times.start.items()},
+        picked=_indices(problem, modes),
+        first_ranks=program.first_ranks(solved.solver, by_name),
+        starts={name: solved.solver.value(start) for name, start in program.times.start.items()},
     )
+
+
+def _indices(problem: Problem, modes: Sequence[Mode]) -> dict[str, int]:
+    """Return the index of each task's mode among its modes."""
+    return {task.name: task.modes.index(mode) for task, mode in zip(problem.tasks, modes, strict=True)}

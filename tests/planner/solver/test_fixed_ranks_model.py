@@ -6,10 +6,10 @@ import pytest
 
 from benchmarks.search.brute_force import best_makespan
 from benchmarks.search.brute_force import least_memory as least_memory_by_brute_force
-from meshwright.planner.solver import cp_model
-from meshwright.planner.solver.cp_sat import fixed_ranks_makespan_model, fixed_ranks_memory_model, run_cp_sat
+from meshwright.planner.solver.cp_sat import Solved, run_cp_sat
+from meshwright.planner.solver.fixed_ranks_model import FixedRanksModel, FixedRanksProgram
 from meshwright.planner.solver.problem import MAX_SUM, Problem
-from meshwright.planner.solver.result import Limits
+from meshwright.planner.solver.result import Limits, Progress
 from tests.planner.problems import random_problem
 from tests.seeds import seeds
 
@@ -18,31 +18,36 @@ def asked(seed: int) -> Problem:
     return random_problem(seed, num_ranks=4, num_tasks=4, num_modes=3)
 
 
+def shortest(problem: Problem, progress: Progress | None = None) -> tuple[Solved, FixedRanksProgram]:
+    program = FixedRanksModel().program(problem, problem.horizon)
+    program.cp.minimize(program.times.makespan)
+    return run_cp_sat(program.cp, Limits(), progress), program
+
+
 @seeds(4, all=12)
 def test_the_least_makespan_is_what_brute_force_finds(seed: int) -> None:
-    model, x = fixed_ranks_makespan_model(asked(seed))
-    solved = run_cp_sat(model, Limits())
+    solved, program = shortest(asked(seed))
     best = best_makespan(asked(seed))
     assert solved.is_proven
     assert solved.is_found == (best is not None)
-    assert best is None or solved.solver.value(x.times.makespan) == best
+    assert best is None or solved.solver.value(program.times.makespan) == best
 
 
 @seeds(4, all=12)
 def test_the_least_device_is_what_brute_force_finds(seed: int) -> None:
-    model, _, device = fixed_ranks_memory_model(asked(seed))
+    model, device = FixedRanksModel().memory_program(asked(seed))
     solved = run_cp_sat(model, Limits())
     assert solved.is_proven
     assert solved.solver.value(device) == least_memory_by_brute_force(asked(seed))
 
 
 def test_each_better_answer_is_told_with_its_bound() -> None:
-    told: list[tuple[int, int]] = []
-    model, x = fixed_ranks_makespan_model(asked(3))
-    solved = run_cp_sat(model, Limits(), lambda makespan, bound: told.append((makespan, bound)))
-    assert [makespan for makespan, _ in told] == sorted({makespan for makespan, _ in told}, reverse=True)
-    assert told[-1][0] == solved.solver.value(x.times.makespan)
-    assert all(bound <= told[-1][0] for _, bound in told)
+    told: list[tuple[int | None, int]] = []
+    solved, program = shortest(asked(3), lambda makespan, bound: told.append((makespan, bound)))
+    makespans = [makespan for makespan, _ in told if makespan is not None]
+    assert makespans == sorted(set(makespans), reverse=True)
+    assert makespans[-1] == solved.solver.value(program.times.makespan)
+    assert all(bound <= makespans[-1] for _, bound in told)
 
 
 def test_coefficients_that_are_not_summed_exactly_are_refused() -> None:
