@@ -1,6 +1,6 @@
 """Linear relaxations of a problem, solved with GLOP, and the lower bounds that they give for each mode.
 
-`Relaxation` drops the integrality and the conditional constraints of a model for fixed ranks. `SpreadRelaxation` lets
+`ProgramRelaxation` drops the integrality and the conditional constraints of an integer program. `SpreadRelaxation` lets
 tasks mix their modes, and spreads work and memory over all ranks.
 """
 
