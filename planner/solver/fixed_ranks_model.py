@@ -7,7 +7,7 @@ Sets
     t  activities: runs of tasks, and transfers between the resources of two tasks
     a  atoms: groups of ranks that every mode covers entirely or not at all
 Variables
-    x[c, o], y[c, p], z[c, a]   task c uses mode o, is at resource p, covers atom a
+    x[c, o], y[c, p], z[c, a]   task c uses mode o, is on resource p, covers atom a
     s[c, p]                     task c shares an earlier task's copy at p
     h[t]                        transfer t takes time
     start, ticks, end [t], makespan

@@ -350,8 +350,9 @@ class Greedy:
         columns = list(changed.T)
         makespans, work = self._timetable.makespans(columns, lasts), self._timetable.work(columns, lasts)
         new_scores = np.stack([excess, makespans, work], axis=1)
-        _, first = np.unique(origin[order := np.lexsort((work, makespans, origin))], return_index=True)
-        best = order[first]
+        order = np.lexsort((work, makespans, origin))
+        _, first_of_origin = np.unique(origin[order], return_index=True)
+        best = order[first_of_origin]
         better = best[_is_less(new_scores[best], scores[origin[best]])]
         picks, scores = picks.copy(), scores.copy()
         picks[origin[better]], scores[origin[better]] = changed[better], new_scores[better]

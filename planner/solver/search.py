@@ -270,7 +270,10 @@ class _SearchState:
         """True if more than `_MANY_MODES` modes are left after rounding: merging layouts first then saves time."""
         if not self.is_open:
             return False
-        coarse = coarsened(self.modes_within_target(problem), parts=_MEMORY_PARTS, ticks=self._rounding_ticks).problem
+        remaining = self.modes_within_target(problem)
+        if _num_modes(remaining) <= _MANY_MODES:  # rounding adds none
+            return False
+        coarse = coarsened(remaining, parts=_MEMORY_PARTS, ticks=self._rounding_ticks).problem
         return _num_modes(coarse) > _MANY_MODES
 
     def _tighten(self, branch: Branch, problem: Problem, merged_ticks: int = 0) -> Problem:
