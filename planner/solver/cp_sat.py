@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import ortools
 
+from meshwright.planner.solver import cp_model
 from meshwright.planner.solver.problem import MAX_SUM
 from meshwright.planner.solver.result import Effort, Limits, Progress
 

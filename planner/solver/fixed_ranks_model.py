@@ -35,6 +35,7 @@ from itertools import combinations
 
 import numpy as np
 
+from meshwright.planner.solver import cp_model
 from meshwright.planner.solver.linear_relaxation import LinearRelaxation, ProgramRelaxation
 from meshwright.planner.solver.local_search import descent_from, descents
 from meshwright.planner.solver.lower_bounds import windows

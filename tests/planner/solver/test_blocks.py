@@ -7,6 +7,7 @@ from itertools import permutations, product
 
 import pytest
 
+from meshwright.planner.solver import cp_model
 from meshwright.planner.solver.problem import Mode, Problem, Resource, Run, Task
 from meshwright.planner.solver.rank_range_model import add_rank_ranges, first_ranks
 

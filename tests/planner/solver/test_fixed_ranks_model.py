@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.search.brute_force import best_makespan
 from benchmarks.search.brute_force import least_memory as least_memory_by_brute_force
+from meshwright.planner.solver import cp_model
 from meshwright.planner.solver.cp_sat import Solved, run_cp_sat
 from meshwright.planner.solver.fixed_ranks_model import FixedRanksModel, FixedRanksProgram
 from meshwright.planner.solver.problem import MAX_SUM, Problem

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.search.brute_force import best_makespan
+from meshwright.planner.solver import cp_model
 from meshwright.planner.solver.fixed_ranks_model import FixedRanksModel
 from meshwright.planner.solver.linear_relaxation import ModeMask, ProgramRelaxation
 from meshwright.planner.solver.problem import Problem, Task
