@@ -139,22 +139,22 @@ class _BlendedShard(Shard):
     def __init__(self, measured: MeasuredShard, analytic: AnalyticShard) -> None:
         self._measured, self._analytic = measured, analytic
 
-    def time(self, body: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds[float]:
-        return self._shard_for(body).time(body, rows, tokens, context)
+    def time(self, timed_pass: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds[float]:
+        return self._shard_for(timed_pass).time(timed_pass, rows, tokens, context)
 
-    def each(self, body: TimedPass, passes: PassColumns) -> PassSeconds[FloatArray]:
-        return self._shard_for(body).each(body, passes)
+    def each(self, timed_pass: TimedPass, passes: PassColumns) -> PassSeconds[FloatArray]:
+        return self._shard_for(timed_pass).each(timed_pass, passes)
 
-    def total(self, body: TimedPass, passes: Passes) -> PassSeconds[float]:
-        return self._shard_for(body).total(body, passes)
+    def total(self, timed_pass: TimedPass, passes: Passes) -> PassSeconds[float]:
+        return self._shard_for(timed_pass).total(timed_pass, passes)
 
-    def _shard_for(self, body: TimedPass) -> Shard:
-        return self._measured if self._measured.covers(body) else self._analytic
+    def _shard_for(self, timed_pass: TimedPass) -> Shard:
+        return self._measured if self._measured.covers(timed_pass) else self._analytic
 
 
 def _corrected(shard: Shard, table: Table, shape: Shape) -> Shard:
     """Return the shard with the table's corrections for its shape; the same shard if they change nothing."""
-    factors = {body: factor for body, factor in table.factors(shape).items() if factor != 1}
+    factors = {timed_pass: factor for timed_pass, factor in table.factors(shape).items() if factor != 1}
     return _CorrectedShard(shard, factors) if factors else shard
 
 
@@ -164,18 +164,18 @@ class _CorrectedShard(Shard):
     def __init__(self, shard: Shard, factors: Mapping[TimedPass, float]) -> None:
         self._shard, self._factors = shard, factors
 
-    def time(self, body: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds[float]:
-        time = self._shard.time(body, rows, tokens, context)
-        if body not in self._factors:
+    def time(self, timed_pass: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds[float]:
+        time = self._shard.time(timed_pass, rows, tokens, context)
+        if timed_pass not in self._factors:
             return time
-        factor = self._factors[body]
+        factor = self._factors[timed_pass]
         return PassSeconds(time.layer * factor, time.ends * factor, least_trusted([time.source, Source.INTERPOLATED]))
 
-    def each(self, body: TimedPass, passes: PassColumns) -> PassSeconds[FloatArray]:
-        times = self._shard.each(body, passes)
-        if body not in self._factors:
+    def each(self, timed_pass: TimedPass, passes: PassColumns) -> PassSeconds[FloatArray]:
+        times = self._shard.each(timed_pass, passes)
+        if timed_pass not in self._factors:
             return times
-        factor = self._factors[body]
+        factor = self._factors[timed_pass]
         return PassSeconds(
             times.layer * factor, times.ends * factor, least_trusted([times.source, Source.INTERPOLATED])
         )

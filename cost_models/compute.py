@@ -79,25 +79,25 @@ class PassSeconds(NamedTuple, Generic[N]):
 class Shard(Protocol):
     """Times of the passes of one shard, as `profiles.harness` defines them."""
 
-    def time(self, body: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds[float]:
+    def time(self, timed_pass: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds[float]:
         """Return the seconds of a pass over `rows` rows of `tokens` new tokens with `context` cached tokens each."""
         ...
 
-    def each(self, body: TimedPass, passes: PassColumns) -> PassSeconds[FloatArray]:
+    def each(self, timed_pass: TimedPass, passes: PassColumns) -> PassSeconds[FloatArray]:
         """Return the seconds of each of several passes, [passes], and the least trusted source."""
-        times = [self.time(body, *one) for one in zip(*(column.tolist() for column in passes[1:]), strict=True)]
+        times = [self.time(timed_pass, *one) for one in zip(*(column.tolist() for column in passes[1:]), strict=True)]
         return PassSeconds(
             np.array([time.layer for time in times]),
             np.array([time.ends for time in times]),
             least_trusted(time.source for time in times),
         )
 
-    def total(self, body: TimedPass, passes: Passes) -> PassSeconds[float]:
+    def total(self, timed_pass: TimedPass, passes: Passes) -> PassSeconds[float]:
         """Return the seconds of all these passes together."""
         layers = ends = 0.0
         worst_source = None
         for number, rows, tokens, context in passes:
-            layer, end, source = self.time(body, rows, tokens, context)
+            layer, end, source = self.time(timed_pass, rows, tokens, context)
             layers += number * layer
             ends += number * end
             if source is not worst_source:
@@ -196,14 +196,15 @@ class AnalyticShard(Shard):
         self._head_gradients = self._head_kernels.products([(self._outputs, hidden)])
         forward: dict[float, float] = {}
         self._pass_kinds = {
-            body: self._make_pass_kind(body, {} if body is TimedPass.TRAIN else forward) for body in TimedPass
+            timed_pass: self._make_pass_kind(timed_pass, {} if timed_pass is TimedPass.TRAIN else forward)
+            for timed_pass in TimedPass
         }
 
-    def _make_pass_kind(self, body: TimedPass, layers: dict[float, float]) -> _PassKind:
-        trains, samples = body is TimedPass.TRAIN, body in (TimedPass.PREFILL, TimedPass.DECODE)
+    def _make_pass_kind(self, timed_pass: TimedPass, layers: dict[float, float]) -> _PassKind:
+        trains, samples = timed_pass is TimedPass.TRAIN, timed_pass in (TimedPass.PREFILL, TimedPass.DECODE)
         framework, efficiency = self._framework, self._efficiency
         passes = 1 + (_BACKWARD_LAUNCHES if trains else 0)
-        recorded = framework.recorded_kernels if body is TimedPass.DECODE else None
+        recorded = framework.recorded_kernels if timed_pass is TimedPass.DECODE else None
         per_layer = recorded or framework.kernels_per_layer or efficiency.kernels_per_layer
         started = _LAYER_KERNELS_STARTED
         if self._adapter:
@@ -232,11 +233,11 @@ class AnalyticShard(Shard):
             heads={},
         )
 
-    def time(self, body: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds[float]:
-        return self.total(body, ((1, rows, tokens, context),))
+    def time(self, timed_pass: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds[float]:
+        return self.total(timed_pass, ((1, rows, tokens, context),))
 
-    def each(self, body: TimedPass, passes: PassColumns) -> PassSeconds[FloatArray]:
-        kind, (_, rows, tokens, context) = self._pass_kinds[body], passes
+    def each(self, timed_pass: TimedPass, passes: PassColumns) -> PassSeconds[FloatArray]:
+        kind, (_, rows, tokens, context) = self._pass_kinds[timed_pass], passes
         count = rows * tokens
         attention = self._attention_of_each(kind, rows, tokens, context)
         layer = self._matmuls(kind, count) + count * kind.layer_seconds + attention + kind.layer_launches.extra
@@ -247,14 +248,14 @@ class AnalyticShard(Shard):
             Source.ANALYTIC,
         )
 
-    def total(self, body: TimedPass, passes: Passes) -> PassSeconds[float]:
-        if body is TimedPass.OPTIMIZER:
+    def total(self, timed_pass: TimedPass, passes: Passes) -> PassSeconds[float]:
+        if timed_pass is TimedPass.OPTIMIZER:
             return self._optimizer()
         if len(passes) >= _MANY_PASSES:
             columns = PassColumns(*np.array(passes, dtype=np.float64).T)
-            times = self.each(body, columns)
+            times = self.each(timed_pass, columns)
             return PassSeconds(float(columns.number @ times.layer), float(columns.number @ times.ends), Source.ANALYTIC)
-        run, layers, ends = self._pass_kinds[body], 0.0, 0.0
+        run, layers, ends = self._pass_kinds[timed_pass], 0.0, 0.0
         (launch_seconds, min_seconds), min_ends_seconds = run.layer_launches, run.ends_launches.minimum
         layer_tokens, ends_tokens, head_tokens, layer, end = 0.0, 0.0, 0.0, 0.0, 0.0
         for (number, rows, tokens, _), kernel in zip(passes, self._attentions(run, passes), strict=True):

@@ -160,7 +160,7 @@ def imported_points(
     candidates = (
         point for specs in models for workload in all_workloads for point in points(graph, specs, workload, cluster)
     )
-    return tuple(dict.fromkeys(point for point in candidates if point.body in BODIES))
+    return tuple(dict.fromkeys(point for point in candidates if point.timed_pass in BODIES))
 
 
 def imported_table(
@@ -213,7 +213,7 @@ def imported_provenance(operators: Operators, precision: str, date: str) -> Prov
 
 
 def _measurement(shard: AnalyticShard, point: Point) -> Measurement:
-    time = shard.time(point.body, point.rows, point.tokens, point.context)
+    time = shard.time(point.timed_pass, point.rows, point.tokens, point.context)
     return record(point, _sample(point.num_layers * time.layer + time.ends))
 
 

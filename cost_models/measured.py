@@ -82,29 +82,30 @@ class MeasuredShard(Shard):
 
     def __init__(self, table: Table, model: ModelSpec, tp: int) -> None:
         self._surfaces = {
-            body: surfaces(parts) for body, parts in split_by_depth(table, shape_of(model, tp), _seconds).items()
+            timed_pass: surfaces(parts)
+            for timed_pass, parts in split_by_depth(table, shape_of(model, tp), _seconds).items()
         }
         is_own = table.provenance.origin is None
         self._full_depth = {
-            m.point.body for m in table.measurements if is_own and m.point.num_layers == model.num_layers
+            m.point.timed_pass for m in table.measurements if is_own and m.point.num_layers == model.num_layers
         }
         """Kinds of passes that were measured at the model's own depth."""
         self._known: dict[tuple[TimedPass, float, float, float], PassSeconds[float]] = {}
 
-    def covers(self, body: TimedPass) -> bool:
+    def covers(self, timed_pass: TimedPass) -> bool:
         """Return True if the table has this kind of pass for this shape at two depths."""
-        return body in self._surfaces
+        return timed_pass in self._surfaces
 
-    def time(self, body: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds[float]:
-        key = (body, rows, tokens, context)
+    def time(self, timed_pass: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds[float]:
+        key = (timed_pass, rows, tokens, context)
         if key not in self._known:
-            self._known[key] = self._time(body, rows, context if body is TimedPass.DECODE else tokens)
+            self._known[key] = self._time(timed_pass, rows, context if timed_pass is TimedPass.DECODE else tokens)
         return self._known[key]
 
-    def _time(self, body: TimedPass, rows: float, length: float) -> PassSeconds[float]:
-        layers, ends = self._surfaces[body]
+    def _time(self, timed_pass: TimedPass, rows: float, length: float) -> PassSeconds[float]:
+        layers, ends = self._surfaces[timed_pass]
         layer, source = layers.at(rows, length)
-        best_source = Source.MEASURED if body in self._full_depth else Source.INTERPOLATED
+        best_source = Source.MEASURED if timed_pass in self._full_depth else Source.INTERPOLATED
         return PassSeconds(layer, ends.at(rows, length)[0], least_trusted([source, best_source]))
 
 
@@ -125,13 +126,13 @@ def split_by_depth(
     for measurement in table.measurements:
         point, measured = measurement.point, amount(measurement)
         if point.shape == shape and measured is not None:
-            num_tokens = point.context if point.body is TimedPass.DECODE else point.tokens
-            by_depth.setdefault((point.body, point.rows, num_tokens), {})[point.num_layers] = measured
-    parts_by_body: dict[TimedPass, dict[tuple[float, float], tuple[float, float]]] = {}
-    for (body, rows, length), by_layers in by_depth.items():
+            num_tokens = point.context if point.timed_pass is TimedPass.DECODE else point.tokens
+            by_depth.setdefault((point.timed_pass, point.rows, num_tokens), {})[point.num_layers] = measured
+    parts_by_pass: dict[TimedPass, dict[tuple[float, float], tuple[float, float]]] = {}
+    for (timed_pass, rows, length), by_layers in by_depth.items():
         if len(by_layers) > 1:
-            parts_by_body.setdefault(body, {})[rows, length] = _split(by_layers)
-    return parts_by_body
+            parts_by_pass.setdefault(timed_pass, {})[rows, length] = _split(by_layers)
+    return parts_by_pass
 
 
 def _seconds(measurement: Measurement) -> float | None:
@@ -161,14 +162,14 @@ class Peaks:
     """Bytes that a pass of one shard of `model` allocates at its peak, by kind of pass, rows and tokens."""
 
     def __init__(self, table: Table, model: ModelSpec, tp: int) -> None:
-        parts_by_body = split_by_depth(table, shape_of(model, tp), lambda measurement: measurement.peak_bytes)
-        self._surfaces = {body: surfaces(parts) for body, parts in parts_by_body.items()}
+        parts_by_pass = split_by_depth(table, shape_of(model, tp), lambda measurement: measurement.peak_bytes)
+        self._surfaces = {timed_pass: surfaces(parts) for timed_pass, parts in parts_by_pass.items()}
 
-    def at(self, body: TimedPass, rows: float, tokens: float, num_layers: float) -> tuple[float, Source] | None:
+    def at(self, timed_pass: TimedPass, rows: float, tokens: float, num_layers: float) -> tuple[float, Source] | None:
         """Return the peak bytes of `num_layers` layers with embedding and head; None if they were not measured."""
-        if body not in self._surfaces:
+        if timed_pass not in self._surfaces:
             return None
-        layers, ends = self._surfaces[body]
+        layers, ends = self._surfaces[timed_pass]
         layer, source = layers.at(rows, tokens)
         return num_layers * layer + ends.at(rows, tokens)[0], source
 
@@ -182,9 +183,9 @@ def with_peaks(counted: Memory, call: Call, workload: Workload, peaks: Peaks) ->
     max_rows = schedule.max_tokens(longest) / longest
     num_batches = math.ceil(_rows(call, workload) / max_rows)
     in_flight = micro_batches_in_flight(layout, layout.pp, num_batches) if stage.trains else 1
-    body = TimedPass.TRAIN if stage.trains else TimedPass.FORWARD
+    timed_pass = TimedPass.TRAIN if stage.trains else TimedPass.FORWARD
     num_layers = in_flight * max(layers_per_stage(call.model, layout.pp))
-    measured = peaks.at(body, max_rows, longest, num_layers)
+    measured = peaks.at(timed_pass, max_rows, longest, num_layers)
     terms = counted.transient.terms
     if measured is None or not measured[0]:
         return counted

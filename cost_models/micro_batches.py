@@ -189,22 +189,26 @@ class ContextShard(Shard):
     analytic: AnalyticShard
     cp: int
 
-    def time(self, body: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds[float]:
-        if body is TimedPass.OPTIMIZER:
-            return self.shard.time(body, rows, tokens, context)
-        return self.total(body, ((1, rows, tokens, context),))
+    def time(self, timed_pass: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds[float]:
+        if timed_pass is TimedPass.OPTIMIZER:
+            return self.shard.time(timed_pass, rows, tokens, context)
+        return self.total(timed_pass, ((1, rows, tokens, context),))
 
-    def each(self, body: TimedPass, passes: PassColumns) -> PassSeconds[FloatArray]:
+    def each(self, timed_pass: TimedPass, passes: PassColumns) -> PassSeconds[FloatArray]:
         number, rows, tokens, context = passes
         local = PassColumns(number, rows * self.cp, tokens / self.cp, context)
-        times, trains, attention = self.shard.each(body, local), body is TimedPass.TRAIN, self.analytic.attention
+        times, trains, attention = (
+            self.shard.each(timed_pass, local),
+            timed_pass is TimedPass.TRAIN,
+            self.analytic.attention,
+        )
         beyond = attention(rows, tokens, trains=trains) - attention(local.rows, local.tokens, trains=trains)
         source = least_trusted([times.source, Source.ANALYTIC])
         return PassSeconds(times.layer + np.maximum(beyond, 0.0), times.ends, source)
 
-    def total(self, body: TimedPass, passes: Passes) -> PassSeconds[float]:
+    def total(self, timed_pass: TimedPass, passes: Passes) -> PassSeconds[float]:
         local_passes = [(number, rows * self.cp, tokens / self.cp, context) for number, rows, tokens, context in passes]
-        local, trains = self.shard.total(body, local_passes), body is TimedPass.TRAIN
+        local, trains = self.shard.total(timed_pass, local_passes), timed_pass is TimedPass.TRAIN
         attention, attention_seconds = self.analytic.attention, 0.0
         for (number, rows, tokens, _), (_, local_rows, local_tokens, _) in zip(passes, local_passes, strict=True):
             local_attention = attention(local_rows, local_tokens, trains=trains)
@@ -306,20 +310,20 @@ class ChunkShard(Shard):
     analytic: AnalyticShard
     contexts: Mapping[float, float]
 
-    def time(self, body: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds[float]:
-        return self.total(body, ((1, rows, tokens, context),))
+    def time(self, timed_pass: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds[float]:
+        return self.total(timed_pass, ((1, rows, tokens, context),))
 
-    def each(self, body: TimedPass, passes: PassColumns) -> PassSeconds[FloatArray]:
+    def each(self, timed_pass: TimedPass, passes: PassColumns) -> PassSeconds[FloatArray]:
         cached = passes.context + np.array([self.contexts.get(tokens, 0.0) for tokens in passes.tokens.tolist()])
-        layers, ends = self.shard.each(TimedPass.PREFILL, passes), self.shard.each(body, passes)
+        layers, ends = self.shard.each(TimedPass.PREFILL, passes), self.shard.each(timed_pass, passes)
         without_cache = self.analytic.each(TimedPass.PREFILL, passes._replace(context=0 * cached))
         with_cache = self.analytic.each(TimedPass.PREFILL, passes._replace(context=cached))
         beyond = np.where(cached > 0, np.maximum(with_cache.layer - without_cache.layer, 0.0), 0.0)
         source = least_trusted([layers.source, ends.source, Source.ANALYTIC])
         return PassSeconds(layers.layer + beyond, ends.ends, source)
 
-    def total(self, body: TimedPass, passes: Passes) -> PassSeconds[float]:
-        layers, ends = self.shard.total(TimedPass.PREFILL, passes), self.shard.total(body, passes)
+    def total(self, timed_pass: TimedPass, passes: Passes) -> PassSeconds[float]:
+        layers, ends = self.shard.total(TimedPass.PREFILL, passes), self.shard.total(timed_pass, passes)
         cached = [(n, rows, tokens, context + self.contexts[tokens]) for n, rows, tokens, context in passes]
         attention_seconds, source = 0.0, least_trusted([layers.source, ends.source])
         for number, rows, tokens, num_cached in cached:

@@ -15,7 +15,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, NamedTuple, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    NamedTuple,
+    Self,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
@@ -47,9 +60,26 @@ class Document(BaseModel):
         return copied
 
 
-def without_defaults(written: Mapping[str, Any], default: Any, *names: str) -> dict[str, Any]:
-    """Return the fields without those that have the default value; only fields in `names`, if given, are dropped."""
-    return {key: value for key, value in written.items() if value != default or (names and key not in names)}
+SCHEMA_VERSION: Final = 3
+"""The one version of all documents that the program writes for itself; a document of another version is refused."""
+
+
+class VersionedDocument(Document):
+    """A document that the program writes for itself. One of another version is refused before its keys are read."""
+
+    remedy: ClassVar[str]
+    """Clause that says what to do about a document of another version."""
+
+    schema_version: Literal[3] = SCHEMA_VERSION
+
+
+def require_version(value: Any, what: str, remedy: str) -> None:
+    """Raises BadInput unless a mapping has the schema version of this program."""
+    version = value.get("schema_version") if isinstance(value, Mapping) else None
+    if version != SCHEMA_VERSION:
+        if version is None:
+            raise BadInput(f"{what} has no schema_version, and this program reads {SCHEMA_VERSION}; {remedy}.")
+        raise BadInput(f"{what}: schema_version={version} is not the {SCHEMA_VERSION} this program reads; {remedy}.")
 
 
 D = TypeVar("D", bound=Document)
@@ -64,9 +94,11 @@ def read_yaml(kind: type[D], path: Path, what: str) -> D:
 
 
 def read_json(kind: type[D], path: Path, what: str) -> D:
-    """Read a document from a JSON file. Raises BadInput for invalid JSON or an invalid document."""
+    """Read a document from a JSON file. Raises BadInput for invalid JSON, another version or an invalid document."""
     text = read_text(path, what, MAX_JSON_BYTES)
-    json_value(text, f"{what} {path}")
+    value = json_value(text, f"{what} {path}")
+    if issubclass(kind, VersionedDocument):
+        require_version(value, f"{what} {path}", kind.remedy)
     return parse(kind, text, f"{what} {path}")
 
 
@@ -135,8 +167,13 @@ def _is_at(holder: dict[Any, Any] | list[Any], key: Any, value: Any) -> bool:
 
 
 def canonical_json(document: BaseModel) -> str:
-    """Return the canonical text of a document: sorted keys, two-space indent, a newline at the end."""
-    return json.dumps(document.model_dump(mode="json"), sort_keys=True, indent=2, allow_nan=False) + "\n"
+    """Return the canonical text of a document: sorted keys, two-space indent, a newline at the end.
+
+    Every field is written, defaults included, so that other programs need no table of defaults; a field that is None is
+    absent and is not written.
+    """
+    written = document.model_dump(mode="json", exclude_none=True)
+    return json.dumps(written, sort_keys=True, indent=2, allow_nan=False) + "\n"
 
 
 def digest(document: BaseModel) -> str:

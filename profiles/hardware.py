@@ -18,9 +18,7 @@ import psutil
 from pydantic import (
     Discriminator,
     Field,
-    SerializerFunctionWrapHandler,
     Tag,
-    model_serializer,
     model_validator,
 )
 
@@ -70,11 +68,6 @@ class Cluster(Document):
     host: Link = Field(description="the link from a device to the memory of its host")
     host_memory_bytes: int = Field(gt=0, description="memory of one host")
     host_cpus: int | None = Field(default=None, gt=0, description="CPUs of one host, if given")
-
-    @model_serializer(mode="wrap")
-    def _without_default(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit `host_cpus` if not given: clusters written before the field existed stay byte-identical."""
-        return {key: value for key, value in written(self).items() if key != "host_cpus" or value is not None}
 
     @property
     def cpus(self) -> int:

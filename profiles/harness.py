@@ -250,7 +250,9 @@ def points(
     Up to 1 + `staleness` batches may be decoded together.
     """
     grid = {
-        Point(shape=shape, num_layers=num_layers, body=timed_pass, rows=rows, tokens=tokens, context=context): None
+        Point(
+            shape=shape, num_layers=num_layers, timed_pass=timed_pass, rows=rows, tokens=tokens, context=context
+        ): None
         for shape, passes in _shapes(graph, specs, cluster).items()
         for num_layers in sorted({depth for depths in DEPTHS[cluster.device.kind].values() for depth in depths})
         for timed_pass in passes

@@ -8,9 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
-from typing import Any, NamedTuple
-
-from pydantic import SerializerFunctionWrapHandler, model_serializer
+from typing import NamedTuple
 
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_shape import ModelSpec
@@ -181,12 +179,6 @@ class Layout:
                 f"layout ep={self.ep} with etp=1 is no multiple of tp={self.tp} that divides the {self.tp * self.dp} "
                 f"ranks of tp x dp; use ep={legal}."
             )
-
-    @model_serializer(mode="wrap")
-    def _serialize(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """The fields, except rare axes that have their default."""
-        fields: dict[str, Any] = write(self)
-        return {axis: value for axis, value in fields.items() if axis not in _RARE_AXES or self._is_written(axis)}
 
     def _is_written(self, axis: str) -> bool:
         """True if a rare axis differs from its default."""

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
-
-from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from meshwright.profiles.errors import BadInput
 
@@ -60,18 +57,6 @@ class Schedule:
     while_waiting: WhileWaiting = WhileWaiting.KEEP
     micro_batch_tokens: int = 0
     rows: tuple[int, ...] = ()
-
-    @model_serializer(mode="wrap")
-    def _without_default(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit optional fields with their default: schedules written before they existed stay byte-identical."""
-        fields: dict[str, Any] = written(self)
-        if self.while_waiting is WhileWaiting.KEEP:
-            del fields["while_waiting"]
-        if not self.micro_batch_tokens:
-            del fields["micro_batch_tokens"]
-        if not self.rows:
-            del fields["rows"]
-        return fields
 
     def __post_init__(self) -> None:
         for name, minimum in _MINIMA.items():

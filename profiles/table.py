@@ -13,11 +13,11 @@ import statistics
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from meshwright.profiles.documents import Document, canonical_json, read_json, write_atomically
+from meshwright.profiles.documents import Document, VersionedDocument, canonical_json, read_json, write_atomically
 from meshwright.profiles.elementwise import N
 from meshwright.profiles.environment.latency import TimedCalls
 from meshwright.profiles.errors import BadInput
@@ -52,11 +52,6 @@ class Shape(Document):
     qk_norm: bool = False
     gated_mlp: bool = True
     adapter: Adapter | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit `adapter` if there is none: tables written before adapters existed stay byte-identical."""
-        return {key: value for key, value in written(self).items() if key != "adapter" or value}
 
     def model(self, *, num_layers: int, max_positions: int) -> ModelSpec:
         """Return a model of this shape, to be built and timed."""
@@ -116,7 +111,7 @@ class Point(Document):
 
     shape: Shape
     num_layers: int = Field(gt=0)
-    body: TimedPass
+    timed_pass: TimedPass
     rows: int = Field(ge=0)
     tokens: int = Field(ge=0, description="new tokens per row")
     context: int = Field(ge=0, description="tokens per row that are cached already")
@@ -185,11 +180,6 @@ class Provenance(Document):
     )
     kernels: str | None = Field(default=None, description="kernels that the timed code used; null is unknown")
 
-    @model_serializer(mode="wrap")
-    def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit `kernels` if unknown: tables written before the field existed stay byte-identical."""
-        return {key: value for key, value in written(self).items() if key != "kernels" or value}
-
     @property
     def engine(self) -> EngineName:
         """The engine whose prefills and decode steps were timed: the one that `run` uses on such a device."""
@@ -200,7 +190,7 @@ class Correction(Document):
     """A calibration from a run: the seconds of one pass on one shape are those of the table times `factor`."""
 
     shape: Shape
-    body: TimedPass
+    timed_pass: TimedPass
     factor: float = Field(gt=0, description="corrected seconds over those without this correction")
     spread: float = Field(ge=0, description="interquartile range over steps of the measured seconds, over their median")
     stages: tuple[str, ...] = Field(min_length=1, description="stages of the run that it was derived from")
@@ -214,7 +204,7 @@ class Traffic(StrEnum):
 
     COLLECTIVE = "collective"
     REFIT = "refit"
-    TRANSFER = "handover"
+    TRANSFER = "transfer"
 
 
 class TrafficCorrection(Document):
@@ -228,24 +218,20 @@ class TrafficCorrection(Document):
     date: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$", description="day of the calibration")
 
 
-class Table(Document):
+class Table(VersionedDocument):
     """Measurements under one provenance, in canonical order.
 
     Corrections do not change the measurements. They are applied one after another, the latest last.
     """
 
-    schema_version: Literal[1] = 1
+    remedy: ClassVar[str] = "measure it again with `meshwright profile`"
+
     provenance: Provenance
     measurements: tuple[Measurement, ...] = ()
     collectives: tuple[Collective, ...] = ()
     corrections: tuple[Correction, ...] = ()
     traffic: tuple[TrafficCorrection, ...] = Field(default=(), description="corrections of communication between ranks")
     calls: tuple[TimedCalls, ...] = Field(default=(), description="timed calls of rewards and tools on hosts")
-
-    @model_serializer(mode="wrap")
-    def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit `calls` if empty: tables written before the field existed stay byte-identical."""
-        return {key: value for key, value in written(self).items() if key != "calls" or value}
 
     @field_validator("calls")
     @classmethod
@@ -282,7 +268,8 @@ class Table(Document):
         """The product of all corrections of each pass on this shape; passes without a correction are left out."""
         corrections = [c for c in self.corrections if c.shape == shape]
         return {
-            body: math.prod(c.factor for c in corrections if c.body == body) for body in {c.body for c in corrections}
+            timed_pass: math.prod(c.factor for c in corrections if c.timed_pass == timed_pass)
+            for timed_pass in {c.timed_pass for c in corrections}
         }
 
     def corrected(self, traffic: Traffic, seconds: N) -> N:

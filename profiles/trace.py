@@ -23,14 +23,14 @@ from meshwright.profiles.untrusted_text import require_file
 MEMORY, RESIDENT = "memory_bytes", "resident_bytes"
 """Facts of a stage's span: memory in use on its rank while it runs, and after it has ended."""
 
-NUM_TOOL_TOKENS, NUM_CALLS, CALL_SECONDS = "num_told_tokens", "num_tool_calls", "tool_seconds"
+NUM_TOOL_TOKENS, NUM_CALLS, CALL_SECONDS = "num_tool_tokens", "num_tool_calls", "tool_seconds"
 """Facts of a multi-turn generation: number of tool tokens; and, on the rank that calls tools, the number of calls and
 the sum of their latencies."""
 
 NUM_CHUNK_TOKENS, NUM_OVERCOMMIT = "num_chunk_tokens", "num_overcommit"
 """Facts of a generation under run-time controllers: the longest chunk in the period, and the overcommit."""
 
-NUM_SAMPLES, NUM_SAMPLED_TOKENS = "num_drawn", "num_drawn_tokens"
+NUM_SAMPLES, NUM_SAMPLED_TOKENS = "num_samples", "num_sampled_tokens"
 """Facts of a generation with overcommit or in waves: the number of responses in the prompt batches that it completed,
 or in the wave, and their tokens."""
 

@@ -6,9 +6,9 @@ A workload can be updated with observed lengths, within its own maximum lengths.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from meshwright.profiles.documents import Document
 from meshwright.profiles.environment.dynamic_sampling import MIN_ACCEPTANCE, DynamicSampling
@@ -38,17 +38,6 @@ class Workload(Document):
     )
     num_minibatches: int = Field(default=1, gt=0, description="optimizer updates per pass over the batch")
     num_epochs: int = Field(default=1, gt=0, description="passes over the batch per step")
-
-    @model_serializer(mode="wrap")
-    def _without_default(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit optional fields with their default, so that workloads written before they existed keep their text."""
-        fields: dict[str, Any] = written(self)
-        if self.group_size == 1:
-            del fields["group_size"]
-        for name in ("turns", "dynamic_sampling", "best_of"):
-            if getattr(self, name) is None:
-                del fields[name]
-        return fields
 
     @model_validator(mode="after")
     def _has_complete_groups(self) -> Self:

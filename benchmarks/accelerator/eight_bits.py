@@ -156,7 +156,7 @@ def _rounds(world: World) -> Iterator[str]:
         point = Point(
             shape=shape_of(spec, 1),
             num_layers=spec.num_layers,
-            body=TimedPass.DECODE,
+            timed_pass=TimedPass.DECODE,
             rows=_ROWS,
             tokens=1,
             context=context,

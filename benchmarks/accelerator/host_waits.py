@@ -61,7 +61,7 @@ def report(world: World) -> str:
         spec = model_from_config(config_of(world, name), name=name)
         found = launch(_of_model, spec, world, num_ranks=1, setup=ProcessSetup(world.kind))[0]
         lines += [f"| {name} | {_row(one)} |" for one in found]
-        seen = {TimedPass.TRAIN: None, TimedPass.DECODE: None} | {one.point.body: one for one in reversed(found)}
+        seen = {TimedPass.TRAIN: None, TimedPass.DECODE: None} | {one.point.timed_pass: one for one in reversed(found)}
         told += [_longest(name, one) for one in (seen[TimedPass.TRAIN], seen[TimedPass.DECODE]) if one]
     return "\n".join((*lines, *told))
 
@@ -76,7 +76,7 @@ def _of_model(spec: ModelSpec, world: World) -> list[Found]:
     )
     found = []
     for point in points:
-        found.append(_watched(point, bench.prepare(point), _ROUNDS if point.body is TimedPass.DECODE else 1))
+        found.append(_watched(point, bench.prepare(point), _ROUNDS if point.timed_pass is TimedPass.DECODE else 1))
         print(_row(found[-1]), file=sys.stderr, flush=True)
     return found
 
@@ -84,7 +84,7 @@ def _of_model(spec: ModelSpec, world: World) -> list[Found]:
 def _point(spec: ModelSpec, body: TimedPass, rows: int, tokens: int) -> Point:
     decodes = body is TimedPass.DECODE
     return Point(
-        body=body,
+        timed_pass=body,
         shape=shape_of(spec, 1),
         num_layers=spec.num_layers,
         rows=rows,
@@ -124,9 +124,9 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
 
 def _row(found: Found) -> str:
     point = found.point
-    tokens = f"{point.context} cached tokens" if point.body is TimedPass.DECODE else f"{point.tokens} tokens"
+    tokens = f"{point.context} cached tokens" if point.timed_pass is TimedPass.DECODE else f"{point.tokens} tokens"
     figures = f"{1e3 * found.seconds:.2f} | {1e3 * found.busy_seconds:.2f} | {found.busy_seconds / found.seconds:.0%}"
-    return f"{point.body.value}, {point.rows} rows of {tokens} | {figures} | {found.num_kernels:.0f}"
+    return f"{point.timed_pass.value}, {point.rows} rows of {tokens} | {figures} | {found.num_kernels:.0f}"
 
 
 def _longest(name: str, found: Found) -> str:

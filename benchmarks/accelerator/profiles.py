@@ -38,7 +38,7 @@ def report(world: World, name: str, minutes: float) -> str:
     if not has_operators(world.device):
         return told + f"\nNo operators of {world.device} that others measured can be read here."
     cluster = require_uniform(facts.cluster, "compare")
-    lines = ["\n| body | points | median error | mean | 90th percentile | bias |", "|---|---|---|---|---|---|"]
+    lines = ["\n| pass | points | median error | mean | 90th percentile | bias |", "|---|---|---|---|---|---|"]
     for score in against(table, _added_up(table, cluster, facts.precision)):
         errors = f"{score.median:.1%} | {score.mean:.1%} | {score.p90:.1%} | {score.bias:+.1%}"
         lines.append(f"| {score.name} | {score.used} | {errors} |")
@@ -47,22 +47,22 @@ def report(world: World, name: str, minutes: float) -> str:
 
 def _added_up(table: Table, cluster: Cluster, precision: str) -> Table:
     """The table's points from the operators of its device."""
-    wanted = [measurement.point for measurement in table.measurements if measurement.point.body in BODIES]
+    wanted = [measurement.point for measurement in table.measurements if measurement.point.timed_pass in BODIES]
     operators, date = read_operators(cluster.device.name), datetime.date.today().isoformat()
     return imported_table(operators, wanted, cluster, precision, date)
 
 
 def against(measured: Table, added_up: Table) -> Iterable[Score]:
-    """The second table's times as predictions of the first's, point by point where both have one, for each body."""
+    """The second table's times as predictions of the first's, point by point where both have one, for each pass."""
     predicted = {m.point: m.seconds for m in added_up.measurements if m.seconds}
-    for body in (*BODIES, None):
+    for timed_pass in (*BODIES, None):
         answers = tuple(
             Answer(label=str(m.point), measured=m.seconds, predicted=seconds)
             for m in measured.measurements
-            if body in (None, m.point.body) and m.seconds and (seconds := predicted.get(m.point))
+            if timed_pass in (None, m.point.timed_pass) and m.seconds and (seconds := predicted.get(m.point))
         )
-        yield Score(name=_name(body), bar=Bar(), answers=answers, skipped=Counter())
+        yield Score(name=_name(timed_pass), bar=Bar(), answers=answers, skipped=Counter())
 
 
-def _name(body: TimedPass | None) -> str:
-    return body.value if body else "all"
+def _name(timed_pass: TimedPass | None) -> str:
+    return timed_pass.value if timed_pass else "all"

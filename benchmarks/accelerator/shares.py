@@ -29,15 +29,15 @@ all layers."""
 _DECODE_ROWS = 64
 _TRAIN_ROWS = 4
 _REPEATS = 20
-_SECONDS = 20.0  # of one body at most
+_SECONDS = 20.0  # of one pass at most
 
 
 class Share(NamedTuple):
-    """A body beside the least seconds that the device can need for it, by its datasheet and by what was measured of
+    """A pass beside the least seconds that the device can need for it, by its datasheet and by what was measured of
     it, if it was."""
 
     model: str
-    body: str
+    timed_pass: str
     limit_seconds: float
     measured_limit_seconds: float | None
     measured: Measurement
@@ -47,7 +47,7 @@ def report(world: World) -> str:
     """As a table of Markdown."""
     specs = [model_from_config(config_of(world, name), name=name) for name in TRAINED_LAYERS]
     lines = (
-        "| model | body | limit ms | measured ms | share of the datasheet | of what was measured | tokens/s |",
+        "| model | pass | limit ms | measured ms | share of the datasheet | of what was measured | tokens/s |",
         "|---|---|---|---|---|---|---|",
     )
     return "\n".join((*lines, *(f"| {share.model} | {_row(share)} |" for share in shares(world, specs))))
@@ -63,8 +63,8 @@ def shares(world: World, specs: Sequence[ModelSpec]) -> Iterator[Share]:
     found = launch(_measured, points, world.precision, num_ranks=1, setup=ProcessSetup(world.kind))[0]
     device, best = device_of(world), measured(world)
 
-    def limit(body: TimedPass, spec: ModelSpec, device: Device) -> float:
-        if body is TimedPass.DECODE:
+    def limit(timed_pass: TimedPass, spec: ModelSpec, device: Device) -> float:
+        if timed_pass is TimedPass.DECODE:
             return decode_seconds(spec, device, world.precision, rows=_DECODE_ROWS, context=context)
         return train_seconds(spec, device, world.precision, rows=_TRAIN_ROWS, tokens=tokens)
 
@@ -74,14 +74,14 @@ def shares(world: World, specs: Sequence[ModelSpec]) -> Iterator[Share]:
     }
     sides = (spec for both in zip(specs, trained, strict=True) for spec in both)
     for spec, measurement in zip(sides, found, strict=True):
-        body, name = measurement.point.body, f"{spec.name}, {spec.num_layers} layers"
-        of_best = limit(body, spec, best) if best else None
-        yield Share(name, told[body], limit(body, spec, device), of_best, measurement)
+        timed_pass, name = measurement.point.timed_pass, f"{spec.name}, {spec.num_layers} layers"
+        of_best = limit(timed_pass, spec, best) if best else None
+        yield Share(name, told[timed_pass], limit(timed_pass, spec, device), of_best, measurement)
 
 
 def _points(spec: ModelSpec, trained: ModelSpec, context: int, tokens: int) -> tuple[Point, Point]:
-    decode = {"body": TimedPass.DECODE, "rows": _DECODE_ROWS, "tokens": 1, "context": context}
-    train = {"body": TimedPass.TRAIN, "rows": _TRAIN_ROWS, "tokens": tokens, "context": 0}
+    decode = {"timed_pass": TimedPass.DECODE, "rows": _DECODE_ROWS, "tokens": 1, "context": context}
+    train = {"timed_pass": TimedPass.TRAIN, "rows": _TRAIN_ROWS, "tokens": tokens, "context": 0}
     return (
         Point(shape=shape_of(spec, 1), num_layers=spec.num_layers, **decode),
         Point(shape=shape_of(trained, 1), num_layers=trained.num_layers, **train),
@@ -91,11 +91,11 @@ def _points(spec: ModelSpec, trained: ModelSpec, context: int, tokens: int) -> t
 def _row(share: Share) -> str:
     seconds, point = share.measured.seconds, share.measured.point
     if seconds is None:
-        return f"{share.body} | {share.limit_seconds * 1e3:.3g} | {share.measured.reason} | | |"
+        return f"{share.timed_pass} | {share.limit_seconds * 1e3:.3g} | {share.measured.reason} | | |"
     best = f"{share.measured_limit_seconds / seconds:.0%}" if share.measured_limit_seconds else "not measured yet"
     return (
-        f"{share.body} | {share.limit_seconds * 1e3:.3g} | {seconds * 1e3:.3g} | {share.limit_seconds / seconds:.0%} | "
-        f"{best} | {point.rows * point.tokens / seconds:.0f}"
+        f"{share.timed_pass} | {share.limit_seconds * 1e3:.3g} | {seconds * 1e3:.3g} | "
+        f"{share.limit_seconds / seconds:.0%} | {best} | {point.rows * point.tokens / seconds:.0f}"
     )
 
 

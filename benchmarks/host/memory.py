@@ -24,7 +24,7 @@ from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.profiling.bench import Bench
 
 _SHARED = ("kv cache", "refit buffer")
-"""Transient terms that are no part of a body's working memory."""
+"""Transient terms that are no part of a timed pass's working memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ def _calls(plan: Plan) -> dict[Point, Call]:
         point = Point(
             shape=shape_of(spec, p.layout.tp),
             num_layers=spec.num_layers,
-            body=TimedPass.TRAIN if stage.trains else TimedPass.FORWARD,
+            timed_pass=TimedPass.TRAIN if stage.trains else TimedPass.FORWARD,
             rows=rows,
             tokens=longest,
             context=0,

@@ -35,7 +35,7 @@ class Pinned:
 
     seed: int
     gap: float
-    asked_gap: float
+    requested_gap: float
     num_pins: int
     faster: tuple[str, ...]
 
@@ -80,7 +80,11 @@ def tried(seed: int, facts: Facts, num_pins: int, until: float) -> Pinned:
         if time.monotonic() > until:
             break
     return Pinned(
-        seed=seed, gap=best.solver.gap, asked_gap=best.solver.asked_gap, num_pins=num_tried, faster=tuple(faster)
+        seed=seed,
+        gap=best.solver.gap,
+        requested_gap=best.solver.requested_gap,
+        num_pins=num_tried,
+        faster=tuple(faster),
     )
 
 
@@ -99,9 +103,10 @@ def main() -> None:
         one = tried(seed, facts_of(seed, small_facts(batch_size=64)), each, until)
         found.append(one)
         print(
-            f"{seed}: gap {one.gap:.4%} of {one.asked_gap:.1%}, {one.num_pins} pins, faster: {one.faster}", flush=True
+            f"{seed}: gap {one.gap:.4%} of {one.requested_gap:.1%}, {one.num_pins} pins, faster: {one.faster}",
+            flush=True,
         )
-    missed = [one.seed for one in found if one.gap > one.asked_gap]
+    missed = [one.seed for one in found if one.gap > one.requested_gap]
     print(
         f"{len(found)} jobs, {sum(one.num_pins for one in found)} pins; gap missed: {missed}; "
         f"faster: {[one.seed for one in found if one.faster]}"

@@ -97,7 +97,7 @@ def table(points: Sequence[Planned]) -> list[str]:
         bar = "#" * max(1, round(40 * point.cpu_seconds / most))
         rows.append(
             f"| {point.num_ranks:,} | {point.cpu_seconds:.1f} | {point.wall_seconds:.1f} | "
-            f"{point.peak_bytes / 2**20:.0f} | {point.work.timed:,} | {point.work.weighed:,} | "
+            f"{point.peak_bytes / 2**20:.0f} | {point.work.num_time_costs:,} | {point.work.num_memory_costs:,} | "
             f"{point.work.deterministic_time:.2f} | {point.period_seconds:.2f} | {point.gap:.2%} | `{bar}` |"
         )
     return rows

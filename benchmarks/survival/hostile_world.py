@@ -85,7 +85,7 @@ def kinds(directory: Path) -> tuple[Kind, ...]:
         ),
         Kind(
             name="in flight",
-            path=f"{here}/underway-00000.safetensors",
+            path=f"{here}/in_flight-00000.safetensors",
             form=Form.SAFETENSORS,
             reads=(lambda d: read_all_in_flight_states(d / here),),
         ),

@@ -107,7 +107,7 @@ def report(out: Path) -> str:
     for plan_name, run_name in (("first", "calibrating"), ("second", "run")):
         plan, run = read_plan(out / f"{plan_name}.json"), out / run_name
         metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][1:]
-        score, told = (statistics.fmean(line[key] for line in metrics) for key in ("score", "told_tokens"))
+        score, told = (statistics.fmean(line[key] for line in metrics) for key in ("score", "tool_tokens"))
         lines += ["", f"{run_name}: {len(metrics)} steps, score {score:.2f}, {told:.1f} tokens told a rollout", ""]
         lines += ["| what | predicted, s | measured, s | predicted over measured |", "|---|---|---|---|"]
         lines.append(_row("a step", plan.period_seconds, statistics.median(line["seconds"] for line in metrics)))

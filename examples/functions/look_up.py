@@ -7,7 +7,7 @@
     PYTHONPATH=examples/functions meshwright run plan.json job.yaml --allow-module look_up --out run
 
 A function takes a list of calls and returns a list of as many texts, appended to the rollouts as tool tokens, which
-carry no loss. A call is a sample with all of the rollout so far as its `response`, `turn`, its number, and `drawn`,
+carry no loss. A call is a sample with all of the rollout so far as its `response`, `turn`, its number, and `sampled`,
 the text that this turn has generated.
 """
 
@@ -16,9 +16,9 @@ CAPITALS = {"france": "Paris", "japan": "Tokyo", "kenya": "Nairobi"}
 
 def capital(calls):
     """The capital of the country that each call names last."""
-    return [answer(call.drawn) for call in calls]
+    return [answer(call.sampled) for call in calls]
 
 
-def answer(drawn):
-    asked = drawn.rpartition("<<")[2].removesuffix(">>").strip().lower()
+def answer(sampled):
+    asked = sampled.rpartition("<<")[2].removesuffix(">>").strip().lower()
     return CAPITALS.get(asked, "not known")

@@ -234,7 +234,7 @@ def _groups(plan: Plan, observation: RunObservation, date: str) -> Iterator[_Gro
         corrections = (
             Correction(
                 shape=shape,
-                body=timed_pass,
+                timed_pass=timed_pass,
                 factor=1.0,
                 spread=max(observation.spread[stage] for stage in stages),
                 stages=tuple(stages),

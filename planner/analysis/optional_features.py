@@ -121,7 +121,7 @@ class BestSamples:
     all samples and of those that see only the kept ones, each a sum over stages."""
 
     num_prompts: int
-    num_drawn: int
+    num_sampled: int
     num_kept: int
     all_seconds: float
     kept_seconds: float
@@ -129,9 +129,9 @@ class BestSamples:
     @property
     def sentences(self) -> Iterator[str]:
         """Report lines."""
-        generated, kept = self.num_prompts * self.num_drawn, self.num_prompts * self.num_kept
+        generated, kept = self.num_prompts * self.num_sampled, self.num_prompts * self.num_kept
         yield (
-            f"{self.num_drawn} samples of each of {self.num_prompts} prompts are generated and scored, and the best "
+            f"{self.num_sampled} samples of each of {self.num_prompts} prompts are generated and scored, and the best "
             f"{self.num_kept} are trained on: {generated} and {kept} a step"
         )
         yield (
@@ -149,7 +149,7 @@ def best_samples(plan: Plan) -> BestSamples | None:
     see_all = [stage.name for stage in plan.graph.stages if processes_all_samples(stage)]
     return BestSamples(
         num_prompts=workload.num_prompts,
-        num_drawn=workload.best_of,
+        num_sampled=workload.best_of,
         num_kept=workload.group_size,
         all_seconds=math.fsum(seconds[name] for name in see_all),
         kept_seconds=math.fsum(taken for name, taken in seconds.items() if name not in see_all),

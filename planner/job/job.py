@@ -42,7 +42,7 @@ from meshwright.planner.job.sections import (
     require_one_vocabulary,
 )
 from meshwright.profiles.algorithms import Algorithm
-from meshwright.profiles.documents import Document, differences, digest, read_yaml, without_defaults
+from meshwright.profiles.documents import Document, differences, digest, read_yaml
 from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.frameworks import EAGER, EngineName, own_engine, require_graph_support
 from meshwright.profiles.hardware import AnyCluster
@@ -77,8 +77,6 @@ _REWARD_MODEL_WEIGHT = "weight of the reward model's score beside the rewards"
 _TOOL = "tool that answers the turns of a rollout; needed by run where workload.turns is given"
 _LOADS = "rewards that run on hosts"
 _REF_IS_BASE = "the reference is the actor without its adapter, so that one copy of the weights may serve both"
-_OPTIONAL_PARTS = ("adapter", "window", "attention_sinks", "expert_bias")
-"""Keys of a model that are left out where they are None or false."""
 
 
 CacheAfterRefit: TypeAlias = Literal["keep", "recompute"]
@@ -143,19 +141,10 @@ class Job(Document):
     data: Data | None = Field(default=None, description="needed by run, not by plan")
 
     @model_serializer(mode="wrap")
-    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out defaults, and the settings of other algorithms."""
-        dumped = without_defaults(
-            without_defaults(without_defaults(serialize(self), "ppo", "algorithm"), [], "rewards"),
-            1.0,
-            "reward_model_weight",
-        )
-        dumped = without_defaults(dumped, None, "engine", "tool", "generation_weights")
-        return {
-            key: value
-            for key, value in dumped.items()
-            if key not in SETTINGS_KEYS.values() or (self.preset and key == SETTINGS_KEYS[self.preset])
-        }
+    def _with_own_settings(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the settings of other algorithms."""
+        own = self.preset and SETTINGS_KEYS[self.preset]
+        return {key: value for key, value in serialize(self).items() if key not in SETTINGS_KEYS.values() or key == own}
 
     @model_validator(mode="after")
     def _check_algorithm(self) -> Self:
@@ -229,14 +218,6 @@ class RoleModels(Document):
     teacher_3: ModelSpec | None = None
     teacher_4: ModelSpec | None = None
 
-    @model_serializer(mode="wrap")
-    def _without_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        specs = {
-            name: without_defaults(without_defaults(spec, None, *_OPTIONAL_PARTS), False, *_OPTIONAL_PARTS)
-            for name, spec in without_defaults(serialize(self), None).items()
-        }
-        return {name: without_defaults(spec, "", "planned_rope") for name, spec in specs.items()}
-
     @cached_property
     def by_name(self) -> Mapping[str, ModelSpec]:
         """The models that the job has, by role."""
@@ -268,14 +249,6 @@ class Facts(Document):
     generation_weights: GenerationWeights | None = Field(default=None, description=_GENERATION_WEIGHTS)
     rewards: tuple[RewardLoad, ...] = Field(default=(), max_length=16, description=_LOADS)
     ref_is_base: bool = Field(default=False, description=_REF_IS_BASE)
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out defaults."""
-        dumped = without_defaults(without_defaults(serialize(self), "keep", "cache_after_refit"), "ppo", "algorithm")
-        return without_defaults(
-            without_defaults(without_defaults(dumped, [], "rewards"), False, "ref_is_base"), None, "generation_weights"
-        )
 
     @model_validator(mode="after")
     def _check_algorithm(self) -> Self:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Discriminator, Field, SerializerFunctionWrapHandler, Tag, model_serializer
+from pydantic import Discriminator, Field, Tag
 
 from meshwright.planner.job.limits import MOST_NODES, MOST_RANKS_PER_NODE
-from meshwright.profiles.documents import Document, parse, without_defaults
+from meshwright.profiles.documents import Document, parse
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.hardware import (
     Cluster,
@@ -56,10 +56,6 @@ class ModelSource(Document):
     )
     adapter: Adapter | None = Field(default=None, description=_ADAPTER)
 
-    @model_serializer(mode="wrap")
-    def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(written(self), None)
-
 
 class Models(Document):
     """The models of a job, one for each role of its algorithm. The critic may name the reward model's directory; it
@@ -73,10 +69,6 @@ class Models(Document):
     teacher_2: ModelSource | None = Field(default=None, description=_MORE_TEACHERS)
     teacher_3: ModelSource | None = Field(default=None, description=_MORE_TEACHERS)
     teacher_4: ModelSource | None = Field(default=None, description=_MORE_TEACHERS)
-
-    @model_serializer(mode="wrap")
-    def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(written(self), None)
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -290,8 +282,8 @@ _COLUMNS = (
     "column, as reward_model.ground_truth"
 )
 _LONG_PROMPTS = (
-    "prompts longer than workload.prompt.max are left out (filter), cut to their last tokens (cut), or the job is "
-    "refused"
+    "prompts longer than workload.prompt.max are left out (filter), truncated to their last tokens (truncate_left), or "
+    "the job is refused (refuse)"
 )
 _SPLIT = "split to read from a directory that has several"
 _CHAT = "treat a text prompt as a user message and apply the tokenizer's chat template"
@@ -310,7 +302,7 @@ class Data(Document):
     prompts: str = Field(description=_PROMPTS)
     held_out: str | None = Field(default=None, description="file of held-out prompts, for evaluations")
     tokenizer: str = Field(description="tokenizer.json, or the directory that has it")
-    long_prompts: Literal["filter", "cut", "refuse"] = Field(default="filter", description=_LONG_PROMPTS)
+    long_prompts: Literal["filter", "truncate_left", "refuse"] = Field(default="filter", description=_LONG_PROMPTS)
     columns: Mapping[str, str] = Field(default={}, description=_COLUMNS)
     split: str = Field(default="train", description=_SPLIT)
     held_out_split: str = Field(default="test", description=_SPLIT)
@@ -325,9 +317,3 @@ class Data(Document):
     def optional_columns(self) -> Mapping[str, str]:
         """The columns that are read if the files have them, although the job does not name them: our name to theirs."""
         return {} if ANSWER in self.columns else {ANSWER: ANSWER}
-
-    @model_serializer(mode="wrap")
-    def _without_default(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out defaults."""
-        defaults = {"columns": {}, "split": "train", "held_out_split": "test", "chat": False}
-        return {key: value for key, value in written(self).items() if defaults.get(key, ...) != value}

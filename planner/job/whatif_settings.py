@@ -25,9 +25,6 @@ Value: TypeAlias = Any
 Setting: TypeAlias = Mapping[str, Value]
 """New values of some fields, by dotted path."""
 
-_OMITTED_DEFAULTS = ("generation_weights",)
-"""Fields that may be set although the facts omit them while they have their default."""
-
 _LINKS = ("intra_node", "inter_node", "between")
 
 _MAX_SUGGESTIONS = 3
@@ -83,7 +80,7 @@ def with_setting(facts: Facts, setting: Setting) -> Facts:
     Raises BadInput for an unknown field, naming the nearest, or a bad value.
     """
     tree = json.loads(facts.model_dump_json())
-    known = tuple(dict.fromkeys((*_paths(tree), *_OMITTED_DEFAULTS)))
+    known = tuple(_paths(tree))
     for path, value in setting.items():
         if path not in known:
             raise BadInput(f"--set {path}: the plan's facts have no such field; {_suggestion(path, known)}")

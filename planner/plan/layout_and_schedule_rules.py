@@ -368,7 +368,9 @@ def _overlaps(facts: Facts, layout: Layout, search_case: SearchCase) -> tuple[Sc
     """
     batch_size = facts.workload.batch_size
     deferral = (
-        max_deferral(search_case.ahead, facts.staleness) if search_case.runs_on and not facts.workload.turns else 0
+        max_deferral(search_case.ahead, facts.staleness)
+        if search_case.keeps_in_flight and not facts.workload.turns
+        else 0
     )
     batches = [Schedule(batches_in_flight=2**k) for k in range((deferral + 1).bit_length())]
     if not deferral or facts.workload.group_size > 1:

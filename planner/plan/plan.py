@@ -11,26 +11,21 @@ Costs are `Cost` records: named terms in seconds or bytes, each with its source.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from meshwright.cost_models.cost import Cost
 from meshwright.planner.job.job import Facts, Job, require_job
 from meshwright.planner.job.limits import require_within_limits
 from meshwright.planner.job.rewards_and_tools import HostWorkers
 from meshwright.planner.plan.pins import Ranks, Value, value_of
-from meshwright.profiles.documents import Document, canonical_json, parse, write_atomically
-from meshwright.profiles.errors import BadInput
+from meshwright.profiles.documents import Document, VersionedDocument, canonical_json, read_json, write_atomically
 from meshwright.profiles.hardware import replicas_of_parts
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.packing import ReplicaAssignment
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Role, Stage, StageGraph
-from meshwright.profiles.untrusted_text import MAX_JSON_BYTES, json_value, read_text
-
-SCHEMA_VERSION: Final = 2
-"""The schema version of plans that are read and written; a plan of another version is refused."""
 
 
 class Pool(Document):
@@ -52,7 +47,7 @@ class Placement(Document):
     pool: str
     layout: Layout
     stage_layers: tuple[int, ...] = Field(
-        default=(), description="decoder layers of each pipeline stage; left out where all stages have as many"
+        default=(), description="decoder layers of each pipeline stage; empty where all stages have as many"
     )
     schedule: Schedule
     steps_ahead: int = Field(default=0, ge=0, description="steps by which the stage works ahead of the training")
@@ -64,12 +59,6 @@ class Placement(Document):
     transient: Cost = Field(description="bytes on the fullest rank, only while this stage runs")
     host: Cost = Field(default=Cost(), description="bytes in host memory for each rank")
     pace: float = Field(default=1.0, gt=0, description="measured seconds over predicted seconds, from a run")
-
-    @model_serializer(mode="wrap")
-    def _without_usual(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out `stage_layers` where all pipeline stages have equally many layers, and a pace of 1."""
-        usual = {"stage_layers": (), "pace": 1.0}
-        return {key: value for key, value in written(self).items() if key not in usual or value != usual[key]}
 
 
 class Edge(Document):
@@ -97,11 +86,11 @@ class Refit(Document):
 class SearchWork(Document):
     """Counts of the work of a search. A search that no time limit ends has the same counts on every machine."""
 
-    timed: int = Field(default=0, ge=0, description="choices whose seconds were computed")
-    weighed: int = Field(default=0, ge=0, description="choices whose bytes were computed")
-    generations: int = Field(default=0, ge=0, description="simulated generation choices, over all search cases")
-    too_slow: int = Field(default=0, ge=0, description="choices pruned as slower than a known plan")
-    models: int = Field(default=0, ge=0, description="models that the solver was given")
+    num_time_costs: int = Field(default=0, ge=0, description="choices whose seconds were computed")
+    num_memory_costs: int = Field(default=0, ge=0, description="choices whose bytes were computed")
+    num_generations: int = Field(default=0, ge=0, description="simulated generation choices, over all search cases")
+    num_too_slow: int = Field(default=0, ge=0, description="choices pruned as slower than a known plan")
+    num_models: int = Field(default=0, ge=0, description="models that the solver was given")
     deterministic_time: float = Field(
         default=0.0, ge=0, description="deterministic time of the solver, in its own unit"
     )
@@ -120,7 +109,7 @@ class Solver(Document):
     seed: int
     num_workers: int = Field(gt=0)
     max_deterministic_time: float = Field(ge=0)
-    asked_gap: float = Field(default=0.0, ge=0, le=1, description="gap at which the search may end")
+    requested_gap: float = Field(default=0.0, ge=0, le=1, description="gap at which the search may end")
     status: Literal["optimal", "feasible", "pinned"]
     objective_seconds: float
     bound_seconds: float
@@ -130,13 +119,14 @@ class Solver(Document):
     @property
     def has_requested_gap(self) -> bool:
         """True if the gap is at most the requested one, up to rounding."""
-        return self.gap <= self.asked_gap + ROUNDING_TOLERANCE
+        return self.gap <= self.requested_gap + ROUNDING_TOLERANCE
 
 
-class Plan(Document):
+class Plan(VersionedDocument):
     """The decision: which stage runs where, how and when, for which facts, and the proven gap to the best plan."""
 
-    schema_version: Literal[2] = 2
+    remedy: ClassVar[str] = "plan the job again"
+
     digests: dict[str, str] = Field(description="SHA-256 of each input the plan was computed from")
     facts: Facts
     staleness: int = Field(
@@ -151,11 +141,6 @@ class Plan(Document):
     refits: tuple[Refit, ...]
     period_seconds: float = Field(gt=0, description="predicted seconds per step")
     peak_bytes_per_rank: tuple[int, ...]
-
-    @model_serializer(mode="wrap")
-    def _without_workers(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out `workers` where no reward runs on hosts."""
-        return {key: value for key, value in written(self).items() if key != "workers" or value}
 
     @property
     def origins(self) -> dict[str, str]:
@@ -241,9 +226,7 @@ class Plan(Document):
 
 def read_plan(path: Path) -> Plan:
     """The plan in a JSON file. Raises BadInput for another schema version and for anything malformed."""
-    text = read_text(path, "plan", MAX_JSON_BYTES)
-    _refuse_other_versions(path, json_value(text, f"plan {path}"))
-    plan = parse(Plan, text, f"plan {path}")
+    plan = read_json(Plan, path, "plan")
     require_within_limits(plan.facts.models.by_name, plan.facts.cluster, plan.facts.workload, f"plan {path}")
     return plan
 
@@ -251,12 +234,3 @@ def read_plan(path: Path) -> Plan:
 def write_plan(path: Path, plan: Plan) -> None:
     """Write the plan's canonical bytes."""
     write_atomically(path, canonical_json(plan))
-
-
-def _refuse_other_versions(path: Path, value: Any) -> None:
-    """Raises BadInput for another schema version, before the keys are read."""
-    version = value.get("schema_version") if isinstance(value, dict) else None
-    if version is not None and version != SCHEMA_VERSION:
-        raise BadInput(
-            f"plan {path}: schema_version={version} is not the {SCHEMA_VERSION} this program reads; plan the job again."
-        )

@@ -24,11 +24,11 @@ SearchCaseKey: TypeAlias = tuple[bool, bool, int, bool]
 @dataclass(frozen=True, kw_only=True)
 class SearchCase:
     """The async mode of one search: how far stages work ahead, whether state is offloaded (`offload`), and whether
-    sequences may stay in flight from period to period (`runs_on`)."""
+    sequences may stay in flight from period to period (`keeps_in_flight`)."""
 
     ahead: StepsAhead
     offload: bool = False
-    runs_on: bool = False
+    keeps_in_flight: bool = False
 
     def streams(self, stage: Stage) -> bool:
         """True if the stage may read responses while they are generated; it must work on the same step as generation.
@@ -37,13 +37,13 @@ class SearchCase:
         stage then waits for whole sequences.
         """
         same_step = self.ahead[stage.name] == self.ahead[GENERATE]
-        return stage.may_stream and same_step and not (stage.is_trained and self.runs_on)
+        return stage.may_stream and same_step and not (stage.is_trained and self.keeps_in_flight)
 
     def key_for(self, stage: Stage) -> SearchCaseKey:
         """The part of the search case that the choices of a stage depend on; cases with the same key offer the same
         choices."""
         generates = stage.generates
-        return self.offload, self.streams(stage), self.ahead[GENERATE] * generates, self.runs_on and generates
+        return self.offload, self.streams(stage), self.ahead[GENERATE] * generates, self.keeps_in_flight and generates
 
 
 def synchronous(graph: StageGraph) -> StepsAhead:
@@ -80,7 +80,7 @@ def search_cases(ahead: StepsAhead, staleness: int) -> tuple[SearchCase, ...]:
     """The search cases that a bound on staleness allows with this pattern; all of them include offload."""
     within_period, across_periods = (
         SearchCase(ahead=ahead, offload=True),
-        SearchCase(ahead=ahead, offload=True, runs_on=True),
+        SearchCase(ahead=ahead, offload=True, keeps_in_flight=True),
     )
     if max_deferral(ahead, staleness) == 0:
         return (within_period,)

@@ -330,7 +330,7 @@ def _the_status_matches_the_gap(plan: Plan) -> Iterator[str]:
     solver = plan.solver
     if solver.status == "optimal" and not solver.has_requested_gap:
         yield (
-            f"status=optimal and gap={solver.gap:.3g} is above the requested {solver.asked_gap:g}; "
+            f"status=optimal and gap={solver.gap:.3g} is above the requested {solver.requested_gap:g}; "
             "a search that ended there is feasible."
         )
     elif solver.status == "optimal" and solver.bound_seconds <= 0:

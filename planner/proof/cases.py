@@ -60,7 +60,7 @@ class Case:
             self, remaining={**self.remaining, stage: halves[1]}
         )
 
-    def split_by_meeting(self, one: str, other: str) -> tuple[Case, Case]:
+    def split_by_overlap(self, one: str, other: str) -> tuple[Case, Case]:
         """Split the case by two stages: the plans in which their pools intersect, and the others."""
         pair = frozenset((one, other))
         return replace(self, intersects={**self.intersects, pair: True}), replace(

@@ -3,7 +3,7 @@
 All plans of a search case are one case of the proof. A node splits its case into two that together are the whole, so
 that nothing can be left out. A case that is not split has no plan that fits in memory, or has a lower bound on its
 period (`planner.proof.cases`). The smallest of these bounds is the bound of the proof. It is at most the proof's
-`within_seconds`, because the cases leave out choices that are in no plan with a period that short.
+`cutoff_seconds`, because the cases leave out choices that are in no plan with a period that short.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import SearchCase, search_cases, steps_ahead_patterns
 from meshwright.planner.proof.cases import Case
-from meshwright.planner.proof.document import Closed, Meeting, Node, Proof, Split
+from meshwright.planner.proof.document import Closed, Node, Overlap, Proof, Split
 from meshwright.planner.proof.space import AMOUNTS, Enumeration, Space
 from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput, suggestion
@@ -63,16 +63,16 @@ def proven_seconds(space: Space, nodes: Sequence[Node]) -> float:
     return least
 
 
-def split(case: Case, node: Split | Meeting) -> tuple[Case, Case]:
+def split(case: Case, node: Split | Overlap) -> tuple[Case, Case]:
     """Return the two cases of a node, which together are the case. Raises BadInput for an unknown stage or amount."""
-    for name in node.meet if isinstance(node, Meeting) else (node.stage,):
+    for name in node.overlap if isinstance(node, Overlap) else (node.stage,):
         if name not in case.names:
             raise BadInput(f"there is no stage {name!r}; {suggestion(name, case.names)}")
-    if isinstance(node, Meeting):
-        return case.split_by_meeting(*node.meet)
+    if isinstance(node, Overlap):
+        return case.split_by_overlap(*node.overlap)
     if node.amount not in AMOUNTS:
         raise BadInput(f"a choice has no {node.amount!r}; {suggestion(node.amount, AMOUNTS)}")
-    return case.split_by_amount(node.stage, node.amount, node.most)
+    return case.split_by_amount(node.stage, node.amount, node.upper_bound)
 
 
 def _closed_seconds(case: Case, node: Closed, number: int, max_seconds: float) -> float:
@@ -97,13 +97,13 @@ def _differences(proof: Proof, plan: Plan) -> Iterator[str]:
             f"the proof has {proof.solver_bound_seconds:.9g} s as the solver's bound and the plan "
             f"{plan.solver.bound_seconds:.9g} s; prove this plan again."
         )
-    proof_cases = [(tree.ahead, tree.runs_on) for tree in proof.trees]
-    if proof_cases != [(dict(case.ahead), case.runs_on) for case in all_search_cases(plan)]:
+    proof_cases = [(tree.steps_ahead, tree.keeps_in_flight) for tree in proof.trees]
+    if proof_cases != [(dict(case.ahead), case.keeps_in_flight) for case in all_search_cases(plan)]:
         yield "the proof does not have exactly one tree for each way to work ahead; prove this plan again."
 
 
 def _not_proven(proof: Proof, plan: Plan, model: CostModel) -> Iterator[str]:
-    max_seconds = min(plan.period_seconds, proof.within_seconds)
+    max_seconds = min(plan.period_seconds, proof.cutoff_seconds)
     spaces = Enumeration(plan.facts, model, max_seconds).spaces(all_search_cases(plan))
     trees = zip(spaces, proof.trees, strict=True)
     proven = min(max_seconds, *(proven_seconds(space, tree.nodes) for space, tree in trees))

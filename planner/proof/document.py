@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
-from meshwright.profiles.documents import Document, canonical_json, read_json, write_atomically
+from meshwright.profiles.documents import Document, VersionedDocument, canonical_json, read_json, write_atomically
 
 
 class Split(Document):
-    """Splits a case by a stage's amount: first the plans in which it is at most `most`, then the others."""
+    """Splits a case by a stage's amount: first the plans in which it is at most `upper_bound`, then the others."""
 
     stage: str
     amount: str
-    most: float
+    upper_bound: float
 
 
-class Meeting(Document):
+class Overlap(Document):
     """Splits a case by two stages: first the plans in which their pools have a rank in common, then the others."""
 
-    meet: tuple[str, str]
+    overlap: tuple[str, str]
 
 
 class Closed(Document):
@@ -30,25 +30,26 @@ class Closed(Document):
     closed_by: Literal["memory", "time"]
 
 
-Node: TypeAlias = Split | Meeting | Closed
+Node: TypeAlias = Split | Overlap | Closed
 
 
 class Tree(Document):
     """The tree of one search case: each node is followed by its first half, then by its second half."""
 
-    ahead: dict[str, int]
-    runs_on: bool
+    steps_ahead: dict[str, int]
+    keeps_in_flight: bool
     nodes: tuple[Node, ...]
 
 
-class Proof(Document):
+class Proof(VersionedDocument):
     """The proof that no plan of some facts is faster than `bound_seconds`."""
 
-    schema_version: Literal[2] = 2
+    remedy: ClassVar[str] = "prove the bound again"
+
     facts: str = Field(description="SHA-256 of the plan's facts")
     profile: str | None = Field(default=None, description="SHA-256 of the measured table behind the costs")
-    within_seconds: float = Field(gt=0, description="the trees leave out choices that are in no plan as fast as this")
-    bound_seconds: float = Field(gt=0, description="proven lower bound on the period, at most within_seconds")
+    cutoff_seconds: float = Field(gt=0, description="the trees leave out choices that are in no plan as fast as this")
+    bound_seconds: float = Field(gt=0, description="proven lower bound on the period, at most cutoff_seconds")
     solver_bound_seconds: float = Field(description="lower bound that the solver states, for comparison")
     trees: tuple[Tree, ...]
 

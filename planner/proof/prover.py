@@ -17,7 +17,7 @@ from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.proof.cases import Case
 from meshwright.planner.proof.checker import all_search_cases, proven_seconds, split
-from meshwright.planner.proof.document import Closed, Meeting, Node, Proof, Split, Tree
+from meshwright.planner.proof.document import Closed, Node, Overlap, Proof, Split, Tree
 from meshwright.planner.proof.space import AMOUNTS, Enumeration
 from meshwright.profiles.documents import digest
 
@@ -44,7 +44,7 @@ class _Branch:
 
     case: Case
     seconds: float
-    split: Split | Meeting | None = None
+    split: Split | Overlap | None = None
     halves: tuple[_Branch, ...] = ()
 
     def nodes(self, case: Case, target: float) -> Iterator[Node]:
@@ -78,11 +78,11 @@ def prove(plan: Plan, model: CostModel, *, max_splits: int = MAX_SPLITS) -> Proo
     return Proof(
         facts=digest(plan.facts),
         profile=plan.digests.get("profile"),
-        within_seconds=proven,
+        cutoff_seconds=proven,
         bound_seconds=min(proven, *(proven_seconds(*pair) for pair in zip(short_spaces, trees, strict=True))),
         solver_bound_seconds=plan.solver.bound_seconds,
         trees=tuple(
-            Tree(ahead=dict(search_case.ahead), runs_on=search_case.runs_on, nodes=nodes)
+            Tree(steps_ahead=dict(search_case.ahead), keeps_in_flight=search_case.keeps_in_flight, nodes=nodes)
             for search_case, nodes in zip(search_cases, trees, strict=True)
         ),
     )
@@ -106,17 +106,17 @@ def _grow(roots: list[_Branch], target: float, max_splits: int) -> None:
                 heappush(open_, (half.seconds, next(number), half))
 
 
-def _best_split(branch: _Branch, target: float) -> tuple[Split | Meeting, tuple[_Branch, ...]] | None:
+def _best_split(branch: _Branch, target: float) -> tuple[Split | Overlap, tuple[_Branch, ...]] | None:
     """Return the split whose halves have the best bounds, among those that are most promising by their work."""
     case = branch.case
     by_gain = sorted(_splits(case), key=lambda pair: -pair[0])[:_NUM_BY_WORK]
-    candidates: list[Split | Meeting] = [candidate for _, candidate in by_gain]
+    candidates: list[Split | Overlap] = [candidate for _, candidate in by_gain]
     if len(by_gain) < _NUM_BY_WORK or by_gain[0][0] < TARGET_GAP * target:
-        candidates += _meetings(case)
+        candidates += _overlaps(case)
     by_work = sorted(
         candidates, key=lambda candidate: -_score(*(half.least_seconds_by_work() for half in split(case, candidate)))
     )
-    best: tuple[float, Split | Meeting, tuple[_Branch, ...]] | None = None
+    best: tuple[float, Split | Overlap, tuple[_Branch, ...]] | None = None
     for candidate in by_work[:_NUM_BOUNDED]:
         halves = tuple(_bounded(half, target) for half in split(case, candidate))
         score = _score(*(min(half.seconds, target) for half in halves))
@@ -133,11 +133,11 @@ def _score(one: float, other: float) -> float:
     return min(one, other) + _BETTER_HALF_WEIGHT * max(one, other)
 
 
-def _meetings(case: Case) -> Iterator[Meeting]:
+def _overlaps(case: Case) -> Iterator[Overlap]:
     """Yield the pairs of stages whose pools may or may not intersect in the plans of the case."""
     for one, other in combinations(case.names, 2):
         if not case.always_intersect(one, other) and frozenset((one, other)) not in case.intersects:
-            yield Meeting(meet=(one, other))
+            yield Overlap(overlap=(one, other))
 
 
 def _splits(case: Case) -> Iterator[tuple[float, Split]]:
@@ -164,4 +164,4 @@ def _splits(case: Case) -> Iterator[tuple[float, Split]]:
                     max(work[half].min() - work.min(), seconds[half].min() - seconds.min())
                     for half in (row <= most, row > most)
                 ]
-                yield _score(*added), Split(stage=name, amount=amount, most=most)
+                yield _score(*added), Split(stage=name, amount=amount, upper_bound=most)

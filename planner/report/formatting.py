@@ -133,7 +133,7 @@ def colour(name: str, graph: StageGraph) -> str:
 def search_work(work: SearchWork) -> str:
     """A line on the work of a search."""
     return (
-        f"search: costed the time of {work.timed:,} choices and the memory of {work.weighed:,}, simulated "
-        f"{work.generations:,} generations, pruned {work.too_slow:,} choices as too slow; solved {work.models} CP-SAT "
-        f"models in {work.deterministic_time:.2f} units of deterministic time"
+        f"search: costed the time of {work.num_time_costs:,} choices and the memory of {work.num_memory_costs:,}, "
+        f"simulated {work.num_generations:,} generations, pruned {work.num_too_slow:,} choices as too slow; "
+        f"solved {work.num_models} CP-SAT models in {work.deterministic_time:.2f} units of deterministic time"
     )

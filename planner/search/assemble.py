@@ -13,7 +13,7 @@ from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import Choice, StageTransfer, query_for_choice
 from meshwright.planner.plan.evaluate import evaluate, task_name_of
 from meshwright.planner.plan.pins import Ranks
-from meshwright.planner.plan.plan import SCHEMA_VERSION, Edge, Placement, Plan, Pool, Refit, Solver
+from meshwright.planner.plan.plan import Edge, Placement, Plan, Pool, Refit, Solver
 from meshwright.planner.plan.reward_workers import with_workers
 from meshwright.planner.plan.steps_ahead import StepsAhead, max_deferral, staleness_of, synchronous
 from meshwright.profiles.layout import unequal_layers_per_stage
@@ -60,7 +60,6 @@ def assemble(
     generation = picks[GENERATE].choice.schedule
     pools = _pools(picks)
     draft = Plan(
-        schema_version=SCHEMA_VERSION,
         digests=dict(origin.digests),
         facts=facts,
         staleness=staleness_of(ahead[GENERATE], generation, facts.staleness),

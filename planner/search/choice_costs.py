@@ -163,15 +163,15 @@ TOO_SLOW = "too slow for any plan that is as fast as one that is known"
 
 @dataclass
 class QuestionCounts:
-    """Number of queries to a cost model: for seconds (`timed`), for bytes (`weighed`), and simulated generations.
+    """Number of queries to a cost model: for seconds, for bytes, and simulated generations.
 
     A simulation depends on the numbers of replicas, pipeline stages and slots, and on how many sequences are in flight;
     each combination counts once.
     """
 
-    timed: int = 0
-    weighed: int = 0
-    generations: int = 0
+    num_time_costs: int = 0
+    num_memory_costs: int = 0
+    num_generations: int = 0
 
 
 @dataclass
@@ -186,12 +186,12 @@ class CostingRecord:
 
     def count_timed(self, call: Call, choices: ChoiceTable) -> None:
         """Count choices whose seconds are computed, and the simulations that they need."""
-        self.questions.timed += len(choices)
+        self.questions.num_time_costs += len(choices)
         if call.stage.generates:
             for layout, schedule in choices:
                 slots = schedule.generation_slots, schedule.batches_in_flight, schedule.overcommit
                 self.simulated.add((layout.dp, layout.pp, *slots, schedule.while_waiting))
-            self.questions.generations = len(self.simulated)
+            self.questions.num_generations = len(self.simulated)
 
     def note_smallest(self, part: int, choices: ChoiceTable, peaks: FloatArray) -> None:
         """Keep the choice of least peak memory on a part of the cluster; of equal ones the first."""
@@ -264,7 +264,7 @@ def _fitting(
     model: CostModel, call: Call, choices: ChoiceTable, limits: ChoiceLimits, record: CostingRecord
 ) -> tuple[ChoiceTable, BytesColumns, BoolArray]:
     """Weigh some choices; return those that fit with their bytes, and which of all they are."""
-    record.questions.weighed += len(choices)
+    record.questions.num_memory_costs += len(choices)
     memory = model.bytes_of_choices(call, choices)
     record.note_smallest(call.part, choices, memory.peak)
     fits_host, fits_device = memory.host <= limits.host_bytes, memory.peak <= limits.device_bytes

@@ -105,7 +105,10 @@ def _frontier(placement: Placement, costs: StageCosts, search_case: SearchCase) 
                 )
                 for candidate in candidates
             ]
-        counts.timed, counts.weighed = counts.timed + len(candidates), counts.weighed + len(candidates)
+        counts.num_time_costs, counts.num_memory_costs = (
+            counts.num_time_costs + len(candidates),
+            counts.num_memory_costs + len(candidates),
+        )
         device_bytes, host_bytes = available_bytes(facts, kind.part)
         fits = [
             candidate

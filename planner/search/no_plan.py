@@ -150,7 +150,7 @@ def _search_case(facts: Facts, pins: Sequence[Pin]) -> SearchCase:
     """Return the simplest search case in which the choices that the pins fix exist."""
     fixed_keys = {pin.key for pin in pins if not pin.forbids}
     keeps_in_flight = bool(fixed_keys & {"batches_in_flight", "overcommit"})
-    return replace(synchronous_case(facts.graph), offload="offload" in fixed_keys, runs_on=keeps_in_flight)
+    return replace(synchronous_case(facts.graph), offload="offload" in fixed_keys, keeps_in_flight=keeps_in_flight)
 
 
 def _need(facts: Facts, model: CostModel, pins: Sequence[Pin], limits: Limits) -> _Need:

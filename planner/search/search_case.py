@@ -103,7 +103,7 @@ def solver_record(
         seed=limits.seed,
         num_workers=limits.num_workers,
         max_deterministic_time=limits.max_deterministic_time,
-        asked_gap=limits.tolerance,
+        requested_gap=limits.tolerance,
         status="optimal" if is_whole and exact.issuperset(statuses) else "feasible",
         objective_seconds=0.0,
         bound_seconds=bound_seconds,
@@ -116,11 +116,11 @@ def count_work(costed: Sequence[Frontier], effort: Effort) -> SearchWork:
     """Count the work of costing these frontiers and of solving."""
     counts = [frontier.questions for frontier in costed]
     return SearchWork(
-        timed=sum(count.timed for count in counts),
-        weighed=sum(count.weighed for count in counts),
-        generations=sum(count.generations for count in counts),
-        too_slow=sum(frontier.rejected[TOO_SLOW] for frontier in costed),
-        models=effort.num_models,
+        num_time_costs=sum(count.num_time_costs for count in counts),
+        num_memory_costs=sum(count.num_memory_costs for count in counts),
+        num_generations=sum(count.num_generations for count in counts),
+        num_too_slow=sum(frontier.rejected[TOO_SLOW] for frontier in costed),
+        num_models=effort.num_models,
         deterministic_time=round(effort.deterministic_time, _DIGITS),
     )
 

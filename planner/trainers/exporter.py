@@ -195,17 +195,17 @@ def _with_bound(plan: Plan, bound: float) -> Plan:
 class Exported:
     """A plan for another trainer, costed with that trainer's generation engine.
 
-    `plan` is the given plan where the trainer can express it, else the best plan that it can express. `unsaid` has a
-    clause for each choice of the given plan that it cannot express, and `lost_seconds` is how much longer a step takes
-    without those choices. `way` names the trainer's deployment mode.
+    `plan` is the given plan where the trainer can express it, else the best plan that it can express. `inexpressible`
+    has a clause for each choice of the given plan that it cannot express, and `lost_seconds` is how much longer a step
+    takes without those choices. `mode` names the trainer's deployment mode.
     """
 
     trainer: str
-    way: str
+    mode: str
     plan: Plan
     settings: tuple[KeyValue, ...]
     files: Mapping[str, str]
-    unsaid: tuple[str, ...]
+    inexpressible: tuple[str, ...]
     lost_seconds: float
     remarks: tuple[str, ...]
 
@@ -214,10 +214,10 @@ class Exported:
         return json.dumps(
             {
                 "trainer": self.trainer,
-                "way": self.way,
+                "mode": self.mode,
                 "engine": self.plan.facts.engine,
                 "step_seconds": self.plan.period_seconds,
-                "unsaid": self.unsaid,
+                "inexpressible": self.inexpressible,
                 "lost_seconds": self.lost_seconds,
                 "remarks": self.remarks,
                 "settings": [asdict(setting) for setting in self.settings],
@@ -258,11 +258,11 @@ def export(
     assert not unknown, unknown
     return Exported(
         trainer=trainer.label,
-        way=best.mode.name,
+        mode=best.mode.name,
         plan=best.plan,
         settings=settings,
         files={**trainer.files(source, settings), "plan.json": canonical_json(best.plan)},
-        unsaid=() if exact_mode else tuple(best.mode.inexpressible(plan)),
+        inexpressible=() if exact_mode else tuple(best.mode.inexpressible(plan)),
         lost_seconds=best.plan.period_seconds - plan.period_seconds,
         remarks=trainer.remarks,
     )

@@ -7,11 +7,11 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
-from typing import Any, Literal, Self, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from meshwright.profiles.documents import Document
 
@@ -74,11 +74,6 @@ class LatencySpec(Document):
     histogram: tuple[tuple[float, float], ...] | None = Field(default=None, description="pairs of seconds and weight")
     max: float | None = Field(default=None, gt=0, le=1e6, description="maximum latency; longer calls count as this")
     measured: MeasuredCalls | None = Field(default=None, description="the calls from which a histogram was measured")
-
-    @model_serializer(mode="wrap")
-    def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit `measured` if absent: documents written before the field existed stay byte-identical."""
-        return {key: value for key, value in written(self).items() if key != "measured" or value}
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:

@@ -93,7 +93,7 @@ def _bound_sentence(plan: Plan) -> str:
     """The step time, how far it can be from the best, and where the costs come from."""
     solver: Solver = plan.solver
     if solver.gap:
-        request = "; --gap 0 searches to optimality" if solver.asked_gap else ""
+        request = "; --gap 0 searches to optimality" if solver.requested_gap else ""
         proven = (
             f"at most {solver.gap:.1%} slower than the best plan in the space "
             f"(bound {solver.bound_seconds:.3f} s{request})"

@@ -23,19 +23,19 @@ def print_export(exported: Exported, output: Path) -> None:
     """Print what was written, the choices that the trainer has no setting for, and what that costs."""
     console = Console(soft_wrap=True, highlight=False)
     step_seconds = exported.plan.period_seconds
-    console.print(f"{exported.trainer}, {exported.way}: step {step_seconds:.3f} s, predicted", markup=False)
-    if exported.unsaid:
+    console.print(f"{exported.trainer}, {exported.mode}: step {step_seconds:.3f} s, predicted", markup=False)
+    if exported.inexpressible:
         plan_seconds = step_seconds - exported.lost_seconds
         console.print(
-            f"{exported.trainer} has no setting for {len(exported.unsaid)} of the plan's choices; the best plan that "
-            f"it has "
-            f"settings for is written, with a step {difference(exported.lost_seconds / plan_seconds)} that of the plan "
+            f"{exported.trainer} has no setting for {len(exported.inexpressible)} of the plan's choices; the best plan "
+            f"that it has settings for is written, with a step "
+            f"{difference(exported.lost_seconds / plan_seconds)} that of the plan "
             f"({plan_seconds:.3f} s):"
         )
-        for clause in exported.unsaid[:_MAX_CLAUSES]:
+        for clause in exported.inexpressible[:_MAX_CLAUSES]:
             console.print(f"- {clause}", markup=False)
-        if len(exported.unsaid) > _MAX_CLAUSES:
-            console.print(f"- and {len(exported.unsaid) - _MAX_CLAUSES} more; export.json has them all")
+        if len(exported.inexpressible) > _MAX_CLAUSES:
+            console.print(f"- and {len(exported.inexpressible) - _MAX_CLAUSES} more; export.json has them all")
     for remark in exported.remarks:
         console.print(f"note: {remark}", markup=False)
     for name in (*exported.files, "export.json"):

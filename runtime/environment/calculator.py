@@ -23,7 +23,7 @@ _OPERATIONS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction
 
 def calculator(calls: Sequence[ToolCall]) -> list[str]:
     """Return the value of each call's last expression, or `error` if it has none."""
-    return [_answer(call.drawn.rpartition("<<")[2].removesuffix(">>")) for call in calls]
+    return [_answer(call.sampled.rpartition("<<")[2].removesuffix(">>")) for call in calls]
 
 
 def _answer(expression: str) -> str:

@@ -36,11 +36,11 @@ class RewardSample:
 class ToolCall(RewardSample):
     """A rollout whose last turn calls a tool.
 
-    `response` is all text after the prompt, `drawn` the part of it that was sampled in turn number `turn`.
+    `response` is all text after the prompt, `sampled` the part of it that was sampled in turn number `turn`.
     """
 
     turn: int
-    drawn: str
+    sampled: str
 
 
 ToolFunction: TypeAlias = Callable[[Sequence[ToolCall]], Sequence[str]]

@@ -167,11 +167,11 @@ class WaveFilling:
         """The metrics of all sampled prompts; `groups_with_signal` is the share of their groups."""
         return {
             "waves": float(self._num_waves),
-            "drawn_prompts": float(self._num_sampled),
+            "sampled_prompts": float(self._num_sampled),
             "trained_prompts": float(self.sampling.num_groups),
             "dropped_prompts": float(self._num_sampled - self.sampling.num_groups),
             "groups_with_signal": len(self._kept) / self._num_sampled,
-            "drawn_score": sum(self._scores) / len(self._scores),
+            "sampled_score": sum(self._scores) / len(self._scores),
         }
 
 
@@ -246,11 +246,11 @@ class FilterFilling:
     def metrics(self) -> dict[str, float]:
         """The metrics of all samples, selected or not."""
         return {
-            "drawn_samples": float(len(self._scores)),
+            "generated_samples": float(len(self._scores)),
             "trained_samples": float(len(self._kept)),
             "dropped_samples": float(len(self._scores) - len(self._kept)),
             "tied_prompts": self._num_tied / self.samples.num_prompts,
-            "drawn_score": sum(self._scores) / len(self._scores),
+            "sampled_score": sum(self._scores) / len(self._scores),
         }
 
 

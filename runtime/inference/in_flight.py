@@ -18,18 +18,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from meshwright.profiles.documents import write_bytes_atomically
+from meshwright.profiles.documents import SCHEMA_VERSION, require_version, write_bytes_atomically
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.untrusted_text import json_value, require_file
 from meshwright.runtime.inference.slots import Finish, PartialResponse, Prompt, Response, ResumedSample
 from meshwright.runtime.messages.experience import safetensors_bytes
 
-_FORMAT, _METADATA_KEY = "meshwright underway 3", "underway"
-"""Format of the files, and the key of their metadata.
-
-Keys inside the metadata keep the names that this format gave them: "drawing" is the generation, "begun" are resumed
-samples, "left" are prompts not admitted, and "until" is `end_step`.
-"""
+_METADATA_KEY = "in_flight"
+"""Key of the metadata of the files."""
 _MAX_BYTES = 2**42
 _CACHED = "cached/"
 """Prefix of the names of keys and values."""
@@ -105,28 +101,28 @@ def pack_in_flight_state(state: InFlightState) -> bytes:
             tensors[name] = torch.cat(tuple(rows.values()))
             tensors[f"{name}/rows"] = torch.tensor([[*rows], [*map(len, rows.values())]])
     metadata: dict[str, Any] = {
-        "format": _FORMAT,
-        "draws_by": state.digests,
+        "schema_version": SCHEMA_VERSION,
+        "digests": state.digests,
         "num_steps": state.num_steps,
-        "dealt_again": state.reassigned,
-        "drawing": None,
+        "reassigned": state.reassigned,
+        "generation": None,
     }
     if generation := state.generation:
-        metadata["drawing"] = {
+        metadata["generation"] = {
             "num_admitted": generation.num_admitted,
             "mean_response_tokens": generation.mean_response_tokens,
-            "batches_in_part": generation.partial_batches,
+            "partial_batches": generation.partial_batches,
             "in_flight": generation.in_flight and _pack_in_flight(generation.in_flight, tensors),
-            "begun": [
+            "resumed": [
                 (sample_id, resumed.finish and resumed.finish.value)
                 for sample_id, resumed in generation.resumed.items()
             ],
             "delivered": generation.delivered,
-            "left": generation.unadmitted,
-            "until": generation.end_step,
-            "num_dealt": generation.num_wave_prompts,
+            "unadmitted": generation.unadmitted,
+            "end_step": generation.end_step,
+            "num_wave_prompts": generation.num_wave_prompts,
         }
-        _pack_sampled("begun", list(generation.resumed.values()), tensors)
+        _pack_sampled("resumed", list(generation.resumed.values()), tensors)
     return safetensors_bytes(tensors, {_METADATA_KEY: json.dumps(metadata)})
 
 
@@ -149,7 +145,7 @@ def read_all_in_flight_states(directory: Path) -> tuple[InFlightState, ...]:
 
     Raises BadInput for a file of another kind.
     """
-    states = (_read(path, None) for path in sorted(directory.glob("underway-*.safetensors")))
+    states = (_read(path, None) for path in sorted(directory.glob("in_flight-*.safetensors")))
     return tuple(state for state in states if state is not None)
 
 
@@ -159,12 +155,8 @@ def _read(path: Path, digests: SamplingDigests | None) -> InFlightState | None:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = json_value((file.metadata() or {})[_METADATA_KEY], f"{path}")
-            if metadata["format"] != _FORMAT:
-                raise BadInput(
-                    f"{path} is {metadata['format']!r} and not {_FORMAT!r}; remove it, and the responses are sampled "
-                    "again."
-                )
-            if digests not in (None, SamplingDigests(*metadata["draws_by"])):
+            require_version(metadata, f"{path}", "remove it, and the responses are sampled again")
+            if digests not in (None, SamplingDigests(*metadata["digests"])):
                 return None
             names = [name for name in file.keys() if digests or not name.startswith(_CACHED)]  # noqa: SIM118
             tensors = {name: file.get_tensor(name) for name in names}
@@ -185,34 +177,34 @@ def _unpack_state(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
             rows, lengths = tensors[f"{name}/rows"].tolist()
             row_values = (part.clone() for part in values.split(lengths))
             experience.setdefault(int(step), {})[field_name] = dict(zip(rows, row_values, strict=True))
-    state, generation = metadata["drawing"], None
+    state, generation = metadata["generation"], None
     if state is not None:
         generation = GenerationState(
             num_admitted=state["num_admitted"],
             mean_response_tokens=state["mean_response_tokens"],
-            partial_batches=tuple((step, number, tokens) for step, number, tokens in state["batches_in_part"]),
+            partial_batches=tuple((step, number, tokens) for step, number, tokens in state["partial_batches"]),
             in_flight=state["in_flight"] and _unpack_in_flight(state["in_flight"], tensors),
-            resumed=dict(_unpack_resumed(state["begun"], tensors)),
+            resumed=dict(_unpack_resumed(state["resumed"], tensors)),
             delivered={
                 int(s): {int(row): sample_id for row, sample_id in d.items()} for s, d in state["delivered"].items()
             },
-            unadmitted=tuple(state["left"]),
-            end_step=state["until"],
-            num_wave_prompts=state.get("num_dealt", 0),  # absent from files written before waves existed
+            unadmitted=tuple(state["unadmitted"]),
+            end_step=state["end_step"],
+            num_wave_prompts=state["num_wave_prompts"],
         )
     return InFlightState(
-        digests=SamplingDigests(*metadata["draws_by"]),
+        digests=SamplingDigests(*metadata["digests"]),
         num_steps=metadata["num_steps"],
         experience=experience,
         generation=generation,
-        reassigned={int(step): tuple(sample_ids) for step, sample_ids in metadata["dealt_again"].items()},
+        reassigned={int(step): tuple(sample_ids) for step, sample_ids in metadata["reassigned"].items()},
     )
 
 
 def _unpack_resumed(
     headers: Sequence[tuple[int, str | None]], tensors: Mapping[str, Tensor]
 ) -> Iterator[tuple[int, ResumedSample]]:
-    for (sample_id, finish), (_, sampled) in zip(headers, _unpack_sampled("begun", tensors), strict=True):
+    for (sample_id, finish), (_, sampled) in zip(headers, _unpack_sampled("resumed", tensors), strict=True):
         yield sample_id, ResumedSample(**sampled, finish=Finish(finish) if finish else None)
 
 
@@ -229,7 +221,7 @@ def _pack_in_flight(state: SequencesInFlight, tensors: dict[str, Tensor]) -> dic
     _pack_prompts("ended", [sequence.prompt for sequence in state.ended], tensors)
     _pack_sampled("ended", state.ended, tensors)
     return {
-        "turn": state.period,
+        "period": state.period,
         "groups": [len(group) for group in state.live],
         "blocks": state.blocks,
         "finishes": [response.finish.value for response in state.ended],
@@ -244,7 +236,7 @@ def _unpack_in_flight(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
     )
     numbers = range(len(header["blocks"]) if f"{_CACHED}0/keys" in tensors else 0)
     return SequencesInFlight(
-        period=header["turn"],
+        period=header["period"],
         live=tuple(tuple(itertools.islice(sequences, size)) for size in header["groups"]),
         paused=tuple(_unpack_partials("paused", tensors)),
         waiting=tuple(_unpack_prompts("waiting", tensors)),
@@ -287,14 +279,14 @@ def _pack_sampled(name: str, sequences: Sequence[PartialResponse | ResumedSample
         (sequence.first_period if isinstance(sequence, PartialResponse) else 0, len(sequence.tokens))
         for sequence in sequences
     ]
-    tensors[f"{name}/drawn/facts"] = torch.tensor(numbers, dtype=torch.int64).view(-1, 2).T
-    tensors[f"{name}/drawn/tokens"] = torch.tensor(
+    tensors[f"{name}/sampled/facts"] = torch.tensor(numbers, dtype=torch.int64).view(-1, 2).T
+    tensors[f"{name}/sampled/tokens"] = torch.tensor(
         [t for sequence in sequences for t in sequence.tokens], dtype=torch.int64
     )
-    tensors[f"{name}/drawn/logprobs"] = torch.tensor(
+    tensors[f"{name}/sampled/logprobs"] = torch.tensor(
         [p for sequence in sequences for p in sequence.logprobs], dtype=torch.float64
     )
-    tensors[f"{name}/drawn/versions"] = torch.tensor(
+    tensors[f"{name}/sampled/versions"] = torch.tensor(
         [v for sequence in sequences for v in sequence.versions], dtype=torch.int64
     )
 
@@ -306,12 +298,12 @@ def _unpack_partials(name: str, tensors: Mapping[str, Tensor]) -> list[PartialRe
 
 def _unpack_sampled(name: str, tensors: Mapping[str, Tensor]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the first period of each sequence, and its tokens, log-probabilities and versions."""
-    firsts, lengths = tensors[f"{name}/drawn/facts"].tolist()
+    firsts, lengths = tensors[f"{name}/sampled/facts"].tolist()
     names = "tokens", "logprobs", "versions"
-    parts = (tensors[f"{name}/drawn/{each}"].split(lengths) for each in names)
+    parts = (tensors[f"{name}/sampled/{each}"].split(lengths) for each in names)
     for first, *values in zip(firsts, *parts, strict=True):
         yield first, {each: tuple(value.tolist()) for each, value in zip(names, values, strict=True)}
 
 
 def _path(directory: Path, rank: int) -> Path:
-    return directory / f"underway-{rank:05d}.safetensors"
+    return directory / f"in_flight-{rank:05d}.safetensors"

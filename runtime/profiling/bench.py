@@ -108,7 +108,7 @@ class Bench:
 
     def _num_steps(self, point: Point) -> int:
         """Return the number of decode steps in one timed call, several on a GPU; 1 for other passes."""
-        return _STEPS_PER_POLL if point.body is TimedPass.DECODE and host.on_cuda() else 1
+        return _STEPS_PER_POLL if point.timed_pass is TimedPass.DECODE and host.on_cuda() else 1
 
     def _time(
         self, timed_pass: Callable[[], object], num_steps: int, repeats: int, budget_seconds: float, min_seconds: float
@@ -131,14 +131,14 @@ class Bench:
     def _timed_pass(self, point: Point) -> Callable[[], object]:
         spec = point.shape.model(num_layers=point.num_layers, max_positions=self._max_positions)
         model = self._build(spec, (point.shape, point.num_layers))
-        if point.body is TimedPass.OPTIMIZER:
+        if point.timed_pass is TimedPass.OPTIMIZER:
             return self._trainer_of(model).update
-        if point.body is TimedPass.PREFILL:
+        if point.timed_pass is TimedPass.PREFILL:
             lengths = _lengths(point.rows, point.tokens)
             return self._generator(model, spec, point.rows, max(lengths) + 1).prefill_pass(lengths)
-        if point.body is TimedPass.DECODE:
+        if point.timed_pass is TimedPass.DECODE:
             return self._decode_steps(model, spec, point.rows, point.context, self._num_steps(point))
-        if point.body is TimedPass.TRAIN:
+        if point.timed_pass is TimedPass.TRAIN:
             trainer, micro_batch = self._trainer_of(model), _training_micro_batch(spec, point.rows, point.tokens)
             loss = training_loss(spec, self._mesh, PPO(), point.rows * point.tokens)
             return lambda: trainer.accumulate([micro_batch], loss)

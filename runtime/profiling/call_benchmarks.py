@@ -78,7 +78,7 @@ def _samples(data: PromptData) -> list[RewardSample]:
 def _calls(samples: Sequence[RewardSample], tool: Tool) -> list[ToolCall]:
     """Return a tool call of the first turn for each sample."""
     return [
-        ToolCall(**{**sample.message, "response": response}, turn=1, drawn=response)
+        ToolCall(**{**sample.message, "response": response}, turn=1, sampled=response)
         for sample in samples
         for response in (sample.prompt + tool.call_end,)
     ]

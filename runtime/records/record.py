@@ -351,7 +351,7 @@ def _sampled_tokens(spans: Sequence[Span]) -> dict[str, float]:
     the two agree.
     """
     number, tokens = (sum(span.facts.get(fact, 0.0) for span in spans) for fact in (NUM_SAMPLES, NUM_SAMPLED_TOKENS))
-    return {"drawn_tokens": tokens / number} if number else {}
+    return {"sampled_tokens": tokens / number} if number else {}
 
 
 def _training_metrics(graph: StageGraph, outcomes: Sequence[PeriodResult]) -> dict[str, float]:

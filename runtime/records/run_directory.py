@@ -11,12 +11,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, ClassVar
 
 from pydantic import Field
 
 from meshwright.planner.job.job import Job
-from meshwright.profiles.documents import Document, canonical_json, read_json, write_atomically
+from meshwright.profiles.documents import VersionedDocument, canonical_json, read_json, write_atomically
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.untrusted_text import require_file
 
@@ -84,8 +84,10 @@ def _lock(file: IO[str], directory: Path, kind: int, seconds: float) -> None:
 RUN_FILE = "run.json"
 
 
-class RunFile(Document):
+class RunFile(VersionedDocument):
     """The job with which a run was last started or resumed; its plan is in `plan.json` beside it."""
+
+    remedy: ClassVar[str] = "start a new run in another --out"
 
     job: Job
     directory: str = Field(description="where the job's relative paths start, absolute on the node of rank 0")

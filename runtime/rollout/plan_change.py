@@ -90,7 +90,7 @@ def _num_wave_prompts(generations: Sequence[GenerationState]) -> int:
     """
     if not generations:
         raise BadInput(
-            "the checkpoint does not record how many prompts were used so far, as its underway-*.safetensors "
+            "the checkpoint does not record how many prompts were used so far, as its in_flight-*.safetensors "
             "are missing; resume from a checkpoint that has them, or start a new run in another --out."
         )
     return generations[0].num_wave_prompts

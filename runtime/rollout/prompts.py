@@ -230,7 +230,7 @@ def _read_prompts(path: Path, split: str, encoder: PromptEncoder, job: Job) -> _
             if policy == "refuse":
                 raise BadInput(
                     f"{row.place} has {len(tokens)} tokens, more than workload.prompt.max={longest}; raise that, or "
-                    "give data.long_prompts: filter or cut."
+                    "give data.long_prompts: filter or truncate_left."
                 )
             if policy == "filter":
                 continue
@@ -241,7 +241,7 @@ def _read_prompts(path: Path, split: str, encoder: PromptEncoder, job: Job) -> _
     if not prompts:
         filtered = f" but for {num_long} prompts of more than workload.prompt.max={longest} tokens" if num_long else ""
         raise BadInput(f"prompts {path} is empty{filtered}; give at least one line.")
-    done = {"filter": "left out", "cut": f"cut to their last {longest}"}.get(policy)
+    done = {"filter": "left out", "truncate_left": f"truncated to their last {longest}"}.get(policy)
     note = (
         f"{path}: {num_long} of {num_long * (policy == 'filter') + len(prompts)} prompts have more than {longest} "
         "tokens"

@@ -291,7 +291,7 @@ class GenerationStage:
     def _tool_call(self, prompt: Prompt, tokens: Sequence[int], turn: RolloutTurn) -> ToolCall:
         """Return the input of the tool for a turn that calls it."""
         sample = reward_sample(self._data, prompt, tuple(tokens))
-        return ToolCall(**vars(sample), turn=turn.number, drawn=self._data.text(tokens[turn.first :]))
+        return ToolCall(**vars(sample), turn=turn.number, sampled=self._data.text(tokens[turn.first :]))
 
     def _send_chunks(self, sender: ChunkSender, chunks: Iterable[Chunk], num_live: int) -> None:
         numbered = (TokenChunk(self._number(c.prompt), c.tokens, is_last=c.finish is not None) for c in chunks)

@@ -28,7 +28,7 @@ from meshwright.profiles.untrusted_text import is_file_name, require_file
 MANIFEST = "manifest.json"
 """The last file of a checkpoint to be written: if it exists, the others are complete."""
 
-_RANK_IN_NAME = re.compile(r"(?:__|underway-)0*([0-9]+)[_.]")
+_RANK_IN_NAME = re.compile(r"(?:__|in_flight-)0*([0-9]+)[_.]")
 """Matches the names of files that contain the rank which wrote them."""
 
 

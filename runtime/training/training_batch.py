@@ -147,7 +147,7 @@ class TrainingBatch:
         """Metrics of the batch before any update."""
         fields, metrics = self._fields, self._experience_metrics()
         if self._workload.turns:
-            metrics["told_tokens"] = self._num_response_tokens / len(self._scores) - metrics["response_tokens"]
+            metrics["tool_tokens"] = self._num_response_tokens / len(self._scores) - metrics["response_tokens"]
         if "weights" in fields:
             metrics["importance_weight"] = float(fields["weights"].sum() / fields["mask"].sum())
         return metrics

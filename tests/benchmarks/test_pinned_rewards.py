@@ -15,7 +15,7 @@ from tests.seeds import seeds
 @seeds(1, all=3)
 def test_a_random_job_reaches_its_gap_and_no_pin_beats_its_bound(seed: int) -> None:
     found = tried(seed, facts_of(seed, small_facts(batch_size=64)), 4, math.inf)
-    assert found.gap <= found.asked_gap
+    assert found.gap <= found.requested_gap
     assert (found.num_pins, found.faster) == (4, ())
 
 

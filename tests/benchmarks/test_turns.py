@@ -26,7 +26,7 @@ def test_what_a_lesson_tells_is_what_the_calculator_answers(seed: int) -> None:
     [(prompt, _), *turns] = lesson_of(summands)
     assert prompt == prompt_of(summands)
     for number, ((call, is_drawn), (told, is_told)) in enumerate(zip(turns[::2], turns[1::2], strict=True), start=1):
-        asked = ToolCall(id="0/0", prompt=prompt, response=call, turn=number, drawn=call)
+        asked = ToolCall(id="0/0", prompt=prompt, response=call, turn=number, sampled=call)
         assert (calculator([asked]), is_drawn, is_told) == ([told], True, False)
     assert turns[-1][0] == str(sum(summands))
     assert sum(len(text) for text, _ in lesson_of(summands)) < MOST_POSITIONS

@@ -107,7 +107,7 @@ def table(shallow: dict[Role, ModelSpec], fixed: Workload, a100s: Callable[[int]
     for point in points(PPO_GRAPH, shallow, fixed, a100s(1)):
         model = point.shape.model(num_layers=point.num_layers, max_positions=4096)
         shard = AnalyticShard(model, a100s(1).device, "bf16", efficiency_of("cuda", "a100-80gb"), 1.0)
-        time = shard.time(point.body, point.rows, point.tokens, point.context)
+        time = shard.time(point.timed_pass, point.rows, point.tokens, point.context)
         rows.append(record(point, sample(2 * (point.num_layers * time.layer + time.ends))))
     collectives = [record_collective(e, sample(1e-3 + e.num_bytes * 1e-10)) for e in exchanges(a100s(1))]
     return Table(provenance=PROVENANCE, measurements=tuple(rows), collectives=tuple(collectives))

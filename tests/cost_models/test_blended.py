@@ -134,7 +134,7 @@ def test_a_correction_multiplies_its_body_of_its_shape_and_is_no_longer_measured
 ) -> None:
     correction = Correction(
         shape=shape_of(shallow[Role.REF], 1),
-        body=TimedPass.FORWARD,
+        timed_pass=TimedPass.FORWARD,
         factor=1.5,
         spread=0.0,
         stages=("ref_logprob",),

@@ -30,12 +30,12 @@ BODIES = [
 ]
 
 
-@pytest.mark.parametrize("body", BODIES, ids=lambda body: body[0])
+@pytest.mark.parametrize("timed_pass", BODIES, ids=lambda timed_pass: timed_pass[0])
 @pytest.mark.parametrize("fact", ["memory_bytes_per_second", "flops_per_second", "launch_seconds"])
 def test_a_better_device_is_never_slower(
     shard: Callable[..., AnalyticShard],
     a100s: Callable[[int], Cluster],
-    body: tuple[TimedPass, int, int, int],
+    timed_pass: tuple[TimedPass, int, int, int],
     fact: str,
 ) -> None:
     device: Device = a100s(1).device
@@ -43,16 +43,16 @@ def test_a_better_device_is_never_slower(
     better = {k: 2 * v for k, v in better.items()} if isinstance(better, dict) else better * 2
     if fact == "launch_seconds":
         better = device.launch_seconds / 2
-    before, after = shard().time(*body), shard(**{fact: better}).time(*body)
+    before, after = shard().time(*timed_pass), shard(**{fact: better}).time(*timed_pass)
     assert after.layer <= before.layer
     assert after.ends <= before.ends
 
 
-@pytest.mark.parametrize("body", BODIES[:4], ids=lambda body: body[0])
+@pytest.mark.parametrize("timed_pass", BODIES[:4], ids=lambda timed_pass: timed_pass[0])
 def test_passes_together_take_the_sum_of_what_each_takes(
-    shard: Callable[..., AnalyticShard], body: tuple[TimedPass, int, int, int]
+    shard: Callable[..., AnalyticShard], timed_pass: tuple[TimedPass, int, int, int]
 ) -> None:
-    name, rows, tokens, context = body
+    name, rows, tokens, context = timed_pass
     passes = [(3, rows, tokens, context), (0.5, rows / 3, tokens, context), (2, rows, tokens, context + 7)]
     total, each = shard().total(name, passes), [(number, shard().time(name, *at)) for number, *at in passes]
     assert total.layer == pytest.approx(sum(number * time.layer for number, time in each), rel=1e-12)
@@ -112,9 +112,9 @@ def test_a_layer_is_the_mean_of_those_with_a_sliding_window_and_those_without(
         return AnalyticShard(replace(llama, window=window), at_once, "bf16", efficiency_of("cuda", "a100-80gb"), 1.0)
 
     plain, half, all_layers = map(of, (None, SlidingWindow(num_tokens=128, every=2), SlidingWindow(num_tokens=128)))
-    for body, rows, tokens, context in BODIES:
-        ends = [shard.time(body, rows, tokens, context).layer for shard in (plain, all_layers)]
-        assert half.time(body, rows, tokens, context).layer == pytest.approx(sum(ends) / 2)
+    for timed_pass, rows, tokens, context in BODIES:
+        ends = [shard.time(timed_pass, rows, tokens, context).layer for shard in (plain, all_layers)]
+        assert half.time(timed_pass, rows, tokens, context).layer == pytest.approx(sum(ends) / 2)
         assert ends[1] <= ends[0]
     assert all_layers.time(TimedPass.DECODE, 64, 1, 8000).layer == all_layers.time(TimedPass.DECODE, 64, 1, 127).layer
 

@@ -139,15 +139,20 @@ def test_what_a_table_knows_of_parts_is_measured_and_attending_beyond_them_is_no
     """A table that says what the equations say gives their answer, named for both."""
     efficiency = efficiency_of("cuda", "a100-80gb")
     measurements = []
-    for body in (TimedPass.FORWARD, TimedPass.TRAIN, TimedPass.OPTIMIZER):
+    for timed_pass in (TimedPass.FORWARD, TimedPass.TRAIN, TimedPass.OPTIMIZER):
         for layers in (1, 2):
-            for tokens in (0,) if body is TimedPass.OPTIMIZER else (TOKENS // 4, TOKENS):
-                rows = int(body is not TimedPass.OPTIMIZER)
+            for tokens in (0,) if timed_pass is TimedPass.OPTIMIZER else (TOKENS // 4, TOKENS):
+                rows = int(timed_pass is not TimedPass.OPTIMIZER)
                 point = Point(
-                    shape=shape_of(llama, 1), num_layers=layers, body=body, rows=rows, tokens=tokens, context=0
+                    shape=shape_of(llama, 1),
+                    num_layers=layers,
+                    timed_pass=timed_pass,
+                    rows=rows,
+                    tokens=tokens,
+                    context=0,
                 )
                 shard = AnalyticShard(llama, a100s(1).device, "bf16", efficiency, 1.0)
-                layer, ends, _ = shard.time(body, rows, tokens)
+                layer, ends, _ = shard.time(timed_pass, rows, tokens)
                 measurements.append(record(point, sample(layers * layer + ends)))
     table = Table(provenance=PROVENANCE, measurements=tuple(measurements))
     models = BlendedModel(table, a100s(4), long, "bf16"), AnalyticModel(a100s(4), long, "bf16")

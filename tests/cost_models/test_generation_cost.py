@@ -34,8 +34,8 @@ def test_one_wave_on_one_rank_is_its_closed_form(
     cost = AnalyticModel(a100s(1), fixed, "bf16").seconds(call("actor_generate", "tp1", slots=64))
     shard = AnalyticShard(llama, a100s(1).device, "bf16", efficiency_of("cuda", "a100-80gb"), 1.0)
 
-    def one(body: TimedPass, tokens: int, context: int) -> float:
-        time = shard.time(body, 64, tokens, context)
+    def one(timed_pass: TimedPass, tokens: int, context: int) -> float:
+        time = shard.time(timed_pass, 64, tokens, context)
         return 32 * time.layer + time.ends
 
     expected = one(TimedPass.PREFILL, 100, 0) + sum(one(TimedPass.DECODE, 1, 100 + i) for i in range(27))

@@ -38,11 +38,11 @@ def latent(llama: ModelSpec) -> ModelSpec:
 @pytest.fixture
 def time(a100s: Callable[[int], Cluster]) -> Callable[..., float]:
     def of(
-        model: ModelSpec, body: TimedPass, rows: int, tokens: int, context: int = 0, *, framework: str = "runtime"
+        model: ModelSpec, timed_pass: TimedPass, rows: int, tokens: int, context: int = 0, *, framework: str = "runtime"
     ) -> float:
         device, efficiency = a100s(1).device, efficiency_of("cuda", "a100-80gb")
         shard = AnalyticShard(model, device, "bf16", efficiency, 1.0, framework=framework_named(framework))
-        return shard.time(body, rows, tokens, context).layer
+        return shard.time(timed_pass, rows, tokens, context).layer
 
     return of
 
@@ -59,8 +59,8 @@ def test_many_tokens_take_longer_than_a_dense_model_of_the_active_width_by_what_
     time: Callable[..., float], mixture: ModelSpec, llama: ModelSpec
 ) -> None:
     dense, known = replace(llama, ffn_size=llama.ffn_size // 2), efficiency_of("cuda", "a100-80gb")
-    for body in (TimedPass.FORWARD, TimedPass.TRAIN):
-        ratio = time(mixture, body, 16, 1024) / time(dense, body, 16, 1024)
+    for timed_pass in (TimedPass.FORWARD, TimedPass.TRAIN):
+        ratio = time(mixture, timed_pass, 16, 1024) / time(dense, timed_pass, 16, 1024)
         assert 1.2 < ratio < known.gemm.flops / known.grouped.flops
 
 
@@ -69,8 +69,8 @@ def test_a_token_alone_takes_the_launches_of_its_layer_of_what_routes_it_and_of_
 ) -> None:
     efficiency = efficiency_of("cuda", "a100-80gb")
     more = (efficiency.routing_kernels + 8 * efficiency.expert_kernels) * a100s(1).device.launch_seconds
-    for body, passes in ((TimedPass.FORWARD, 1), (TimedPass.TRAIN, 3)):
-        assert time(mixture, body, 1, 1) - time(llama, body, 1, 1) == pytest.approx(passes * more)
+    for timed_pass, passes in ((TimedPass.FORWARD, 1), (TimedPass.TRAIN, 3)):
+        assert time(mixture, timed_pass, 1, 1) - time(llama, timed_pass, 1, 1) == pytest.approx(passes * more)
 
 
 def test_a_decode_reads_the_experts_that_its_rows_reach(time: Callable[..., float], mixture: ModelSpec) -> None:

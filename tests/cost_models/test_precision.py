@@ -57,8 +57,8 @@ def test_a_decode_step_is_never_slower_where_rounding_is_part_of_other_kernels(
 ) -> None:
     quantised, whole = shards(llama.shard(tp), device_named(device)[0], "bf16", "vllm")
     for rows in (1, 3, 16, 64, 256, 1024):
-        for body, tokens, context in ((TimedPass.DECODE, 1, 500), (TimedPass.PREFILL, 300, 0)):
-            mine, theirs = (shard.time(body, rows, tokens, context) for shard in (quantised, whole))
+        for timed_pass, tokens, context in ((TimedPass.DECODE, 1, 500), (TimedPass.PREFILL, 300, 0)):
+            mine, theirs = (shard.time(timed_pass, rows, tokens, context) for shard in (quantised, whole))
             assert mine.layer <= theirs.layer
             assert mine.ends == theirs.ends
 

@@ -51,7 +51,7 @@ def random_plan(
     ahead = ahead or synchronous(facts.graph)
     facts = facts.model_copy(update={"staleness": ahead[GENERATE] + deferral})
     model = model or RandomModel(seed, memory_scale=1.0)
-    draw, scope = random.Random(seed), SearchCase(ahead=ahead, runs_on=deferral > 0)
+    draw, scope = random.Random(seed), SearchCase(ahead=ahead, keeps_in_flight=deferral > 0)
     plan = assemble(
         facts,
         model,

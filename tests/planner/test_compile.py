@@ -32,8 +32,8 @@ def test_a_plan_says_at_which_gap_its_search_was_to_end() -> None:
     facts = small_facts(ranks_per_node=2, batch_size=4, memory_bytes=2**30)
     plan = compile_plan(facts, RandomModel(0, 2**27))
     assert isinstance(plan, Plan)
-    assert plan.solver.gap <= plan.solver.asked_gap == 0.01
-    assert planned().solver.asked_gap == 0.0
+    assert plan.solver.gap <= plan.solver.requested_gap == 0.01
+    assert planned().solver.requested_gap == 0.0
 
 
 @seeds(2, all=6)

@@ -1,14 +1,19 @@
 import errno
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar, get_args
 
 import pytest
 from pydantic import Field
 
 from meshwright.profiles.documents import (
+    SCHEMA_VERSION,
     Document,
+    VersionedDocument,
     canonical_json,
     digest,
     parse,
@@ -47,6 +52,56 @@ def test_reading_what_was_written_gives_an_equal_document_and_the_same_bytes(tmp
     assert canonical_json(again).encode() == path.read_bytes()
     assert digest(again) == digest(document)
     assert [p.name for p in path.parent.iterdir()] == ["bike.json"]
+
+
+def test_defaults_are_written_and_what_is_absent_is_not() -> None:
+    assert canonical_json(Bike(name="a", wheels=(Wheel(spokes=3),))).split() == [
+        *("{", '"name":', '"a",', '"parts":', "{},", '"wheels":', "[", "{"),
+        *('"metres":', "0.3,", '"spokes":', "3", "}", "]", "}"),
+    ]
+
+
+def documents(kind: type[Document] = Document) -> Iterator[type[Document]]:
+    """All classes of documents that are imported."""
+    for one in kind.__subclasses__():
+        yield one
+        yield from documents(one)
+
+
+def test_a_field_that_may_be_absent_is_absent_by_default() -> None:
+    found = [
+        f"{kind.__name__}.{name}"
+        for kind in documents()
+        for name, field in kind.model_fields.items()
+        if type(None) in get_args(field.annotation) and (field.is_required() or field.default is not None)
+    ]
+    assert found == []
+
+
+class Ticket(VersionedDocument):
+    remedy: ClassVar[str] = "buy another"
+
+    seat: str
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        ({"schema_version": SCHEMA_VERSION - 1, "chair": "a"}, "schema_version=2 is not the 3 this program reads"),
+        ({"schema_version": "3", "seat": "a"}, "schema_version=3 is not the 3 this program reads"),
+        ({"seat": "a"}, "has no schema_version, and this program reads 3"),
+        ([], "has no schema_version, and this program reads 3"),
+    ],
+)
+def test_a_document_of_another_version_is_refused_before_its_keys_are_read(
+    tmp_path: Path, written: object, says: str
+) -> None:
+    path = tmp_path / "ticket.json"
+    path.write_text(json.dumps(written))
+    with pytest.raises(BadInput, match=f"^ticket {path}:? {says}; buy another\\.$"):
+        read_json(Ticket, path, "ticket")
+    path.write_text(canonical_json(Ticket(seat="b")))
+    assert read_json(Ticket, path, "ticket") == Ticket(seat="b")
 
 
 def test_equal_documents_have_equal_digests_and_others_do_not() -> None:

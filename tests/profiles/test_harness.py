@@ -25,7 +25,7 @@ from meshwright.profiles.workload import Workload
 
 
 class Clock:
-    """Virtual time that a body advances."""
+    """Virtual time that a timed pass advances."""
 
     def __init__(self, durations: Iterator[float]) -> None:
         self.now = 0.0
@@ -35,7 +35,7 @@ class Clock:
     def read(self) -> float:
         return self.now
 
-    def body(self) -> None:
+    def timed_pass(self) -> None:
         self.now += next(self.durations)
 
     def wait(self) -> None:
@@ -52,7 +52,7 @@ def timed(
 ) -> TimingResult:
     clock = Clock(iter(durations))
     return measure(
-        clock.body,
+        clock.timed_pass,
         timer=clock_timer(clock.read, clock.wait),
         clock=clock.read,
         warmup=warmup,
@@ -83,7 +83,7 @@ def test_calls_that_are_timed_together_count_by_their_mean() -> None:
     clock = Clock(iter([1.0, 5.0, 2.0, 2.0, 1.0, 3.0]))
     timer = clock_timer(clock.read, clock.wait)
     found = measure(
-        clock.body, timer=timer, clock=clock.read, warmup=0, repeats=3, budget_seconds=99.0, calls_per_sample=2
+        clock.timed_pass, timer=timer, clock=clock.read, warmup=0, repeats=3, budget_seconds=99.0, calls_per_sample=2
     )
     assert (found.median_seconds, found.repeats) == (2.0, 3)
 
@@ -108,7 +108,7 @@ def test_a_turn_in_which_the_machine_was_disturbed_is_left_out(
 def test_each_repeat_waits_for_the_device() -> None:
     clock = Clock(iter([1.0] * 4))
     timer = clock_timer(clock.read, clock.wait)
-    measure(clock.body, timer=timer, clock=clock.read, warmup=1, repeats=3, budget_seconds=9.0)
+    measure(clock.timed_pass, timer=timer, clock=clock.read, warmup=1, repeats=3, budget_seconds=9.0)
     assert clock.waits == 1 + 3
 
 
@@ -135,11 +135,11 @@ class Mark:
 
 
 def test_events_count_what_the_device_does_and_not_what_the_host_waits() -> None:
-    def body() -> None:
+    def timed_pass() -> None:
         Mark.queued += 250.0
 
     read: Callable[[], float] = lambda: 0.0  # noqa: E731
-    sample = measure(body, timer=event_timer(Mark), clock=read, warmup=1, repeats=3, budget_seconds=1.0)
+    sample = measure(timed_pass, timer=event_timer(Mark), clock=read, warmup=1, repeats=3, budget_seconds=1.0)
     assert sample == TimingResult(median_seconds=0.25, spread_seconds=0.0, repeats=3)
 
 
@@ -158,24 +158,24 @@ def test_points_cover_the_workload_at_two_depths(
 ) -> None:
     found = points(PPO_GRAPH, specs, workload, cluster)
     assert len(found) == len(set(found))
-    for body, depths in DEPTHS[cluster.device.kind].items():
-        assert {point.num_layers for point in found if point.body is body} == set(depths)
-    for body in (TimedPass.FORWARD, TimedPass.TRAIN):
-        lengths = {point.tokens for point in found if point.body is body}
+    for timed_pass, depths in DEPTHS[cluster.device.kind].items():
+        assert {point.num_layers for point in found if point.timed_pass is timed_pass} == set(depths)
+    for timed_pass in (TimedPass.FORWARD, TimedPass.TRAIN):
+        lengths = {point.tokens for point in found if point.timed_pass is timed_pass}
         assert min(lengths) == workload.sequence_lengths.tokens[0]
         assert max(lengths) == workload.sequence_lengths.maximum
-    contexts = {point.context for point in found if point.body is TimedPass.DECODE}
+    contexts = {point.context for point in found if point.timed_pass is TimedPass.DECODE}
     assert min(contexts) == workload.prompt_lengths.tokens[0]
     assert max(contexts) == workload.sequence_lengths.maximum - 1
-    assert max(point.rows for point in found if point.body is TimedPass.DECODE) == workload.batch_size
+    assert max(point.rows for point in found if point.timed_pass is TimedPass.DECODE) == workload.batch_size
 
 
 def test_batches_that_may_be_in_flight_together_are_decoded_together_and_nothing_else_is(
     specs: dict[Role, ModelSpec], workload: Workload, cluster: Cluster
 ) -> None:
     found, fresh = (points(PPO_GRAPH, specs, workload, cluster, staleness=staleness) for staleness in (3, 0))
-    assert max(point.rows for point in found if point.body is TimedPass.DECODE) == 4 * workload.batch_size
-    assert {point.body for point in set(found) - set(fresh)} == {TimedPass.DECODE}
+    assert max(point.rows for point in found if point.timed_pass is TimedPass.DECODE) == 4 * workload.batch_size
+    assert {point.timed_pass for point in set(found) - set(fresh)} == {TimedPass.DECODE}
 
 
 def test_all_samples_that_are_drawn_are_decoded_together_and_those_that_are_kept_are_trained_on(
@@ -184,7 +184,8 @@ def test_all_samples_that_are_drawn_are_decoded_together_and_those_that_are_kept
     few = workload.model_copy(update={"batch_size": 4})
     found = points(PPO_GRAPH, specs, few.model_copy(update={"best_of": 3}), cluster)
     most = {
-        body: max(point.rows for point in found if point.body is body) for body in (TimedPass.DECODE, TimedPass.TRAIN)
+        timed_pass: max(point.rows for point in found if point.timed_pass is timed_pass)
+        for timed_pass in (TimedPass.DECODE, TimedPass.TRAIN)
     }
     assert most == {TimedPass.DECODE: 12, TimedPass.TRAIN: 4}
 
@@ -201,8 +202,8 @@ def test_each_shape_is_timed_in_the_bodies_that_some_role_runs(
 ) -> None:
     found = points(PPO_GRAPH, specs, workload, cluster)
     for tp in (1, 2):
-        actor = {point.body for point in found if point.shape == shape_of(specs[Role.ACTOR], tp)}
-        critic = {point.body for point in found if point.shape == shape_of(specs[Role.CRITIC], tp)}
+        actor = {point.timed_pass for point in found if point.shape == shape_of(specs[Role.ACTOR], tp)}
+        critic = {point.timed_pass for point in found if point.shape == shape_of(specs[Role.CRITIC], tp)}
         assert actor == set(TimedPass)
         assert critic == {TimedPass.FORWARD, TimedPass.TRAIN, TimedPass.OPTIMIZER}
     assert len({point.shape for point in found}) == 4
@@ -221,18 +222,22 @@ def test_a_gpu_is_timed_at_what_fills_it_and_its_decode_steps_at_depths_far_apar
     many = Workload(batch_size=256, prompt=LengthSpec(max=48, fixed=48), response=LengthSpec(max=464, fixed=464))
     gpu = cluster.model_copy(update={"device": cluster.device.model_copy(update={"kind": "cuda"})})
     of_gpu, of_cpu = (
-        [point for point in points(PPO_GRAPH, specs, many, on) if point.body in (TimedPass.TRAIN, TimedPass.DECODE)]
+        [
+            point
+            for point in points(PPO_GRAPH, specs, many, on)
+            if point.timed_pass in (TimedPass.TRAIN, TimedPass.DECODE)
+        ]
         for on in (gpu, cluster)
     )
-    tokens = [max(p.rows * p.tokens for p in found if p.body is TimedPass.TRAIN) for found in (of_gpu, of_cpu)]
+    tokens = [max(p.rows * p.tokens for p in found if p.timed_pass is TimedPass.TRAIN) for found in (of_gpu, of_cpu)]
     assert tokens == [256 * 512, 16 * 512]
-    assert {point.num_layers for point in of_gpu if point.body is TimedPass.DECODE} == {1, 8}
-    assert {point.num_layers for point in of_gpu if point.body is TimedPass.TRAIN} == {1, 2}
+    assert {point.num_layers for point in of_gpu if point.timed_pass is TimedPass.DECODE} == {1, 8}
+    assert {point.num_layers for point in of_gpu if point.timed_pass is TimedPass.TRAIN} == {1, 2}
 
 
 def test_no_measured_micro_batch_is_huge(specs: dict[Role, ModelSpec], cluster: Cluster) -> None:
     long = Workload(batch_size=64, prompt=LengthSpec(max=512, fixed=512), response=LengthSpec(max=8192, fixed=8192))
-    trained = [point for point in points(PPO_GRAPH, specs, long, cluster) if point.body is TimedPass.TRAIN]
+    trained = [point for point in points(PPO_GRAPH, specs, long, cluster) if point.timed_pass is TimedPass.TRAIN]
     assert max(point.rows * point.tokens for point in trained) <= 32768
     assert min(point.rows for point in trained) == 1
 

@@ -81,10 +81,12 @@ def test_experts_are_spread_over_a_part_of_the_replicas() -> None:
         Layout(dp=8, ep=3)
 
 
-def test_a_written_layout_speaks_of_expert_parallelism_only_where_there_is_some() -> None:
+def test_a_layout_is_written_with_all_its_degrees_and_read_again() -> None:
     written = TypeAdapter(Layout)
-    assert written.dump_python(Layout(dp=4)) == {"tp": 1, "pp": 1, "dp": 4, "sp": False}
-    assert written.dump_python(Layout(tp=2, ep=2, etp=1))["etp"] == 1
+    assert written.dump_python(Layout(tp=2, dp=4)) == {
+        **{"tp": 2, "pp": 1, "dp": 4, "sp": False, "ep": 1, "cp": 1, "vpp": 1},
+        "etp": 2,
+    }
     for layout in (Layout(dp=4), Layout(dp=4, ep=2), Layout(tp=2, dp=2), Layout(tp=2, dp=2, ep=4, etp=1)):
         assert written.validate_json(written.dump_json(layout)) == layout
 

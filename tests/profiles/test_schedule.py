@@ -3,7 +3,6 @@
 from dataclasses import fields
 
 import pytest
-from pydantic import TypeAdapter
 
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.schedule import Schedule
@@ -40,9 +39,3 @@ def test_micro_batches_are_cut_by_rows_or_by_tokens_and_not_by_both() -> None:
     assert [one.max_tokens(100) for one in (by_tokens, Schedule(micro_batch_size=4))] == [512, 400]
     with pytest.raises(BadInput, match="micro_batch_tokens=512 with micro_batch_size=1; set one of them"):
         Schedule(micro_batch_tokens=512)
-
-
-def test_a_cap_of_tokens_is_written_where_there_is_one() -> None:
-    written = TypeAdapter(Schedule).dump_python
-    assert "micro_batch_tokens" not in written(Schedule(micro_batch_size=4))
-    assert written(Schedule(micro_batch_size=0, micro_batch_tokens=512))["micro_batch_tokens"] == 512

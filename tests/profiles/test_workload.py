@@ -39,11 +39,10 @@ def test_a_step_of_nothing_is_refused(field: str) -> None:
         parse(Workload, json.dumps(document), "workload")
 
 
-def test_a_group_has_one_prompt_and_a_workload_without_groups_is_written_as_before_there_were_any() -> None:
+def test_a_group_has_one_prompt() -> None:
     lengths = LengthSpec(max=4, fixed=4)
     alone = Workload(batch_size=8, prompt=lengths, response=lengths)
     assert alone.num_prompts == 8
-    assert "group_size" not in json.loads(alone.model_dump_json())
     grouped = Workload(batch_size=8, group_size=4, prompt=lengths, response=lengths)
     assert grouped.num_prompts == 2
     assert parse(Workload, grouped.model_dump_json(), "workload") == grouped
@@ -62,7 +61,6 @@ def test_the_candidates_of_a_batch_are_all_samples_that_are_drawn_of_its_prompts
     plain = Workload(batch_size=8, group_size=2, num_minibatches=2, prompt=lengths, response=lengths)
     assert plain.candidates is plain
     assert not plain.selects_samples
-    assert "best_of" not in json.loads(plain.model_dump_json())
     best = plain.model_copy(update={"best_of": 6})
     assert parse(Workload, best.model_dump_json(), "workload") == best
     assert best.selects_samples

@@ -33,12 +33,12 @@ def no_seventh(samples: Sequence[RewardSample]) -> list[float]:
 
 def echoed_words(calls: Sequence[ToolCall]) -> list[str]:
     """A tool that says the first words of the turn again, and the word that is paid for."""
-    return [" ".join([*call.drawn.split()[: call.turn], "w3"]) for call in calls]
+    return [" ".join([*call.sampled.split()[: call.turn], "w3"]) for call in calls]
 
 
 def silent_at_seven(calls: Sequence[ToolCall]) -> list[str]:
     """A tool that fails where the turn has the word w7."""
-    if any("w7" in call.drawn.split() for call in calls):
+    if any("w7" in call.sampled.split() for call in calls):
         raise ValueError("w7 is not to be asked")
     return ["w1"] * len(calls)
 

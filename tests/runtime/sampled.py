@@ -109,7 +109,7 @@ def said(batch: Batch) -> dict[str, float]:
     """The metrics that tell how many were drawn."""
     return {
         "waves": batch.num_waves,
-        "drawn_prompts": batch.num_drawn,
+        "sampled_prompts": batch.num_drawn,
         "trained_prompts": NUM_GROUPS,
         "dropped_prompts": batch.num_drawn - NUM_GROUPS,
         "groups_with_signal": batch.num_with_signal / batch.num_drawn,

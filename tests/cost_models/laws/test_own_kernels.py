@@ -23,18 +23,18 @@ DECODED = {
 """Seconds of a round of 64 rows of 1,000 tokens (benchmarks/accelerator/h200_2026-11-26.md), and what a config says."""
 
 
-@pytest.mark.parametrize("body", [TimedPass.FORWARD, TimedPass.TRAIN, TimedPass.PREFILL, TimedPass.DECODE])
+@pytest.mark.parametrize("timed_pass", [TimedPass.FORWARD, TimedPass.TRAIN, TimedPass.PREFILL, TimedPass.DECODE])
 def test_kernels_of_our_own_never_take_longer(
-    body: TimedPass, llama: ModelSpec, a100s: Callable[[int], Cluster]
+    timed_pass: TimedPass, llama: ModelSpec, a100s: Callable[[int], Cluster]
 ) -> None:
     device, efficiency = a100s(1).device, efficiency_of("cuda", "a100-80gb")
     plain, own = (
-        AnalyticShard(llama, device, "bf16", efficiency, 1.0, framework=framework_named(name)).time(body, 64, 100)
+        AnalyticShard(llama, device, "bf16", efficiency, 1.0, framework=framework_named(name)).time(timed_pass, 64, 100)
         for name in ("runtime", "runtime-cuda")
     )
     assert own.layer == plain.layer
     assert own.ends <= plain.ends
-    assert own.ends < plain.ends or body in (TimedPass.PREFILL, TimedPass.DECODE)  # of 64 rows the host is slower
+    assert own.ends < plain.ends or timed_pass in (TimedPass.PREFILL, TimedPass.DECODE)  # of 64 rows the host is slower
 
 
 def test_a_gpu_runs_our_own_kernels_where_no_framework_is_named(
@@ -46,25 +46,27 @@ def test_a_gpu_runs_our_own_kernels_where_no_framework_is_named(
     assert unnamed.time(TimedPass.TRAIN, 8, 512) == named.time(TimedPass.TRAIN, 8, 512)
 
 
-@pytest.mark.parametrize("body", [TimedPass.FORWARD, TimedPass.TRAIN])
+@pytest.mark.parametrize("timed_pass", [TimedPass.FORWARD, TimedPass.TRAIN])
 def test_passes_with_a_vocabulary_take_what_an_h200_measured_within_a_sixth_where_the_host_is_ahead(
-    body: TimedPass,
+    timed_pass: TimedPass,
 ) -> None:
     errors = [
         by_equation(one) / seconds_of(one) - 1
         for one in measured_on_h200("qwen2.5-0.5b")
-        if one.point.body is body and not one.point.shape.scalar_head and one.point.rows >= 64
+        if one.point.timed_pass is timed_pass and not one.point.shape.scalar_head and one.point.rows >= 64
     ]
     assert len(errors) == 12
     assert max(map(abs, errors)) < 1 / 6
 
 
-@pytest.mark.parametrize("body", [TimedPass.FORWARD, TimedPass.TRAIN])
-def test_passes_of_an_8b_take_what_an_h200_measured_within_a_tenth_where_the_host_is_ahead(body: TimedPass) -> None:
+@pytest.mark.parametrize("timed_pass", [TimedPass.FORWARD, TimedPass.TRAIN])
+def test_passes_of_an_8b_take_what_an_h200_measured_within_a_tenth_where_the_host_is_ahead(
+    timed_pass: TimedPass,
+) -> None:
     errors = [
         by_equation(one) / seconds_of(one) - 1
         for one in measured_on_h200("llama-3.1-8b")
-        if one.point.body is body and one.point.rows * one.point.tokens >= 2**12
+        if one.point.timed_pass is timed_pass and one.point.rows * one.point.tokens >= 2**12
     ]
     assert len(errors) >= 6
     assert max(map(abs, errors)) < 1 / 10
@@ -74,7 +76,7 @@ def test_decode_steps_of_eight_layers_of_an_8b_take_what_an_h200_measured_within
     errors = [
         by_equation(one) / seconds_of(one) - 1
         for one in measured_on_h200("llama-3.1-8b")
-        if one.point.body is TimedPass.DECODE and one.point.num_layers == 8
+        if one.point.timed_pass is TimedPass.DECODE and one.point.num_layers == 8
     ]
     assert len(errors) == 12
     assert max(map(abs, errors)) < 1 / 10
@@ -102,9 +104,9 @@ def seconds_of(one: Measurement) -> float:
 
 def by_equation(one: Measurement) -> float:
     point = one.point
-    framework = "runtime-graph" if point.body is TimedPass.DECODE else "runtime-cuda"
+    framework = "runtime-graph" if point.timed_pass is TimedPass.DECODE else "runtime-cuda"
     shard = shard_on_h200(point.shape.model(num_layers=1, max_positions=4096), framework)
-    layer, ends, _ = shard.time(point.body, point.rows, point.tokens, point.context)
+    layer, ends, _ = shard.time(point.timed_pass, point.rows, point.tokens, point.context)
     return point.num_layers * layer + ends
 
 

@@ -37,7 +37,7 @@ def test_a_table_of_operators_has_no_training_and_is_never_called_measured(
     specs = {role: replace(llama, num_layers=2, scalar_head=role in ("critic", "reward")) for role in Role}
     wanted = imported_points(PPO_GRAPH, [specs], [fixed], a100s(1))
     table = imported_table(operators, wanted, a100s(1), "bf16", "2026-11-21")
-    assert {m.point.body for m in table.measurements} == set(BODIES)
+    assert {m.point.timed_pass for m in table.measurements} == set(BODIES)
     shard, measured = (
         MeasuredShard(table, specs[Role.ACTOR], 2),
         MeasuredKernels(operators, a100s(1).device, EFFICIENCY),
@@ -46,13 +46,13 @@ def test_a_table_of_operators_has_no_training_and_is_never_called_measured(
     law = AnalyticShard(
         specs[Role.ACTOR].shard(2), a100s(1).device, "bf16", EFFICIENCY, 1.0, framework=passes, kernels=measured
     )
-    for body, rows, tokens, context in (
+    for timed_pass, rows, tokens, context in (
         (TimedPass.FORWARD, 4, 128, 0),
         (TimedPass.PREFILL, 4, 100, 0),
         (TimedPass.DECODE, 16, 1, 127),
     ):
-        time = shard.time(body, rows, tokens, context)
-        assert time[:2] == pytest.approx(law.time(body, rows, tokens, context)[:2])
+        time = shard.time(timed_pass, rows, tokens, context)
+        assert time[:2] == pytest.approx(law.time(timed_pass, rows, tokens, context)[:2])
         assert time.source is Source.INTERPOLATED
     model = BlendedModel(table, a100s(1), fixed, "bf16")
     assert model.seconds(call("actor_train", "tp2", 4, model=specs[Role.ACTOR])).source is Source.ANALYTIC
@@ -82,4 +82,4 @@ def test_jobs_that_share_points_make_each_once(
     once = imported_points(PPO_GRAPH, [specs], [fixed], a100s(1))
     assert imported_points(PPO_GRAPH, [specs, specs], [fixed, fixed], a100s(1)) == once
     assert len(set(once)) == len(once)
-    assert {point.body for point in once} == set(BODIES)
+    assert {point.timed_pass for point in once} == set(BODIES)

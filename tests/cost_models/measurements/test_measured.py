@@ -14,12 +14,12 @@ def test_a_measured_shard_equals_the_table_at_its_points(table: Table, shallow: 
     actor = shallow[Role.ACTOR]
     shard = MeasuredShard(table, actor, tp)
     found = [m for m in table.measurements if m.point.shape == shape_of(actor, tp)]
-    assert {m.point.body for m in found} == set(TimedPass)
+    assert {m.point.timed_pass for m in found} == set(TimedPass)
     for measurement in found:
         point = measurement.point
-        time = shard.time(point.body, point.rows, point.tokens, point.context)
+        time = shard.time(point.timed_pass, point.rows, point.tokens, point.context)
         assert point.num_layers * time.layer + time.ends == pytest.approx(measurement.seconds)
-        as_deep = any(m.point.num_layers == actor.num_layers for m in found if m.point.body is point.body)
+        as_deep = any(m.point.num_layers == actor.num_layers for m in found if m.point.timed_pass is point.timed_pass)
         assert time.source is (Source.MEASURED if as_deep else Source.INTERPOLATED)
 
 
@@ -34,7 +34,7 @@ def test_layers_that_were_not_measured_repeat_the_measured_one(
 
 def test_a_failed_point_is_not_a_time(table: Table, shallow: dict[Role, ModelSpec]) -> None:
     def failed(measurement: Measurement) -> Measurement:
-        train = measurement.point.body is TimedPass.TRAIN
+        train = measurement.point.timed_pass is TimedPass.TRAIN
         return failed_measurement(measurement.point, "out of memory") if train else measurement
 
     without = Table(provenance=PROVENANCE, measurements=tuple(failed(m) for m in table.measurements))
@@ -49,7 +49,8 @@ def test_noise_makes_no_part_negative(shallow: dict[Role, ModelSpec]) -> None:
     def shard(one_layer: float, two_layers: float) -> MeasuredShard:
         rows = [
             record(
-                Point(shape=shape, num_layers=n, body=TimedPass.FORWARD, rows=1, tokens=8, context=0), sample(seconds)
+                Point(shape=shape, num_layers=n, timed_pass=TimedPass.FORWARD, rows=1, tokens=8, context=0),
+                sample(seconds),
             )
             for n, seconds in ((1, one_layer), (2, two_layers))
         ]

@@ -34,7 +34,7 @@ def specs(llama: ModelSpec) -> dict[Role, ModelSpec]:
 def table(specs: dict[Role, ModelSpec], fixed: Workload, a100s: Callable[[int], Cluster]) -> Table:
     rows = []
     for point in points(PPO_GRAPH, specs, fixed, a100s(1)):
-        layers = point.num_layers * LAYER if point.body is TimedPass.TRAIN else 0
+        layers = point.num_layers * LAYER if point.timed_pass is TimedPass.TRAIN else 0
         rows.append(record(point, sample(1.0), point.rows * point.tokens * (layers + ENDS)))
     return Table(provenance=PROVENANCE, measurements=tuple(rows))
 

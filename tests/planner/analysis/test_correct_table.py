@@ -126,7 +126,7 @@ def test_costs_that_a_calibration_leaves_alone_keep_their_source(plan: Plan) -> 
 
 @pytest.mark.parametrize("table", [TABLE, None], ids=["profiled", "analytic"])
 def test_a_calibrated_table_predicts_the_medians_of_the_run(plan: Plan, table: Table | None) -> None:
-    """Training is predicted right also where it runs the forward body again, which has a factor of its own."""
+    """Training is predicted right also where it runs the forward pass again, which has a factor of its own."""
     before = predicted(plan, table)
     spans = trace(plan, lambda stage: before[stage] + 1.0)
     found = calibrate(plan, spans, table, date=DATE)
@@ -171,7 +171,7 @@ def test_a_correction_says_where_it_comes_from_and_measurements_stay(plan: Plan,
     assert found.measurements == TABLE.measurements
     assert found.provenance == TABLE.provenance
     assert {(c.plan, c.num_steps, c.date) for c in found.corrections} == {(digest(plan), 2, DATE)}
-    assert {c.body for c in found.corrections} == set(TimedPass)
+    assert {c.timed_pass for c in found.corrections} == set(TimedPass)
     write_table(tmp_path / "t.json", found)
     assert read_table(tmp_path / "t.json") == found
 

@@ -142,7 +142,7 @@ def test_what_is_left_out_of_the_facts_of_ppo_is_what_they_had_not() -> None:
 
 def test_a_group_is_delivered_whole() -> None:
     facts = critic_free_facts().model_copy(update={"staleness": 2})
-    generate, scope = facts.graph.stages[0], SearchCase(ahead=synchronous(facts.graph), runs_on=True)
+    generate, scope = facts.graph.stages[0], SearchCase(ahead=synchronous(facts.graph), keeps_in_flight=True)
     assert not any(schedule.overcommit for schedule in schedules(facts, generate, Layout(dp=2), scope))
     found = schedule_rules(facts, generate, Layout(dp=2), Schedule(generation_slots=8, overcommit=2))
     assert "overcommit=2 defers single sequences, and the 4 of a prompt are compared with each other; use 0." in found

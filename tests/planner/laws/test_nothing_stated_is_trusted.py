@@ -34,7 +34,7 @@ NUM_MUTATIONS = 2000
 FREE = {
     r"digests\.job": "of a file that the plan does not hold",
     r"solver\.(name|version|seed|num_workers|max_deterministic_time)": "what it says of itself",
-    r"solver\.(status|asked_gap)": "what was asked for, where gap and bound allow it",
+    r"solver\.(status|requested_gap)": "what was asked for, where gap and bound allow it",
     r"solver\.work(\..+)?": "what the search took",
     r"facts\.staleness": "the job's bound, where the plan keeps it",
     r"facts\.controllers": "what may follow the run, which is not planned",

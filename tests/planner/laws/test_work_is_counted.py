@@ -51,10 +51,10 @@ def work(num_ranks: int) -> SearchWork:
 @pytest.mark.check_all
 def test_a_thousand_times_the_ranks_take_hardly_more_questions() -> None:
     few, many = work(64), work(16_384)
-    assert few.timed <= 45_000
-    assert few.weighed <= 28_000
-    assert many.timed <= 1.8 * few.timed
-    assert many.weighed <= 1.8 * few.weighed
+    assert few.num_time_costs <= 45_000
+    assert few.num_memory_costs <= 28_000
+    assert many.num_time_costs <= 1.8 * few.num_time_costs
+    assert many.num_memory_costs <= 1.8 * few.num_memory_costs
     assert many.models <= 4 * few.models
 
 
@@ -69,10 +69,10 @@ def test_the_counts_do_not_depend_on_who_costs_what(monkeypatch: pytest.MonkeyPa
     shared = counted()
     monkeypatch.setattr(parallel, "_can_share", lambda: False)
     assert counted() == shared
-    assert shared.timed >= shared.generations > 0
-    assert shared.weighed > 0
+    assert shared.num_time_costs >= shared.num_generations > 0
+    assert shared.num_memory_costs > 0
     assert shared.models > 0
-    assert shared.too_slow > 0
+    assert shared.num_too_slow > 0
 
 
 @pytest.mark.slow
@@ -84,9 +84,9 @@ def test_an_algorithm_with_fewer_stages_takes_fewer_questions() -> None:
     assert isinstance(plan, Plan)
     assert [placement.stage for placement in plan.placements] == list(facts.graph.names)
     assert len(plan.placements) == 5
-    assert plan.solver.work.timed <= 4_100
-    assert plan.solver.work.weighed <= 3_900
-    assert plan.solver.work.models <= 8
+    assert plan.solver.work.num_time_costs <= 4_100
+    assert plan.solver.work.num_memory_costs <= 3_900
+    assert plan.solver.work.num_models <= 8
 
 
 @pytest.mark.check_all
@@ -94,8 +94,8 @@ def test_few_of_the_turns_that_experts_may_generate_in_are_played() -> None:
     path = JOB.parents[1] / "moe-16384" / "job.yaml"
     plan = best_plan(facts := resolve(read_job(path), path.parent), cost_model_of(facts), limits=Limits(gap=0.03))
     assert isinstance(plan, Plan)
-    assert plan.solver.work.generations <= 400
-    assert plan.solver.work.timed <= 8_700
+    assert plan.solver.work.num_generations <= 400
+    assert plan.solver.work.num_time_costs <= 8_700
 
 
 @pytest.mark.slow

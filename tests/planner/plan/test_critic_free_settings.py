@@ -56,10 +56,10 @@ def test_a_job_is_read_as_it_was_written_and_has_no_word_of_ppo(changes: dict[st
     assert "critic" not in text
 
 
-def test_a_job_of_ppo_is_written_as_before_there_were_others() -> None:
+def test_a_job_is_written_with_the_settings_of_its_algorithm_only() -> None:
     models = {role: {"path": role} for role in ("actor", "critic", "ref", "reward")}
     written = json.loads(canonical_json(job_of(algorithm="ppo", models=models)))
-    assert not {"algorithm", "grpo", "rloo", "reinforce"} & written.keys()
+    assert not {"grpo", "rloo", "reinforce", "distill"} & written.keys()
     assert "ppo" in written
 
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 from meshwright.planner.job.sections import Data
 
 
-def test_defaults_are_not_written() -> None:
+def test_a_prompt_is_in_the_column_of_that_name() -> None:
     data = Data(prompts="p.jsonl", tokenizer="t")
-    assert data.model_dump() == {
-        "prompts": "p.jsonl", "held_out": None, "tokenizer": "t", "long_prompts": "filter"
-    }  # fmt: skip
     assert data.named_columns == {"prompt": "prompt"}
 
 

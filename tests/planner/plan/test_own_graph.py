@@ -260,9 +260,9 @@ def test_a_preset_that_keeps_the_best_samples_is_told_with_a_filter(
     preset = graph_of(algorithm, has_reward=has_reward, has_environment=hosted, has_filter=True)
     generate, *others = json.loads(canonical_json(stated(preset)))["stages"]
     for stage in others:
-        if stage["kind"] in ("inference", "training") and stage["role"] != "reward":
+        if stage["kind"] in ("inference", "training") and stage.get("role") != "reward":
             stage["reads"] = [*(f for f in stage["reads"] if f != "scores" or stage["kind"] == "training"), "kept"]
-    scorers = [stage for stage in others if stage["role"] == "reward" or stage["kind"] == "environment"]
+    scorers = [stage for stage in others if stage.get("role") == "reward" or stage["kind"] == "environment"]
     keep = {**KEEP, "reads": [stage["writes"][0] for stage in scorers]}
     stages = (generate, *scorers, keep, *(stage for stage in others if stage not in scorers))
     assert is_same_graph(parse(OwnGraph, json.dumps({"stages": stages}), "graph").graph(), preset)

@@ -116,7 +116,7 @@ def test_of_replicas_that_do_not_divide_the_batch_the_fullest_counts() -> None:
 
 def test_an_overcommit_is_of_equal_parts_where_rows_are_uneven() -> None:
     facts = small_facts(batch_size=64).model_copy(update={"staleness": 2})
-    scope = SearchCase(ahead=synchronous(PPO_GRAPH), runs_on=True)
+    scope = SearchCase(ahead=synchronous(PPO_GRAPH), keeps_in_flight=True)
     for dp, extras in ((4, [8, 16, 32, 64]), (16, [16, 32, 64]), (6, [6, 12, 30, 60]), (24, [24, 48])):
         found = schedules(facts, PPO_GRAPH.by_name["actor_generate"], Layout(dp=dp), scope)
         assert sorted({schedule.overcommit for schedule in found} - {0}) == extras
@@ -140,7 +140,7 @@ def test_the_hosts_memory_is_shared_by_its_ranks_and_by_the_stages_that_can_offl
 @pytest.mark.parametrize("offload", [False, True])
 def test_every_schedule_that_is_offered_breaks_no_rule(stage: Stage, offload: bool) -> None:
     facts = small_facts(batch_size=12, response=400).model_copy(update={"staleness": 2})
-    scope = SearchCase(ahead=synchronous(PPO_GRAPH), offload=offload, runs_on=offload)
+    scope = SearchCase(ahead=synchronous(PPO_GRAPH), offload=offload, keeps_in_flight=offload)
     for tp, pp, dp in itertools.product((1, 2), (1, 2), (1, 2, 5, 7)):
         layout = Layout(tp=tp, pp=pp, dp=dp)
         if layout.num_ranks != 4:

@@ -161,7 +161,7 @@ def test_a_compiled_plan_is_clean(plan: Plan) -> None:
             "status=optimal and gap=1 is above the requested 0.01; a search that ended there is feasible.",
         ),
         (
-            lambda plan: solved(plan, status="optimal", bound_seconds=0.0, gap=1.0, asked_gap=1.0),
+            lambda plan: solved(plan, status="optimal", bound_seconds=0.0, gap=1.0, requested_gap=1.0),
             "status=optimal and no bound is known; a search without a bound is feasible.",
         ),
         (

@@ -36,7 +36,7 @@ def space_of(facts: Facts, model: RandomModel, number: int) -> Space:
 def space_and_sites(facts: Facts, model: RandomModel, number: int) -> tuple[Space, dict[Site, int]]:
     every = Enumeration(facts, model, math.inf)
     ahead = steps_ahead_patterns(PPO_GRAPH, 2)[number]
-    return every.space(SearchCase(ahead=ahead, offload=True, runs_on=True)), every.sites
+    return every.space(SearchCase(ahead=ahead, offload=True, keeps_in_flight=True)), every.sites
 
 
 def case_of(plan: Plan, space: Space, sites: dict[Site, int]) -> Case:
@@ -98,7 +98,7 @@ def test_no_plan_is_faster_than_its_own_case(number: int, memory: float) -> None
 def halved(draw: random.Random, case: Case) -> tuple[Case, Case]:
     """Any split of a case that has choices."""
     if draw.random() < 0.3:
-        return case.split_by_meeting(*draw.sample(PPO_GRAPH.names, 2))
+        return case.split_by_overlap(*draw.sample(PPO_GRAPH.names, 2))
     stage, amount = draw.choice(PPO_GRAPH.names), draw.choice(AMOUNTS)
     row = case.space.choices[stage].amounts[AMOUNTS.index(amount), case.remaining[stage].numbers]
     return case.split_by_amount(stage, amount, float(draw.choice(row.tolist())))
@@ -156,5 +156,5 @@ def test_a_stage_that_reads_in_chunks_where_it_takes_turns_with_the_generation_w
             case = case.split_by_amount(placement.stage, "ranks", num_ranks - 1)[1]
     for one, other in combinations(facts.graph.names, 2):
         meet = set(plan.pool_of(one).ranks) & set(plan.pool_of(other).ranks)
-        case = case.split_by_meeting(one, other)[0 if meet else 1]
+        case = case.split_by_overlap(one, other)[0 if meet else 1]
     assert case.least_seconds() <= plan.period_seconds

@@ -124,6 +124,6 @@ def test_every_change_of_a_proof_is_refused_or_proves_what_it_states(tmp_path: P
             assert found or found_proof.bound_seconds == proof.bound_seconds, str(mutation)
         num_refused += bool(found)
         assert all(sentence.endswith((".", "?")) and "\n" not in sentence for sentence in found), (str(mutation), found)
-        may_be = mutation.path[0] in ("trees", "within_seconds")  # what is looked at, and more, may prove as much
+        may_be = mutation.path[0] in ("trees", "cutoff_seconds")  # what is looked at, and more, may prove as much
         assert found or may_be or found_proof == proof, str(mutation)
     assert num_refused > NUM_MUTATIONS / 2

@@ -36,7 +36,7 @@ def test_a_plan_near_another_is_legal_and_nearly_the_best(plan: Plan, facts: Fac
     assert verify(near) == ()
     assert near.facts == facts
     assert near.period_seconds <= 1.05 * best.period_seconds
-    assert near.solver.work.timed < best.solver.work.timed
+    assert near.solver.work.num_time_costs < best.solver.work.num_time_costs
 
 
 def test_nothing_is_said_of_the_plans_that_were_left_out(plan: Plan) -> None:

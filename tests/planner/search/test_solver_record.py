@@ -26,7 +26,7 @@ def test_a_plan_is_proven_when_every_scope_is(statuses: set[str], is_whole: bool
     limits = Limits(gap=gap)
     found = solver_record(limits, is_whole=is_whole, statuses=statuses, bound_seconds=1.0, work=SearchWork())
     assert found.status == told
-    assert found.asked_gap == gap
+    assert found.requested_gap == gap
 
 
 @pytest.mark.parametrize(("asked", "status"), [(0.0, "feasible"), (0.01, "feasible"), (0.25, "optimal")])
@@ -42,7 +42,7 @@ def test_the_work_is_that_of_all_stages() -> None:
     facts = small_facts(ranks_per_node=2, batch_size=4)
     costed = frontiers(facts, ToyModel(facts), ())
     whole, generation = count_work(costed, Effort(2, 0.5)), count_work(costed[:1], Effort())
-    assert whole.timed > generation.timed > 0
-    assert whole.weighed > generation.weighed > 0
+    assert whole.num_time_costs > generation.num_time_costs > 0
+    assert whole.num_memory_costs > generation.num_memory_costs > 0
     assert whole.generations == generation.generations > 0
     assert (whole.models, whole.deterministic_time, generation.models) == (2, 0.5, 0)

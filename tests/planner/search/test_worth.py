@@ -158,5 +158,5 @@ def test_a_first_plan_that_is_near_enough_the_bound_ends_the_search(gap: float) 
     assert found.solver.gap <= gap + 1e-5
     assert found.solver.bound_seconds <= best.period_seconds * (1 + 1e-5)
     if gap == 0.3:
-        assert found.solver.work.timed < 0.8 * best.solver.work.timed
+        assert found.solver.work.num_time_costs < 0.8 * best.solver.work.num_time_costs
         assert found.solver.status == "feasible"

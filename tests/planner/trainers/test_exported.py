@@ -43,7 +43,7 @@ def test_what_a_trainer_can_say_is_written_as_it_is(name: str, staleness: int) -
     found = export(TRAINERS[name], plan, no_model)
     assert found is not None
     assert found.plan == plan
-    assert (found.unsaid, found.lost_seconds) == ((), 0.0)
+    assert (found.inexpressible, found.lost_seconds) == ((), 0.0)
     assert parse(Plan, found.files["plan.json"], "plan") == plan
 
 
@@ -53,11 +53,11 @@ def test_what_it_cannot_say_is_listed_and_priced(name: str) -> None:
     plan = random_plan(3, facts, model_of(facts))
     found = export(TRAINERS[name], plan, model_of, limits=Limits(gap=0.3))
     assert found is not None
-    assert found.unsaid
+    assert found.inexpressible
     assert found.lost_seconds == found.plan.period_seconds - plan.period_seconds
     again = export(TRAINERS[name], found.plan, no_model)
     assert again is not None
-    assert again.unsaid == ()
+    assert again.inexpressible == ()
 
 
 @pytest.mark.parametrize("name", NAMES)

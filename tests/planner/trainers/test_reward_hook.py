@@ -47,7 +47,7 @@ def exported_to(name: str) -> Exported:
 @pytest.mark.parametrize("name", HOOKED)
 def test_a_function_goes_to_a_trainer_and_comes_back(tmp_path: Path, name: str) -> None:
     found = exported_to(name)
-    assert found.unsaid == ()
+    assert found.inexpressible == ()
     for file, text in found.files.items():
         (tmp_path / file).write_text(text)
     again = READERS[name].read(tmp_path / FILES[name])

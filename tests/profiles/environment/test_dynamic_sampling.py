@@ -55,10 +55,9 @@ def test_what_is_no_share_is_refused(given: dict[str, object], sentence: str) ->
         DynamicSampling.model_validate(given)
 
 
-def test_a_workload_without_it_is_written_as_before_and_a_wave_is_of_whole_groups() -> None:
+def test_a_wave_is_of_whole_groups() -> None:
     lengths = LengthSpec(max=8, fixed=8)
     plain = Workload(batch_size=32, group_size=4, prompt=lengths, response=lengths)
-    assert "dynamic_sampling" not in plain.model_dump()
     assert plain.wave is plain
     sampled = plain.model_copy(update={"dynamic_sampling": DynamicSampling(acceptance=0.5)})
     assert sampled.wave.batch_size == 64

@@ -38,7 +38,3 @@ def test_a_histogram_that_is_not_of_the_calls_it_names_is_refused() -> None:
     told["measured"]["num_calls"] = 6
     with pytest.raises(BadInput, match=r"measured\.num_calls=6 is not what the histogram's weights add to"):
         parse(LatencySpec, json.dumps(told), "latency")
-
-
-def test_a_latency_that_was_not_measured_is_written_without_a_word_of_it() -> None:
-    assert "measured" not in LatencySpec(fixed=1.0).model_dump()

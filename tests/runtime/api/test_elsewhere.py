@@ -28,7 +28,7 @@ def plan(facts: api.Facts) -> api.Plan:
 def test_a_plan_for_a_trainer_is_exported_as_it_is(plan: api.Plan, tmp_path: Path) -> None:
     found = api.export_plan(plan, tmp_path / "out", to="openrlhf")
     assert isinstance(found, api.Exported)
-    assert found.unsaid == ()
+    assert found.inexpressible == ()
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"run.sh", "plan.json", "export.json"}
     assert api.read_plan(tmp_path / "out" / "plan.json") == plan
     assert json.loads((tmp_path / "out" / "export.json").read_text())["step_seconds"] == plan.period_seconds

@@ -126,5 +126,5 @@ def test_planning_other_facts_is_what_a_what_if_finds_that_plans_again(facts: ap
     (answer,) = api.whatif(plan, [setting], replan=True).answers
     assert isinstance(other, api.Plan)
     assert answer.outlook is not None
-    gap = other.solver.asked_gap  # it begins with the plan, and looks for what is better by more
+    gap = other.solver.requested_gap  # it begins with the plan, and looks for what is better by more
     assert answer.outlook.step_seconds == pytest.approx(other.period_seconds, rel=gap)

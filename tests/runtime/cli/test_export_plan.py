@@ -41,4 +41,4 @@ def test_a_plan_for_a_trainer_is_exported_with_the_job_that_it_was_made_of(
     outcome = call("export", tmp_path / "plan.json", job, "--to", "verl", "-o", tmp_path / "out", "--json")
     assert outcome.code == 0
     found = json.loads(outcome.out)
-    assert (found["engine"], found["unsaid"], found["lost_seconds"]) == ("vllm", [], 0.0)
+    assert (found["engine"], found["inexpressible"], found["lost_seconds"]) == ("vllm", [], 0.0)

@@ -23,7 +23,7 @@ def test_what_cannot_be_said_is_told_with_its_price_and_the_rest_is_counted(caps
     assert "out/run.sh\nout/plan.json\nout/export.json\n" in text
     clauses = tuple(f"clause {number}" for number in range(20))
     step = found.plan.period_seconds
-    view_trainers.print_export(replace(found, unsaid=clauses, lost_seconds=step / 2), Path("out"))
+    view_trainers.print_export(replace(found, inexpressible=clauses, lost_seconds=step / 2), Path("out"))
     text = capsys.readouterr().out
     assert "has no setting for 20 of the plan's choices" in text
     assert "+100.0%" in text

@@ -298,4 +298,4 @@ def reward(samples: Sequence[RewardSample]) -> object:
 
 def tool(calls: Sequence[ToolCall]) -> object:
     """Answers what is well, and does what any other call says."""
-    return ["well"] if calls[0].drawn == "well" else TOOLS[calls[0].drawn]()
+    return ["well"] if calls[0].sampled == "well" else TOOLS[calls[0].sampled]()

@@ -40,15 +40,15 @@ def fussy(samples: Sequence[RewardSample]) -> list[float]:
 def slow_echo(calls: Sequence[ToolCall]) -> list[str]:
     """A tool that takes its time, and fails at one word."""
     time.sleep(0.2)
-    if any(call.drawn == "raise" for call in calls):
+    if any(call.sampled == "raise" for call in calls):
         raise ValueError("no such word")
-    return [f"{call.drawn}!" for call in calls]
+    return [f"{call.sampled}!" for call in calls]
 
 
 def last_letters(calls: Sequence[ToolCall]) -> list[str]:
     """A tool that says the last letters of the turn again, as many as the turn's number; quick ones and slow ones."""
-    time.sleep(0.002 * sum(len(call.drawn) % 4 for call in calls))
-    return [call.drawn[-call.turn :] for call in calls]
+    time.sleep(0.002 * sum(len(call.sampled) % 4 for call in calls))
+    return [call.sampled[-call.turn :] for call in calls]
 
 
 def restless(samples: Sequence[RewardSample]) -> list[float]:

@@ -34,8 +34,8 @@ def test_the_reward_values_short_correct_answers_most(monkeypatch: pytest.Monkey
 def test_the_tool_answers_what_is_asked_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(FUNCTIONS))
     calls = [
-        ToolCall(id="0/0", prompt="p", response=drawn, turn=0, drawn=drawn)
-        for drawn in ("<<Kenya>>", "<<France>> no, << japan >>", "<<Atlantis>>")
+        ToolCall(id="0/0", prompt="p", response=sampled, turn=0, sampled=sampled)
+        for sampled in ("<<Kenya>>", "<<France>> no, << japan >>", "<<Atlantis>>")
     ]
     worker = Worker("look_up:capital", timeout_seconds=20, kind="tool")
     try:

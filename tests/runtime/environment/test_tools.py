@@ -12,8 +12,8 @@ from meshwright.runtime.environment.worker_pool import ToolWorkers
 from tests.runtime.environment.samples import MODULE
 
 
-def call(drawn: str) -> ToolCall:
-    return ToolCall(id="3/5", prompt="", response=drawn, turn=2, drawn=drawn)
+def call(sampled: str) -> ToolCall:
+    return ToolCall(id="3/5", prompt="", response=sampled, turn=2, sampled=sampled)
 
 
 def test_as_many_calls_run_at_a_time_as_there_are_workers() -> None:

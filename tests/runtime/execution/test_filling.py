@@ -78,9 +78,14 @@ def test_groups_that_are_trained_on_are_draws_of_all_groups_with_a_signal() -> N
 
 def test_every_prompt_is_counted() -> None:
     found = filled([APART, ALIKE, APART, ALIKE], [ALIKE, APART, APART, APART]).metrics
-    assert (found["waves"], found["drawn_prompts"], found["trained_prompts"], found["dropped_prompts"]) == (2, 8, 3, 5)
+    assert (found["waves"], found["sampled_prompts"], found["trained_prompts"], found["dropped_prompts"]) == (
+        2,
+        8,
+        3,
+        5,
+    )
     assert found["groups_with_signal"] == 5 / 8
-    assert found["drawn_score"] == (5 * 0.5 + 3 * 1.0) / 8
+    assert found["sampled_score"] == (5 * 0.5 + 3 * 1.0) / 8
 
 
 def test_a_rank_fills_in_the_rows_that_it_holds() -> None:

@@ -80,8 +80,8 @@ def test_a_score_that_is_no_number_is_below_all_others() -> None:
 
 def test_every_sample_is_counted() -> None:
     found = scored([1.0, 4.0, 2.0, 3.0, 0.0, 9.0, 8.0, 7.0]).metrics
-    assert (found["drawn_samples"], found["trained_samples"], found["dropped_samples"]) == (8, 4, 4)
-    assert found["drawn_score"] == 34 / 8
+    assert (found["generated_samples"], found["trained_samples"], found["dropped_samples"]) == (8, 4, 4)
+    assert found["sampled_score"] == 34 / 8
 
 
 def test_samples_are_compared_by_all_that_they_are_paid() -> None:
@@ -95,7 +95,7 @@ def test_samples_are_compared_by_all_that_they_are_paid() -> None:
         wave.experience.put("tokens", row, torch.tensor([row]))
     filling.take(known(wave))
     assert kept(filling, 1) == [2]
-    assert filling.metrics["drawn_score"] == pytest.approx(4.3 / 3)
+    assert filling.metrics["sampled_score"] == pytest.approx(4.3 / 3)
 
 
 def test_a_sample_that_is_paid_less_for_its_missing_end_is_not_kept_for_its_score() -> None:
@@ -107,7 +107,7 @@ def test_a_sample_that_is_paid_less_for_its_missing_end_is_not_kept_for_its_scor
         wave.experience.put("tokens", row, torch.tensor([row]))
     filling.take(wave)
     assert kept(filling, 1) == [2]
-    assert filling.metrics["drawn_score"] == 3.5
+    assert filling.metrics["sampled_score"] == 3.5
 
 
 def test_a_rank_fills_in_the_rows_that_it_was_given() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from meshwright.profiles.errors import BadInput
 from meshwright.runtime.inference.in_flight import (
@@ -23,7 +25,7 @@ from meshwright.runtime.inference.slots import Finish, PartialResponse, Prompt, 
 ONE = SamplingDigests("one plan", "one temperature")
 
 
-def underway(draws_by: SamplingDigests = ONE) -> InFlightState:
+def state_in_flight(draws_by: SamplingDigests = ONE) -> InFlightState:
     prompt = Prompt(row=0, sample_id=5, tokens=(1, 2))
     response = Response(prompt=prompt, tokens=(7,), logprobs=(-0.5,), versions=(2,), finish=Finish.EOS, first_period=1)
     in_flight = SequencesInFlight(
@@ -44,7 +46,7 @@ def underway(draws_by: SamplingDigests = ONE) -> InFlightState:
 
 
 def test_a_rank_reads_what_it_wrote(tmp_path: Path) -> None:
-    written = underway()
+    written = state_in_flight()
     write_in_flight_state(tmp_path, 3, pack_in_flight_state(written))
     found = read_in_flight_state(tmp_path, 3, ONE)
     assert found is not None
@@ -70,16 +72,23 @@ def test_nothing_in_flight_is_read_as_nothing(tmp_path: Path) -> None:
         assert read_in_flight_state(tmp_path, number, ONE) == written
 
 
-@pytest.mark.parametrize("content", [b"", b"x" * 200, pickle.dumps(underway())], ids=["empty", "text", "pickle"])
+@pytest.mark.parametrize("content", [b"", b"x" * 200, pickle.dumps(state_in_flight())], ids=["empty", "text", "pickle"])
 def test_a_file_of_another_kind_is_refused_in_a_sentence(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "underway-00000.safetensors").write_bytes(content)
+    (tmp_path / "in_flight-00000.safetensors").write_bytes(content)
     with pytest.raises(BadInput, match="holds no sequences in flight that can be read"):
         read_in_flight_state(tmp_path, 0, ONE)
 
 
+def test_a_file_of_another_version_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "in_flight-00000.safetensors"
+    save_file({"x": torch.ones(1)}, path, {"in_flight": json.dumps({"schema_version": 2, "draws_by": []})})
+    with pytest.raises(BadInput, match=r"schema_version=2 is not the 3 this program reads; remove it, and the .*\.$"):
+        read_in_flight_state(tmp_path, 0, ONE)
+
+
 def test_what_was_cut_short_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    write_in_flight_state(tmp_path, 0, pack_in_flight_state(underway()))
-    path = tmp_path / "underway-00000.safetensors"
+    write_in_flight_state(tmp_path, 0, pack_in_flight_state(state_in_flight()))
+    path = tmp_path / "in_flight-00000.safetensors"
     whole = path.read_bytes()
     for length in range(0, len(whole), 97):
         path.write_bytes(whole[:length])
@@ -88,13 +97,13 @@ def test_what_was_cut_short_is_refused_in_a_sentence(tmp_path: Path) -> None:
 
 
 def test_what_was_drawn_by_something_else_or_by_another_rank_is_left_behind(tmp_path: Path) -> None:
-    write_in_flight_state(tmp_path, 3, pack_in_flight_state(underway()))
+    write_in_flight_state(tmp_path, 3, pack_in_flight_state(state_in_flight()))
     assert read_in_flight_state(tmp_path, 3, ONE._replace(plan="another plan")) is None
     assert read_in_flight_state(tmp_path, 2, ONE) is None
 
 
 def test_rows_of_one_message_are_not_saved_with_all_of_it(tmp_path: Path) -> None:
-    write_in_flight_state(tmp_path, 0, pack_in_flight_state(underway()))
+    write_in_flight_state(tmp_path, 0, pack_in_flight_state(state_in_flight()))
     [found] = tmp_path.iterdir()
     kept = read_in_flight_state(tmp_path, 0, ONE)
     assert kept is not None

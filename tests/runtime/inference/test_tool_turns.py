@@ -46,7 +46,7 @@ def turn_taking(mesh, function: str, keeps_cache: bool) -> ToolTurns:  # type: i
 
     def describe(prompt: Prompt, behind: object, turn: RolloutTurn) -> ToolCall:
         text = "".join(LETTERS[token] for token in behind)  # type: ignore[attr-defined]
-        return ToolCall(id=f"0/{prompt.row}", prompt="", response=text, turn=turn.number, drawn=text[turn.first :])
+        return ToolCall(id=f"0/{prompt.row}", prompt="", response=text, turn=turn.number, sampled=text[turn.first :])
 
     return ToolTurns(
         mesh,

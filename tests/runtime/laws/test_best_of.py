@@ -103,9 +103,9 @@ def is_kept(run: Observed, asked: RunRequest, line: dict[str, Any], kept: Kept) 
     assert trained_on(run, line["step"]) == [row.ids.tolist() for row in kept.rows]
     are_groups(kept.rows, asked.job.workload.group_size)
     num_drawn, num_kept = len(kept.scores), len(kept.rows)
-    told = {"drawn_samples": num_drawn, "trained_samples": num_kept, "dropped_samples": num_drawn - num_kept}
+    told = {"generated_samples": num_drawn, "trained_samples": num_kept, "dropped_samples": num_drawn - num_kept}
     assert {key: line[key] for key in told} == told
-    assert line["drawn_score"] == pytest.approx(sum(kept.scores) / num_drawn, rel=TOLERANCE, abs=TOLERANCE)
+    assert line["sampled_score"] == pytest.approx(sum(kept.scores) / num_drawn, rel=TOLERANCE, abs=TOLERANCE)
     assert line["tied_prompts"] == kept.tied / NUM_PROMPTS
 
 

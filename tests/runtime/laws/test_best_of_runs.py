@@ -43,7 +43,7 @@ def test_a_run_that_is_resumed_under_another_plan_keeps_the_same_samples(asked: 
     run_plan(replace(asked, out=asked.out.with_name("same"), steps=3, resume=True))
     run_plan(other)
     one, found = lines(asked.out.with_name("same"))[2], lines(asked.out)[2]
-    for key in ("score", "drawn_score", "drawn_tokens", "response_tokens", "tied_prompts"):
+    for key in ("score", "sampled_score", "sampled_tokens", "response_tokens", "tied_prompts"):
         assert found[key] == one[key]
     assert found["actor_grad_norm"] == pytest.approx(one["actor_grad_norm"], rel=1e-4)
 
@@ -55,7 +55,7 @@ def test_a_run_corrects_a_table_and_lengths_and_goes_on_with_as_many_samples_alo
     assert planned.code == 0
     assert "6 samples of each of 8 prompts are generated and scored, and the best 2 are trained on" in planned.out
     assert call("run", plan, job, "--steps", 3, "--out", out, *MODULE).code == 0
-    drawn = [line["drawn_tokens"] for line in lines(out)]
+    drawn = [line["sampled_tokens"] for line in lines(out)]
     assert call("plan", job, "--from-trace", out, "-o", tmp_path / "again.json").code == 0
     again = read_plan(tmp_path / "again.json").facts.workload
     assert again.best_of == 6

@@ -59,7 +59,7 @@ def test_a_run_that_is_resumed_under_other_waves_is_dealt_the_prompts_that_follo
     job = asked.job.model_copy(update={"workload": workload})
     run_plan(replace(asked, plan=plan, job=job, steps=3, resume=True))
     one, other = lines(asked.out.with_name("same"))[2], lines(asked.out)[2]
-    assert other["drawn_prompts"] % 6 == 0
+    assert other["sampled_prompts"] % 6 == 0
     assert other["response_tokens"] == one["response_tokens"]  # the first groups are the same in dealt order
     assert other["actor_grad_norm"] == pytest.approx(one["actor_grad_norm"], rel=1e-4)
 
@@ -78,7 +78,7 @@ def test_a_plan_chooses_its_waves_runs_and_is_planned_again_from_what_the_run_ha
     found = read_plan(again).facts.workload
     assert found.dynamic_sampling is not None
     assert [share for share, _ in found.dynamic_sampling.histogram or ()] == told
-    drawn = [line["drawn_tokens"] for line in lines(out)]
+    drawn = [line["sampled_tokens"] for line in lines(out)]
     assert found.response_lengths.mean == pytest.approx(sum(drawn) / len(drawn), rel=0.25)
     assert call("run", again, job, "--steps", 1, "--out", tmp_path / "next", *MODULE).code == 0
     refused = call("calibrate", plan, out, "-o", tmp_path / "table.json")

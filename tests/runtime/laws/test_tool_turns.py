@@ -50,10 +50,10 @@ def test_neither_layouts_nor_leaving_a_slot_change_what_is_learned(algorithm: st
         "three": ("actor_generate.while_waiting=leave", "actor_generate.layout=tp1,pp2,dp1"),
     }
     runs = [ran(path, tmp_path / name, *pins) for name, pins in ways.items()]
-    assert all(line["told_tokens"] > 0 for line in runs[0])
+    assert all(line["tool_tokens"] > 0 for line in runs[0])
     for run in runs[1:]:
         for line, other in zip(runs[0], run, strict=True):
-            for key in ("score", "told_tokens", "response_tokens", "actor_grad_norm", "policy_loss"):
+            for key in ("score", "tool_tokens", "response_tokens", "actor_grad_norm", "policy_loss"):
                 assert other[key] == pytest.approx(line[key], abs=1e-5), key
 
 
@@ -62,7 +62,7 @@ def test_a_run_that_is_resumed_ahead_goes_on_as_if_it_had_not_been_stopped(tmp_p
     """But for the last bits of sums, which follow when tools answer."""
     path = written(tmp_path, staleness=1)
     whole, resumed = stopped_and_resumed(rewarded(path, tmp_path / "whole", *APART, steps=4))
-    for key in ("score", "actor_grad_norm", "told_tokens"):
+    for key in ("score", "actor_grad_norm", "tool_tokens"):
         assert [line[key] for line in whole] == pytest.approx([line[key] for line in resumed], rel=1e-5)
 
 

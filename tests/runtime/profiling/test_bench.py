@@ -41,7 +41,7 @@ BODIES = tuple(TimedPass)
 def point(body: TimedPass, rows: int = 2) -> Point:
     decodes, updates = body is TimedPass.DECODE, body is TimedPass.OPTIMIZER
     rows, tokens = (0, 0) if updates else (rows, 1 if decodes else 8)
-    return Point(shape=SHAPE, num_layers=1, body=body, rows=rows, tokens=tokens, context=8 if decodes else 0)
+    return Point(shape=SHAPE, num_layers=1, timed_pass=body, rows=rows, tokens=tokens, context=8 if decodes else 0)
 
 
 def measured(body: TimedPass) -> Measurement:

@@ -30,7 +30,7 @@ def prompt(draw: int) -> Prompt:
     return Prompt(row=draw % BATCH, sample_id=draw, tokens=(5,), step=draw // BATCH)
 
 
-def underway() -> InFlightState:
+def state_in_flight() -> InFlightState:
     """After two updates of four prompts: draw 3 was put off, draw 12 was taken ahead and trained on in its stead.
 
     Row 0 of step 2 is delivered, draw 3 has ended, draw 8 goes on, draw 9 waits, and the others are not admitted.
@@ -65,7 +65,7 @@ def underway() -> InFlightState:
 
 def carried(bound: int, *, max_response: int = 32, draws_again: bool = False) -> Resumed:
     return resume_under_new_plan(
-        [underway()], plan(bound), DONE, BATCH, max_response=max_response, resamples=draws_again
+        [state_in_flight()], plan(bound), DONE, BATCH, max_response=max_response, resamples=draws_again
     )
 
 
@@ -121,7 +121,7 @@ def test_what_was_under_way_is_said_in_one_sentence() -> None:
 
 
 def test_a_checkpoint_that_lacks_prompts_is_refused() -> None:
-    whole = underway()
+    whole = state_in_flight()
     assert whole.generation is not None
     part = replace(whole, generation=replace(whole.generation, unadmitted=(11,)))
     with pytest.raises(BadInput, match="has 5 prompts for the batches of steps 2 to 3, which take 8"):

@@ -120,12 +120,13 @@ def test_a_prompt_that_is_too_long_is_left_out_cut_or_refused_as_the_job_says(jo
     assert [len(tokens) for tokens in filtered.train] == [2]
     [note] = filtered.notes
     assert note.endswith("long.jsonl: 1 of 2 prompts have more than 8 tokens and were left out")
-    cut = read_data(changed(job, prompts="long.jsonl", long_prompts="cut"), job.parent)
+    cut = read_data(changed(job, prompts="long.jsonl", long_prompts="truncate_left"), job.parent)
     whole = read_data(
-        changed(job, prompts="long.jsonl", long_prompts="cut").model_copy(update={"workload": longer(job)}), job.parent
+        changed(job, prompts="long.jsonl", long_prompts="truncate_left").model_copy(update={"workload": longer(job)}),
+        job.parent,
     )
     assert cut.train == (whole.train[0][-8:], whole.train[1])
-    assert cut.notes[0].endswith("1 of 2 prompts have more than 8 tokens and were cut to their last 8")
+    assert cut.notes[0].endswith("1 of 2 prompts have more than 8 tokens and were truncated to their last 8")
     assert whole.notes == ()
     with pytest.raises(
         BadInput, match=r"line 1 has 9 tokens, more than workload\.prompt\.max=8; raise that, or give data"

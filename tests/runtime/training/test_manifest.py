@@ -13,7 +13,7 @@ import torch.distributed as dist
 from meshwright.runtime.training.checkpoint_integrity import MANIFEST, _damage_of_share, find_damage, write_manifest
 from tests.runtime.ranks import run_on_ranks
 
-NAMES = ("__0_0.distcp", "__1_0.distcp", "common.pt", ".metadata", "underway-00001.safetensors")
+NAMES = ("__0_0.distcp", "__1_0.distcp", "common.pt", ".metadata", "in_flight-00001.safetensors")
 
 
 def _sealed(directory: Path) -> str | None:

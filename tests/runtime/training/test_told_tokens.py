@@ -141,6 +141,6 @@ def test_groups_with_signal_are_those_that_are_paid_apart(settings: GRPO) -> Non
 def test_what_told_tokens_are_said_to_be_worth_changes_nothing() -> None:
     one, other = (learning(VERSIONS, told) for told in (-3.0, float("nan")))
     assert one.metrics() == other.metrics()
-    assert one.metrics()["told_tokens"] == 1.5
+    assert one.metrics()["tool_tokens"] == 1.5
     for name in ("advantages", "weights", "mask"):
         assert torch.equal(one.micro_batch((0, 1)).fields[name], other.micro_batch((0, 1)).fields[name])
