@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from meshwright.planner.job.algorithm_settings import LearningSettings
-from meshwright.planner.job.job import SETTINGS_KEYS, Job
+from meshwright.planner.job.job import JOB_KINDS, SETTINGS_KEYS, Job
 
 _TITLE = """# The job file
 
@@ -53,7 +53,7 @@ def _sections() -> Iterator[str]:
             yield _section(_LEARNING, LearningSettings, LearningSettings.model_fields)
             waiting[:0] = _groups("ppo", LearningSettings, known)
         shared = LearningSettings.model_fields if is_learning else {}
-        own = {name: field for name, field in model.model_fields.items() if name not in shared}
+        own = {name: field for name, field in _fields(model).items() if name not in shared}
         yield _section(path, model, own)
         waiting[:0] = _groups(path, model, known)
 
@@ -61,12 +61,20 @@ def _sections() -> Iterator[str]:
 def _groups(path: str, model: type[BaseModel], known: set[type[BaseModel]]) -> list[tuple[str, type[BaseModel]]]:
     """Nested groups of keys with their paths, without those in `known`."""
     found = []
-    for name, field in model.model_fields.items():
+    for name, field in _fields(model).items():
         for group in _models_in(field.annotation):
             if group not in known:
                 known.add(group)
                 found.append((f"{path}.{name}" if path else name, group))
     return found
+
+
+def _fields(model: type[BaseModel]) -> Mapping[str, FieldInfo]:
+    """The fields of a model; those of a job, and then the settings of each algorithm."""
+    fields = dict(model.model_fields)
+    for kind in JOB_KINDS if model is Job else ():
+        fields = {**fields, **kind.model_fields, **model.model_fields}
+    return fields
 
 
 def _section(path: str, model: type[BaseModel], fields: Mapping[str, FieldInfo]) -> str:

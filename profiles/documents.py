@@ -52,6 +52,11 @@ class Document(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
+    @classmethod
+    def explain_unknown_key(cls, _key: str, /) -> str | None:
+        """Return the end of a sentence on a key that this document does not have; None if it may be misspelt."""
+        return None
+
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy with some fields replaced. Cached properties are not copied."""
         copied = super().model_copy(update=update, deep=deep)
@@ -245,16 +250,15 @@ def remove_temporary_files(directory: Path, name: str | None = None, *, min_age_
 def _sentence(error: ValidationError, kind: type[BaseModel]) -> str:
     first = min(_relevant_errors(error.errors()), key=lambda e: e["type"] != "extra_forbidden")
     location = [part for part in first["loc"] if not str(part).startswith(("function-", "lax-or-strict"))]
-    path = ".".join(str(part) for part in location if not _is_union_member(part)) or "the document"
+    keys = [str(part) for part in location if not _is_union_member(part)]
+    path = ".".join(keys) or "the document"
     if first["type"] == "extra_forbidden":
-        known = _fields_at(kind, location[:-1])
-        hint = suggestion(str(location[-1]), known) if known else "remove it."
-        return f"unknown key {path!r}; {hint}"
+        return f"unknown key {path!r}; {_hint(_records_at(kind, location[:-1]), str(location[-1]))}"
     if first["type"] == "missing":
         return f"missing key {path!r}; add it."
     message = first["msg"].removeprefix("Value error, ").rstrip(".")
     if first["type"] == "value_error":
-        return f"{path}: {message}." if location else f"{message}."
+        return f"{path}: {message}." if keys else f"{message}."
     return f"{path} is {_short(first['input'])}: {message[0].lower()}{message[1:]}."
 
 
@@ -285,22 +289,30 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _fields_at(kind: Any, location: list[Any]) -> tuple[str, ...]:
-    """Names of the fields that are valid at a location inside a document class."""
+def _hint(records: Sequence[Any], key: str) -> str:
+    """The end of a sentence on a key that none of these records has."""
+    for record in records:
+        if issubclass(record, Document) and (explanation := record.explain_unknown_key(key)):
+            return str(explanation)
+    known = tuple(name for record in records for name in _annotations(record))
+    return suggestion(key, known) if known else "remove it."
+
+
+def _records_at(kind: Any, location: list[Any]) -> tuple[Any, ...]:
+    """The document classes and dataclasses whose keys are valid at a location inside a document class."""
     for depth, part in enumerate(location):
         for candidate in map(_without_annotation, (kind, *get_args(kind))):
             if _is_record(candidate) and part in _annotations(candidate):
-                return _fields_at(_annotations(candidate)[part], location[depth + 1 :])
-            if _is_record(candidate) and part == candidate.__name__:  # pydantic's name of a union member
-                return _fields_at(candidate, location[depth + 1 :])
+                return _records_at(_annotations(candidate)[part], location[depth + 1 :])
+            for member in (candidate, *candidate.__subclasses__()) if _is_record(candidate) else ():
+                if part == member.__name__:  # pydantic's name of a union member
+                    return _records_at(member, location[depth + 1 :])
         arguments = get_args(kind)
         if not arguments or not (isinstance(part, int) or get_origin(kind) is dict):
             return ()
         kind = arguments[0] if isinstance(part, int) else arguments[-1]
     members = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    return tuple(
-        name for member in map(_without_annotation, members) if _is_record(member) for name in _annotations(member)
-    )
+    return tuple(member for member in map(_without_annotation, members) if _is_record(member))
 
 
 def _without_annotation(kind: Any) -> Any:

@@ -63,34 +63,22 @@ def require_roles(
         raise ValueError(sentence)
 
 
-def require_own_settings(algorithm: Algorithm, expected_key: str, given_keys: Collection[str]) -> None:
-    """Raises ValueError if a job gives settings under a key other than `expected_key`, that of its algorithm."""
-    for key in given_keys:
-        if key != expected_key:
-            raise ValueError(
-                f"{key}: algorithm={algorithm} has its settings under {expected_key}; move them there or remove them"
-            )
-
-
-def require_settings_of_graph(allowed_keys: Collection[str], given_keys: Sequence[str]) -> None:
-    """Raises ValueError if a job with its own graph gives settings under a key other than `allowed_keys` (the keys of
-    presets with the same graph), or under two keys."""
-    for key in given_keys:
-        if key not in allowed_keys:
-            reason = (
-                f"its settings are under {' or '.join(allowed_keys)}"
-                if allowed_keys
-                else "no preset has that graph, so it has no settings"
-            )
-            raise ValueError(f"{key}: algorithm is the job's own graph, and {reason}; remove {key}")
-    if len(given_keys) > 1:
-        raise ValueError(f"{' and '.join(given_keys)} are settings of several presets; keep those of one")
+def require_settings_of_graph(allowed_keys: Collection[str], key: str) -> None:
+    """Raises ValueError if a job with its own graph gives settings under a key other than `allowed_keys`, the keys of
+    presets with the same graph."""
+    if key not in allowed_keys:
+        reason = (
+            f"its settings are under {' or '.join(allowed_keys)}"
+            if allowed_keys
+            else "no preset has that graph, so it has no settings"
+        )
+        raise ValueError(f"{key}: algorithm is the job's own graph, and {reason}; remove {key}")
 
 
 def require_reference(settings_key: str, settings: LearningSettings, roles: Collection[Role]) -> None:
     """Raises ValueError for a KL coefficient that the job sets without naming a reference model.
 
-    The default coefficient needs no reference.
+    The default coefficient needs no reference: without one it is 0.
     """
     if Role.REF in roles or "kl_coefficient" not in settings.model_fields_set:
         return

@@ -5,10 +5,12 @@ algorithms without a critic (GRPO, RLOO, REINFORCE++) and of on-policy distillat
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.documents import Document
 from meshwright.profiles.stages import TEACHERS, Role
 
@@ -71,7 +73,10 @@ class LearningRateSchedule(Document):
 
 class LearningSettings(Document):
     """Settings of an actor that is updated with the clipped surrogate loss; equations and sources are in
-    `runtime.training.losses`."""
+    `runtime.training.losses`.
+
+    A key of another algorithm is refused with the algorithms that have it.
+    """
 
     actor_learning_rate: float = Field(default=1e-6, gt=0, description="largest learning rate of the actor")
     actor_schedule: LearningRateSchedule = Field(
@@ -96,6 +101,11 @@ class LearningSettings(Document):
     stop: tuple[StopString, ...] = Field(default=(), description="strings that end a response, which keeps them")
     max_bad_steps: int = Field(default=3, ge=1, description=_MAX_BAD_STEPS)
     seed: int = Field(default=0, ge=0, description="seed of sampling and of the order of minibatches")
+
+    @classmethod
+    def explain_unknown_key(cls, key: str, /) -> str | None:
+        algorithms = [algorithm for algorithm, kind in SETTINGS.items() if key in kind.model_fields]
+        return f"it is a setting of algorithm={' and '.join(algorithms)}; remove it." if algorithms else None
 
     @property
     def clip_range(self) -> tuple[float, float]:
@@ -243,3 +253,13 @@ class Distill(LearningSettings):
         """The weights of the teachers, normalised to sum to 1."""
         weights = self.teacher_weights or (1.0,) * num_teachers
         return tuple(weight / sum(weights) for weight in weights)
+
+
+SETTINGS: Mapping[Algorithm, type[LearningSettings]] = {
+    "ppo": PPO,
+    "grpo": GRPO,
+    "rloo": RLOO,
+    "reinforce++": Reinforce,
+    "distill": Distill,
+}
+"""The class of the settings of each algorithm."""

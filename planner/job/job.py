@@ -11,16 +11,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic_core import CoreSchema, core_schema
 
 from meshwright.planner.job.algorithm_rules import (
     AnyAlgorithm,
     graph_for,
     presets_with_graph,
     require_only_actor_adapter,
-    require_own_settings,
     require_ref_is_base,
     require_reference,
     require_roles,
@@ -28,7 +28,7 @@ from meshwright.planner.job.algorithm_rules import (
     require_synchronous_selection,
     require_teacher_weights,
 )
-from meshwright.planner.job.algorithm_settings import GRPO, PPO, RLOO, Distill, LearningSettings, Reinforce
+from meshwright.planner.job.algorithm_settings import GRPO, PPO, RLOO, SETTINGS, Distill, LearningSettings, Reinforce
 from meshwright.planner.job.custom_graph import OwnGraph
 from meshwright.planner.job.limits import position_violations, require_within_limits
 from meshwright.planner.job.rewards_and_tools import Reward, RewardLoad, Tool, from_plan, require_unique_names
@@ -90,20 +90,12 @@ class Evaluation(Document):
 
 
 SETTINGS_KEYS: Mapping[Algorithm, str] = {
-    "ppo": "ppo",
-    "grpo": "grpo",
-    "rloo": "rloo",
-    "reinforce++": "reinforce",
-    "distill": "distill",
+    algorithm: "reinforce" if algorithm == "reinforce++" else algorithm for algorithm in SETTINGS
 }
 """The key of a job that holds the settings of each algorithm."""
 
 DEFAULT_SETTINGS: Mapping[str, LearningSettings] = {
-    "ppo": PPO(),
-    "grpo": GRPO(),
-    "rloo": RLOO(),
-    "reinforce": Reinforce(),
-    "distill": Distill(),
+    SETTINGS_KEYS[algorithm]: kind() for algorithm, kind in SETTINGS.items()
 }
 """The default settings, by key of a job."""
 
@@ -116,8 +108,15 @@ def settings_key(settings: LearningSettings) -> str:
 class Job(Document):
     """The job as a user writes it: models, cluster, workload, settings of the algorithm and data.
 
-    Names are not resolved yet.
+    Names are not resolved yet. A job is an instance of the subclass that has the settings of its algorithm and no
+    others: reading a job is reading a union that `algorithm` discriminates. A job with its own graph has the class of
+    the settings that it gives, and is a `GraphJob` if it gives none.
     """
+
+    model_config = ConfigDict(defer_build=True)
+
+    own_key: ClassVar[str] = ""
+    """The key of the settings; empty for a job without."""
 
     algorithm: AnyAlgorithm = Field(default="ppo", description=_ALGORITHM)
     models: Models = Field(description="location of each model of the algorithm")
@@ -129,22 +128,29 @@ class Job(Document):
     cache_after_refit: CacheAfterRefit = Field(default="keep", description=_CACHE)
     engine: EngineName | None = Field(default=None, description=_ENGINE)
     generation_weights: GenerationWeights | None = Field(default=None, description=_GENERATION_WEIGHTS)
-    ppo: PPO = Field(default=PPO(), description="settings of algorithm ppo")
-    grpo: GRPO | None = Field(default=None, description="settings of algorithm grpo")
-    rloo: RLOO | None = Field(default=None, description="settings of algorithm rloo")
-    reinforce: Reinforce | None = Field(default=None, description="settings of algorithm reinforce++")
-    distill: Distill | None = Field(default=None, description="settings of algorithm distill")
     rewards: tuple[Reward, ...] = Field(default=(), max_length=16, description=_REWARDS)
     reward_model_weight: float = Field(default=1.0, description=_REWARD_MODEL_WEIGHT)
     tool: Tool | None = Field(default=None, description=_TOOL)
     evaluation: Evaluation = Field(default=Evaluation(), description="when the policy is evaluated on held-out prompts")
     data: Data | None = Field(default=None, description="needed by run, not by plan")
 
-    @model_serializer(mode="wrap")
-    def _with_own_settings(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out the settings of other algorithms."""
-        own = self.preset and SETTINGS_KEYS[self.preset]
-        return {key: value for key, value in serialize(self).items() if key not in SETTINGS_KEYS.values() or key == own}
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """The schema of a subclass, and for `Job` itself the union of them all."""
+        if cls is not Job:
+            return handler(source)
+        choices = {kind.__name__: handler.generate_schema(kind) for kind in JOB_KINDS}
+        return core_schema.tagged_union_schema(choices, _job_kind)
+
+    @classmethod
+    def explain_unknown_key(cls, key: str, /) -> str | None:
+        algorithm = next((algorithm for algorithm, known in SETTINGS_KEYS.items() if known == key), None)
+        if algorithm is None:
+            return None
+        return (
+            f"it has the settings of algorithm={algorithm}, and this job has its settings under {cls.own_key}; move "
+            "them there or remove them."
+        )
 
     @model_validator(mode="after")
     def _check_algorithm(self) -> Self:
@@ -154,27 +160,26 @@ class Job(Document):
         if self.tool and not self.workload.turns:
             raise ValueError("tool: single-turn rollouts call no tool; give workload.turns, or remove tool")
         require_only_actor_adapter([role for role in self.models.roles if self.models.source(role).adapter])
-        self._require_settings()
+        if isinstance(self.algorithm, OwnGraph) and self.own_key:
+            require_settings_of_graph([SETTINGS_KEYS[preset] for preset in self.presets], self.own_key)
+        if isinstance(self.algorithm, OwnGraph) and self.preset:
+            require_roles(self.preset, self.models.roles, self.workload, has_environment=bool(self.rewards))
+        require_reference(self.own_key, self.settings, self.models.roles)
         if isinstance(self.settings, Distill):
             require_teacher_weights(self.settings.teacher_weights, self.models.roles)
-        return self
+        return self._without_default_penalty()
 
-    def _require_settings(self) -> None:
-        """Raises ValueError for settings of another algorithm, or that need a model which the job does not name."""
-        keys, allowed = self._settings_keys, [SETTINGS_KEYS[preset] for preset in self.presets]
-        if isinstance(self.algorithm, OwnGraph):
-            require_settings_of_graph(allowed, keys)
-        else:
-            require_own_settings(self.algorithm, allowed[0], keys)
-        if self.preset:
-            require_roles(self.preset, self.models.roles, self.workload, has_environment=bool(self.rewards))
-            require_reference(SETTINGS_KEYS[self.preset], self.settings, self.models.roles)
+    def _without_default_penalty(self) -> Self:
+        """The job with a KL coefficient of 0 if it has no reference and does not give the coefficient."""
+        if Role.REF in self.models.roles or not getattr(self.settings, "kl_coefficient", 0.0) or not self.own_key:
+            return self
+        settings = self.settings.model_copy(update={"kl_coefficient": 0.0})
+        return self.model_copy(update={self.own_key: settings})
 
     @property
-    def _settings_keys(self) -> list[str]:
-        """The keys of the settings that the job gives."""
-        keys = SETTINGS_KEYS.values()
-        return [key for key in keys if key in self.model_fields_set and getattr(self, key) is not None]
+    def settings(self) -> LearningSettings:
+        """The settings of the algorithm; those of a job that gives none for its own graph are the defaults."""
+        return SETTINGS[self.preset]() if self.preset else LearningSettings()
 
     @property
     def presets(self) -> tuple[Algorithm, ...]:
@@ -187,23 +192,105 @@ class Job(Document):
     def preset(self) -> Algorithm | None:
         """The algorithm whose settings and losses apply. Of several presets with the job's own graph, it is the one
         whose settings the job gives; None where there is no such preset."""
-        keys, presets = self._settings_keys, self.presets
-        named = presets if len(presets) == 1 else [preset for preset in presets if SETTINGS_KEYS[preset] in keys]
+        presets = self.presets
+        named = presets if len(presets) == 1 else [one for one in presets if SETTINGS_KEYS[one] == self.own_key]
         return next(iter(named), None)
-
-    @property
-    def settings(self) -> LearningSettings:
-        """The settings of the algorithm, or its defaults where the job gives none."""
-        if self.preset is None:
-            return LearningSettings()
-        key = SETTINGS_KEYS[self.preset]
-        settings: LearningSettings | None = getattr(self, key)
-        return DEFAULT_SETTINGS[key] if settings is None else settings
 
     @property
     def reward_weights(self) -> tuple[float, ...]:
         """The weights of the rewards on hosts, in their order."""
         return tuple(reward.weight for reward in self.rewards)
+
+
+class GraphJob(Job):
+    """A job with its own graph that gives no settings."""
+
+    @classmethod
+    def explain_unknown_key(cls, key: str, /) -> str | None:
+        if key not in DEFAULT_SETTINGS:
+            return None
+        return f"algorithm is neither {', '.join(SETTINGS)} nor a graph of stages; name one, or remove the settings."
+
+
+class PPOJob(Job):
+    """A job with settings of PPO."""
+
+    own_key = "ppo"
+
+    algorithm: Literal["ppo"] | OwnGraph = Field(default="ppo", description=_ALGORITHM)
+    ppo: PPO = Field(default=PPO(), description="settings of algorithm ppo")
+
+    @property
+    def settings(self) -> PPO:
+        return self.ppo
+
+
+class GRPOJob(Job):
+    """A job with settings of GRPO."""
+
+    own_key = "grpo"
+
+    algorithm: Literal["grpo"] | OwnGraph = Field(description=_ALGORITHM)
+    grpo: GRPO = Field(default=GRPO(), description="settings of algorithm grpo")
+
+    @property
+    def settings(self) -> GRPO:
+        return self.grpo
+
+
+class RLOOJob(Job):
+    """A job with settings of RLOO."""
+
+    own_key = "rloo"
+
+    algorithm: Literal["rloo"] | OwnGraph = Field(description=_ALGORITHM)
+    rloo: RLOO = Field(default=RLOO(), description="settings of algorithm rloo")
+
+    @property
+    def settings(self) -> RLOO:
+        return self.rloo
+
+
+class ReinforceJob(Job):
+    """A job with settings of REINFORCE++."""
+
+    own_key = "reinforce"
+
+    algorithm: Literal["reinforce++"] | OwnGraph = Field(description=_ALGORITHM)
+    reinforce: Reinforce = Field(default=Reinforce(), description="settings of algorithm reinforce++")
+
+    @property
+    def settings(self) -> Reinforce:
+        return self.reinforce
+
+
+class DistillJob(Job):
+    """A job with settings of on-policy distillation."""
+
+    own_key = "distill"
+
+    algorithm: Literal["distill"] | OwnGraph = Field(description=_ALGORITHM)
+    distill: Distill = Field(default=Distill(), description="settings of algorithm distill")
+
+    @property
+    def settings(self) -> Distill:
+        return self.distill
+
+
+JOB_KINDS: tuple[type[Job], ...] = (PPOJob, GRPOJob, RLOOJob, ReinforceJob, DistillJob, GraphJob)
+"""The members of the union that a job is."""
+
+
+def _job_kind(value: Any) -> str:
+    """The name of the class of a job; `GraphJob`, which knows all names, for an algorithm that does not exist."""
+    if isinstance(value, Job):
+        return type(value).__name__
+    given = value if isinstance(value, dict) else {}
+    algorithm = given.get("algorithm", "ppo")
+    keys = [SETTINGS_KEYS[name] for name in SETTINGS if name == algorithm]
+    if isinstance(algorithm, dict):
+        keys = [key for key in DEFAULT_SETTINGS if key in given]
+    return next((kind.__name__ for kind in JOB_KINDS if kind.own_key in keys), GraphJob.__name__)
 
 
 class RoleModels(Document):

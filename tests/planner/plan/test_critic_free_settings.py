@@ -42,12 +42,18 @@ def test_a_job_has_the_settings_of_its_algorithm() -> None:
     assert job_of().settings == GRPO()
     assert job_of(grpo={"kl_coefficient": 0.0}).settings == GRPO(kl_coefficient=0.0)
     assert job_of(algorithm="rloo").settings == RLOO()
+    assert job_of(**WITHOUT_REF).settings == GRPO(kl_coefficient=0.0)
     assert job_of(algorithm="reinforce++", reinforce={"group_baseline": True}).settings == Reinforce(
         group_baseline=True
     )
 
 
-@pytest.mark.parametrize("changes", [{}, {"grpo": {"seed": 3}}, {"algorithm": "reinforce++"}])
+WITHOUT_REF = {"models": {role: {"path": role} for role in ("actor", "reward")}}
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"grpo": {"seed": 3}}, {"algorithm": "reinforce++"}, {**WITHOUT_REF, "grpo": {"seed": 3}}]
+)
 def test_a_job_is_read_as_it_was_written_and_has_no_word_of_ppo(changes: dict[str, Any]) -> None:
     job = job_of(**changes)
     text = canonical_json(job)
@@ -68,16 +74,31 @@ def test_a_job_is_written_with_the_settings_of_its_algorithm_only() -> None:
     [
         (
             {"ppo": {"gamma": 0.9}},
-            "job: ppo: algorithm=grpo has its settings under grpo; move them there or remove them.",
+            "job: unknown key 'ppo'; it has the settings of algorithm=ppo, and this job has its settings under grpo; "
+            "move them there or remove them.",
         ),
         (
             {"algorithm": "rloo", "reinforce": {}},
-            "job: reinforce: algorithm=rloo has its settings under rloo; move them there or remove them.",
+            "job: unknown key 'reinforce'; it has the settings of algorithm=reinforce++, and this job has its settings "
+            "under rloo; move them there or remove them.",
         ),
         (
             {"models": {role: {"path": role} for role in ("actor", "reward")}, "grpo": {"kl_coefficient": 0.1}},
             "job: grpo.kl_coefficient=0.1 keeps the actor to a reference and models.ref names none; name one, or use "
             "0.",
+        ),
+        (
+            {"grpo": {"gae_lambda": 0.9}},
+            "job: unknown key 'grpo.gae_lambda'; it is a setting of algorithm=ppo; remove it.",
+        ),
+        (
+            {"grpo": {"teacher_weights": [1.0]}},
+            "job: unknown key 'grpo.teacher_weights'; it is a setting of algorithm=distill; remove it.",
+        ),
+        (
+            {"algorithm": "grop", "grpo": {}},
+            "job: unknown key 'grpo'; algorithm is neither ppo, grpo, rloo, reinforce++, distill nor a graph of "
+            "stages; name one, or remove the settings.",
         ),
         (
             {"grpo": {"normalize_by_std": False}},

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.job.job import Facts, Job, require_job, resolve
+from meshwright.planner.job.job import Facts, Job, PPOJob, require_job, resolve
 from meshwright.planner.job.rewards_and_tools import Reward
 from meshwright.planner.job.sections import ClusterSpec, MixedSpec, Models, ModelSource
 from meshwright.profiles.documents import canonical_json, parse
@@ -39,7 +39,7 @@ LENGTHS = LengthSpec(max=8, fixed=8)
 def job(tmp_path: Path) -> Job:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     source = ModelSource(path="config.json")
-    return Job(
+    return PPOJob(
         models=Models(actor=source, critic=source, ref=source, reward=source),
         workload=Workload(batch_size=8, prompt=LENGTHS, response=LENGTHS),
     )

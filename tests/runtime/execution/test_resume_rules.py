@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
 import pytest
+from pydantic.fields import FieldInfo
 
 from meshwright.planner.job.algorithm_settings import Distill
-from meshwright.planner.job.job import DEFAULT_SETTINGS, Job, read_job
+from meshwright.planner.job.job import DEFAULT_SETTINGS, JOB_KINDS, Job, read_job
 from meshwright.planner.job.rewards_and_tools import Reward, Tool
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.documents import Document, parse
@@ -31,11 +32,19 @@ Leaf: TypeAlias = tuple[str, Any]
 """A key, and the type of its value."""
 
 
+def fields_of(kind: type[Document]) -> dict[str, FieldInfo]:
+    """Those of a document, and of a job with the settings of any algorithm."""
+    fields = dict(kind.model_fields)
+    for member in JOB_KINDS if kind is Job else ():
+        fields = {**member.model_fields, **fields}
+    return fields
+
+
 def leaves(kind: Any, *keys: str) -> Iterator[Leaf]:
     """Those of a document and of its members; a choice between documents is one leaf."""
     kind = without_none(kind)
     if isinstance(kind, type) and issubclass(kind, Document):
-        for name, field in kind.model_fields.items():
+        for name, field in fields_of(kind).items():
             yield from leaves(field.annotation, *keys, name)
     else:
         yield ".".join(keys), kind
@@ -98,11 +107,7 @@ def asked(tmp_path: Path, request: pytest.FixtureRequest) -> RunFile:
     key = called.params["key"] if called else ""
     own = "grpo" if key.startswith("workload.dynamic_sampling.") else key.partition(".")[0]
     if own in ("grpo", "rloo", "reinforce"):
-        algorithm = "reinforce++" if own == "reinforce" else own
-        written = job.model_dump(mode="json", exclude={"ppo": True, "models": {"critic"}})
-        written["workload"]["group_size"] = 4
-        settings = DEFAULT_SETTINGS[own].model_dump(mode="json")
-        job = parse(Job, json.dumps({**written, "algorithm": algorithm, own: settings}), "job")
+        job = with_settings(job, own)
     if key.startswith(("distill.", "models.teacher")):
         models = {role: {"path": "actor"} for role in ("actor", *TEACHERS)}
         written = job.model_dump(mode="json", exclude={"ppo": True})
@@ -120,6 +125,15 @@ def asked(tmp_path: Path, request: pytest.FixtureRequest) -> RunFile:
     return RunFile(job=job, directory=str(tmp_path), prompts="as they were")
 
 
+def with_settings(job: Job, key: str) -> Job:
+    """A job of PPO as one of the algorithm that has its settings under the key."""
+    written = job.model_dump(mode="json", exclude={"ppo": True, "models": {"critic"}})
+    written["workload"]["group_size"] = 4
+    settings = DEFAULT_SETTINGS[key].model_dump(mode="json")
+    algorithm = "reinforce++" if key == "reinforce" else key
+    return parse(Job, json.dumps({**written, "algorithm": algorithm, key: settings}), "job")
+
+
 def with_another(document: Any, kind: Any, key: str) -> Any:
     """The document with another value of one key."""
     name, _, rest = key.partition(".")
@@ -135,7 +149,7 @@ def test_every_field_of_a_job_has_a_rule() -> None:
 def optional(kind: Any, *keys: str) -> Iterator[str]:
     """The keys of documents that a document may lack."""
     if isinstance(kind, type) and issubclass(kind, Document):
-        for name, field in kind.model_fields.items():
+        for name, field in fields_of(kind).items():
             inside = without_none(field.annotation)
             if inside is not field.annotation and isinstance(inside, type) and issubclass(inside, Document):
                 yield ".".join((*keys, name))
@@ -150,10 +164,17 @@ def test_what_a_job_may_lack_as_a_whole_has_a_rule() -> None:
 
 @pytest.mark.parametrize(("key", "kind"), RULED)
 def test_a_changed_field_is_named_or_refused_in_one_sentence(key: str, kind: Any, asked: RunFile) -> None:
-    rule, changed = rule_of(key), with_another(asked, kind, f"job.{key}")
+    rule = rule_of(key)
+    changed = (
+        asked.model_copy(update={"job": with_settings(asked.job, "grpo")})
+        if key == "algorithm"
+        else with_another(asked, kind, f"job.{key}")
+    )
     assert rule is not None
     if rule.effect is not Effect.NONE:
-        assert {key} == {found.key for found in changes(asked, changed)}
+        found = [change.key for change in changes(asked, changed)]
+        assert found
+        assert all(one == key or one.startswith(f"{key}.") for one in found)
         return
     said = rf"^--resume: {key} is .* in the run so far and .* in the job, and cannot change: "
     with pytest.raises(BadInput, match=said) as caught:
