@@ -96,11 +96,11 @@ _ANY_PLAN = Limits(gap=0.99)
 class Fit:
     """The smallest number of ranks with a plan, and the best plan on each of several sizes.
 
-    `least_ranks` and `answers` are None if the job fits on none of the sizes that were tried, up to `most_ranks`.
+    `min_ranks` and `answers` are None if the job fits on none of the sizes that were tried, up to `max_ranks`.
     """
 
-    least_ranks: int | None
-    most_ranks: int
+    min_ranks: int | None
+    max_ranks: int
     points: tuple[SizePoint, ...]
     answers: WhatIf | None
 
@@ -124,7 +124,7 @@ def fit(
     smallest = _smallest_fitting(facts, rebuild_cost_model, report)
     max_ranks = max(_tried_sizes(facts), default=0)
     if smallest is None:
-        return Fit(least_ranks=None, most_ranks=max_ranks, points=(), answers=None)
+        return Fit(min_ranks=None, max_ranks=max_ranks, points=(), answers=None)
     requested = sorted(set(sizes)) or list(_doublings(facts, smallest.facts.cluster.num_ranks))
     answers: dict[int, Consequence] = {}
     answer: WhatIf | None = None
@@ -136,8 +136,8 @@ def fit(
         answers[size] = answer.answers[0]
     assert answer is not None
     return Fit(
-        least_ranks=smallest.facts.cluster.num_ranks,
-        most_ranks=max_ranks,
+        min_ranks=smallest.facts.cluster.num_ranks,
+        max_ranks=max_ranks,
         points=size_points(answers),
         answers=replace(answer, answers=tuple(answers.values())),
     )

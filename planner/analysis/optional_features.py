@@ -31,8 +31,8 @@ class AdapterSummary:
     """The adapter of a plan's actor.
 
     `serves` has the stages that run on another stage's copy of the actor's weights without the adapter, each with the
-    stage that owns the copy; `apart` has those with a copy of their own. A copy takes `copy_bytes` on the fullest of
-    its ranks; 0 if there are no such stages.
+    stage that owns the copy; `own_copies` has those with a copy of their own. A copy takes `copy_bytes` on the
+    fullest of its ranks; 0 if there are no such stages.
     """
 
     rank: int
@@ -40,7 +40,7 @@ class AdapterSummary:
     trained_params: int
     num_params: int
     serves: tuple[tuple[str, str], ...]
-    apart: tuple[str, ...]
+    own_copies: tuple[str, ...]
     copy_bytes: float
 
     @property
@@ -53,7 +53,7 @@ class AdapterSummary:
         size = f"{self.copy_bytes / _BYTES_PER_GIB:.2f} GiB a rank"
         for stage, owner in self.serves:
             yield f"no ref copy: {stage} runs on the weights of {owner} without the adapter, which saves {size}"
-        for stage in self.apart:
+        for stage in self.own_copies:
             yield f"{stage} has its own copy of the actor's weights, {size}: no stage of the actor has its layout"
 
 
@@ -70,7 +70,7 @@ def adapter_summary(plan: Plan) -> AdapterSummary | None:
         trained_params=spec.trainable_params,
         num_params=spec.num_params,
         serves=tuple((stage, owner) for stage, owner in owners.items() if owner != stage),
-        apart=tuple(stage for stage, owner in owners.items() if owner == stage),
+        own_copies=tuple(stage for stage, owner in owners.items() if owner == stage),
         copy_bytes=max((p.resident.amount(WEIGHTS) for p in bases), default=0.0),
     )
 
@@ -215,12 +215,12 @@ def _without_host_wait(edge: Edge) -> Edge:
 class MeasuredLatencies:
     """A description of each measured latency, by name of the reward or the tool."""
 
-    told: Mapping[str, str]
+    descriptions: Mapping[str, str]
 
     @property
     def sentences(self) -> Iterator[str]:
         """Report lines."""
-        for name, latency in self.told.items():
+        for name, latency in self.descriptions.items():
             yield f"a call of {name} takes {latency}"
 
 
@@ -230,4 +230,4 @@ def measured_latencies(facts: Facts) -> MeasuredLatencies | None:
     if facts.workload.turns:
         latencies["the tool"] = facts.workload.turns.latency_seconds
     descriptions = {name: latency.description for name, latency in latencies.items() if latency.measured}
-    return MeasuredLatencies(told=descriptions) if descriptions else None
+    return MeasuredLatencies(descriptions=descriptions) if descriptions else None

@@ -80,16 +80,16 @@ class Replanned:
     """The result of re-planning.
 
     `kept_seconds` is the step time if the old plan is kept; None where that is impossible, as `broken` says.
-    `earned_after_steps` is None if moving never pays, and 0 if the old plan cannot be kept. `off_by` is the relative
-    error of the step time that was predicted for the old plan, if it came from re-planning too.
+    `break_even_steps` is None if moving never pays, and 0 if the old plan cannot be kept. `relative_error` is
+    that of the step time that was predicted for the old plan, if it came from re-planning too.
     """
 
     plan: Plan
     kept_seconds: float | None
     broken: str
     moving: tuple[Moving, ...]
-    earned_after_steps: int | None
-    off_by: float = 0.0
+    break_even_steps: int | None
+    relative_error: float = 0.0
     simulated: Simulated | None = None
 
     @property
@@ -100,8 +100,8 @@ class Replanned:
         """The number of steps after which moving, with a pause of the run, is paid back by the predicted or the
         simulated saving, whichever is less.
 
-        None if the relative saving is not larger than both the gap that a search may leave and `off_by`; 0 if the old
-        plan cannot be kept.
+        None if the relative saving is not larger than both the gap that a search may leave and `relative_error`; 0 if
+        the old plan cannot be kept.
         """
         if self.kept_seconds is None:
             return 0
@@ -111,7 +111,7 @@ class Replanned:
         )
         if self.simulated:
             saved = min(saved, self.simulated.kept_seconds - self.simulated.seconds)
-        if saved <= self.kept_seconds * max(limits.tolerance, self.off_by):
+        if saved <= self.kept_seconds * max(limits.tolerance, self.relative_error):
             return None
         return math.ceil((self.moving_seconds + pause_seconds) / saved)
 
@@ -242,7 +242,7 @@ def replan(
         kept_seconds=kept_seconds,
         broken="" if is_kept else str(kept),
         moving=moving,
-        earned_after_steps=math.ceil(seconds / saved) if saved > 0 else None,
+        break_even_steps=math.ceil(seconds / saved) if saved > 0 else None,
     )
 
 
@@ -352,9 +352,9 @@ def observed_run(
     predicted_again = re_evaluate(
         plan, plan.facts, PacedCostModel(cost_model_of(plan.facts, table), factors)
     ).period_seconds
-    off_by = abs(predicted_again - plan.period_seconds) / predicted_again if earlier_plans else 0.0
+    relative_error = abs(predicted_again - plan.period_seconds) / predicted_again if earlier_plans else 0.0
     return ObservedRun(
-        facts=observed_facts, factors=factors, layout_factors=in_layouts, relative_error=off_by, table=table
+        facts=observed_facts, factors=factors, layout_factors=in_layouts, relative_error=relative_error, table=table
     )
 
 
@@ -389,7 +389,7 @@ def _replanned(plan: Plan, observed: ObservedRun, limits: Limits | None) -> Repl
     model = observed.model
     replanned = replan(plan, observed.facts, model, pins=parse_pins(plan.pins, plan.graph), limits=limits)
     return replace(
-        replanned, plan=with_run_records(replanned.plan, model, observed.table), off_by=observed.relative_error
+        replanned, plan=with_run_records(replanned.plan, model, observed.table), relative_error=observed.relative_error
     )
 
 

@@ -211,7 +211,7 @@ def _tokens(outlook: Outlook) -> float:
     return outlook.tokens_per_second
 
 
-def fit_page(what_if: WhatIf, least_ranks: int) -> str:
+def fit_page(what_if: WhatIf, min_ranks: int) -> str:
     """Return the HTML page of `fit`: the smallest number of devices, the plot and the table."""
-    summary = f"Predicted: a plan fits on {least_ranks} devices, and on none of the smaller numbers that were tried."
+    summary = f"Predicted: a plan fits on {min_ranks} devices, and on none of the smaller numbers that were tried."
     return page("How many devices", summary, sizes(what_if))

@@ -61,9 +61,9 @@ def fit_plot(fit: Fit) -> str:
 
     Raises BadInput where no plan fits on any number.
     """
-    if fit.answers is None or fit.least_ranks is None:
-        raise BadInput(f"no plan fits on up to {fit.most_ranks} devices, so there is nothing to draw; ask for more.")
-    return fit_page(fit.answers, fit.least_ranks)
+    if fit.answers is None or fit.min_ranks is None:
+        raise BadInput(f"no plan fits on up to {fit.max_ranks} devices, so there is nothing to draw; ask for more.")
+    return fit_page(fit.answers, fit.min_ranks)
 
 
 def timeline(plan: Plan, *sources: SpanSource) -> str:

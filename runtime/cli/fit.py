@@ -60,5 +60,5 @@ def fit(
         typer.echo(json.dumps(asdict(result), indent=2))
     else:
         view_search.print_fit(result, plot)
-    if result.least_ranks is None:
+    if result.min_ranks is None:
         raise typer.Exit(Infeasible.exit_code)

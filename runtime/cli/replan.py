@@ -65,6 +65,6 @@ def _plain(replanned: Replanned) -> dict[str, object]:
         "broken": replanned.broken,
         "moving": [asdict(transfer) for transfer in replanned.moving],
         "moving_seconds": replanned.moving_seconds,
-        "earned_after_steps": replanned.earned_after_steps,
+        "break_even_steps": replanned.break_even_steps,
         "plan": replanned.plan.model_dump(mode="json"),
     }

@@ -41,12 +41,12 @@ def print_comparison(comparison: PlanComparison, one: str, other: str) -> None:
 def print_fit(fit: Fit, plot: Path | None) -> None:
     """Print the smallest number of devices that fits, and a row for each size that was planned."""
     console = Console(soft_wrap=True)
-    if fit.least_ranks is None:
+    if fit.min_ranks is None:
         Console(stderr=True, soft_wrap=True).print(
-            f"[bold red]no plan fits[/] on up to {fit.most_ranks} devices; `meshwright plan` lists the binding limits."
+            f"[bold red]no plan fits[/] on up to {fit.max_ranks} devices; `meshwright plan` lists the binding limits."
         )
         return
-    console.print(f"a plan fits on {fit.least_ranks} devices, and on none of the smaller sizes that were tried")
+    console.print(f"a plan fits on {fit.min_ranks} devices, and on none of the smaller sizes that were tried")
     console.print(sizes_table(fit.points))
     for point in fit.points:
         for sentence in point.broken[:1]:

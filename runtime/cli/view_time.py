@@ -72,7 +72,7 @@ def print_replanned(replanned: Replanned, path: Path | None) -> None:
     for transfer in replanned.moving:
         table.add_row(transfer.what, size(transfer.num_bytes), f"{transfer.seconds:.3f}")
     console.print(table if replanned.moving else "nothing is transferred")
-    steps = replanned.earned_after_steps
+    steps = replanned.break_even_steps
     if current_seconds is not None:
         repaid = "never repaid: keep the current plan" if steps is None else f"repaid after {steps} steps"
         console.print(f"switching takes {replanned.moving_seconds:.3f} s, {repaid}")

@@ -86,7 +86,7 @@ class NextPlan:
             reason="",
             reached=steps_recorded(out),
             saved=done,
-            planned_again=self._reason,
+            replan_note=self._reason,
         )
         write_restart(out, restart)
 
@@ -152,7 +152,7 @@ def replan_for_joined_nodes(request: RunRequest) -> RunRequest:
             f"predicted to take {now:.3g} s instead of {before:.3g} s"
         )
         restart = Restart(
-            number=request.restarts, host=socket.gethostname(), reason="", reached=0, saved=0, planned_again=message
+            number=request.restarts, host=socket.gethostname(), reason="", reached=0, saved=0, replan_note=message
         )
         write_restart(request.out, restart)
     return replace(request, plan=plans[0])

@@ -40,7 +40,7 @@ class Restart:
     """Steps recorded before the restart."""
     saved: int
     """Number of updates in the checkpoint from which the run continued."""
-    planned_again: str = ""
+    replan_note: str = ""
     """Message about the other plan under which it continued, if any, written by rank 0; `reason` is empty unless the
     run failed."""
 
@@ -52,7 +52,7 @@ class Restart:
     @property
     def message(self) -> str:
         """The restart as a message."""
-        why = "; ".join(text for text in (self.reason.rstrip("."), self.planned_again) if text)
+        why = "; ".join(text for text in (self.reason.rstrip("."), self.replan_note) if text)
         return f"restart {self.number} from step {self.saved}, {self.lost} steps lost: {printable(why)}"
 
 
@@ -101,5 +101,5 @@ def _merged(node_entries: list[Restart]) -> Restart:
         reason="; ".join(reasons),
         reached=max(one.reached for one in node_entries),
         saved=max(one.saved for one in node_entries),
-        planned_again=next((one.planned_again for one in node_entries if one.planned_again), ""),
+        replan_note=next((one.replan_note for one in node_entries if one.replan_note), ""),
     )

@@ -23,16 +23,16 @@ def fits_on(facts: Facts, nodes: int) -> bool:
 def test_the_least_number_of_nodes_fits_and_one_node_less_does_not(memory_bytes: int) -> None:
     facts = small_facts(nodes=1, ranks_per_node=1, batch_size=12, memory_bytes=memory_bytes)
     found = fit(facts, ToyModel, sizes=(4,))
-    assert found.least_ranks is not None
-    assert found.least_ranks > 1
-    assert fits_on(facts, found.least_ranks)
-    assert not fits_on(facts, found.least_ranks - 1)
+    assert found.min_ranks is not None
+    assert found.min_ranks > 1
+    assert fits_on(facts, found.min_ranks)
+    assert not fits_on(facts, found.min_ranks - 1)
 
 
 def test_a_part_of_a_node_may_be_enough_and_doublings_are_planned() -> None:
     facts = small_facts(ranks_per_node=4, batch_size=8, memory_bytes=2**40)
     found = fit(facts, ToyModel, price=2.0)
-    assert found.least_ranks == 1
+    assert found.min_ranks == 1
     assert [point.num_ranks for point in found.points] == [1, 2, 4, 8]
     seconds = [point.outlook.step_seconds for point in found.points if point.outlook]
     assert seconds == sorted(seconds, reverse=True)
@@ -43,8 +43,8 @@ def test_a_part_of_a_node_may_be_enough_and_doublings_are_planned() -> None:
 
 def test_a_job_that_fits_nowhere_has_no_least() -> None:
     found = fit(small_facts(ranks_per_node=1, batch_size=4, memory_bytes=2**10), ToyModel)
-    assert (found.least_ranks, found.points, found.answers) == (None, (), None)
-    assert found.most_ranks == 16
+    assert (found.min_ranks, found.points, found.answers) == (None, (), None)
+    assert found.max_ranks == 16
 
 
 def test_a_size_that_is_no_number_of_nodes_is_refused_before_anything_is_planned() -> None:

@@ -65,7 +65,7 @@ def test_where_nothing_has_changed_nothing_moves_that_does_not_earn_it() -> None
     assert found.kept_seconds == PLAN.period_seconds
     assert found.plan.period_seconds <= PLAN.period_seconds
     if found.plan.placements == PLAN.placements:
-        assert (found.moving, found.earned_after_steps) == ((), None)
+        assert (found.moving, found.break_even_steps) == ((), None)
 
 
 def test_where_a_node_is_lost_the_plan_cannot_go_on_and_its_state_moves() -> None:
@@ -75,7 +75,7 @@ def test_where_a_node_is_lost_the_plan_cannot_go_on_and_its_state_moves() -> Non
     assert "ranks" in found.broken
     assert verify(found.plan) == ()
     assert found.plan.facts.cluster.num_ranks == 2
-    assert found.earned_after_steps == 0
+    assert found.break_even_steps == 0
     moved = {one.what for one in found.moving}
     assert {"actor weights", "critic weights"} <= moved
     assert found.moving_seconds == pytest.approx(math.fsum(one.seconds for one in found.moving))
@@ -89,11 +89,11 @@ def test_moving_is_earned_back_when_the_steps_have_saved_as_much() -> None:
     found = replanned(longer, limits=Limits(gap=0.0))
     assert found.kept_seconds is not None
     saved = found.kept_seconds - found.plan.period_seconds
-    if found.earned_after_steps is None:
+    if found.break_even_steps is None:
         assert saved <= 0
     else:
-        assert found.earned_after_steps * saved >= found.moving_seconds
-        assert (found.earned_after_steps - 1) * saved < found.moving_seconds
+        assert found.break_even_steps * saved >= found.moving_seconds
+        assert (found.break_even_steps - 1) * saved < found.moving_seconds
 
 
 def test_a_pause_is_earned_back_too_and_what_a_search_leaves_open_or_was_off_earns_nothing() -> None:
@@ -101,7 +101,7 @@ def test_a_pause_is_earned_back_too_and_what_a_search_leaves_open_or_was_off_ear
     saved = 2 * PLAN.period_seconds - found.plan.period_seconds
     assert found.payback_steps_with_pause(0.0) == 0
     assert found.payback_steps_with_pause(9.5 * saved) == 10
-    assert replace(found, off_by=0.9).payback_steps_with_pause(0.0) is None
+    assert replace(found, relative_error=0.9).payback_steps_with_pause(0.0) is None
     for share, earns in ((0.995, False), (0.98, True)):
         new = found.plan.model_copy(update={"period_seconds": share * 2 * PLAN.period_seconds})
         assert (replace(found, plan=new).payback_steps_with_pause(0.0) is not None) is earns
@@ -181,8 +181,8 @@ def test_a_plan_for_the_lengths_that_are_met_is_as_much_faster_as_it_is_simulate
     shorter, longer = met(1 / 3), met(3.0)
     found = replan(first, shorter, cost_model_of(shorter))
     assert found.kept_seconds is not None
-    assert found.earned_after_steps is not None
-    assert found.earned_after_steps < 10
+    assert found.break_even_steps is not None
+    assert found.break_even_steps < 10
     kept, new = (
         simulate(plan, Sampled(plan, cost_model_of, seed=0), steps=20).steps.mean
         for plan in (re_evaluate(first, shorter, cost_model_of(shorter)), found.plan)

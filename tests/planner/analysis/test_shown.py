@@ -119,8 +119,8 @@ def test_a_plan_that_was_made_in_the_run_and_was_off_makes_another_less_credible
     run_of_two_plans(tmp_path, before=1.0, now=3.0)
     found = replan_from_run(OTHER, tmp_path)
     assert found.kept_seconds is not None
-    assert found.off_by == pytest.approx(1 - OTHER.period_seconds / found.kept_seconds, rel=1e-6)
-    assert replan_from_run(OTHER, forget(tmp_path)).off_by == 0.0
+    assert found.relative_error == pytest.approx(1 - OTHER.period_seconds / found.kept_seconds, rel=1e-6)
+    assert replan_from_run(OTHER, forget(tmp_path)).relative_error == 0.0
 
 
 def test_a_faster_plan_is_simulated_beside_the_one_before_and_any_other_is_not(tmp_path: Path) -> None:

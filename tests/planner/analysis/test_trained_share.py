@@ -24,9 +24,9 @@ def test_the_reference_is_told_with_the_stage_whose_copy_it_uses_or_as_apart(pla
     assert found.copy_bytes == plan.placement("ref_logprob").resident.amount(WEIGHTS)
     assert found.trained_params == plan.facts.models.actor.trainable_params
     if owner == "ref_logprob":
-        assert (found.serves, found.apart) == ((), ("ref_logprob",))
+        assert (found.serves, found.own_copies) == ((), ("ref_logprob",))
     else:
-        assert (found.serves, found.apart) == ((("ref_logprob", owner),), ())
+        assert (found.serves, found.own_copies) == ((("ref_logprob", owner),), ())
 
 
 def test_both_are_among_the_plans() -> None:

@@ -14,7 +14,7 @@ def test_several_sizes_are_told_and_drawn(call: Call, job: Path, tmp_path: Path)
     outcome = call("fit", job, "--sizes", "1,2", "--gap", 0.3, "--price", 2, "--plot", plot, "--json")
     assert outcome.code == 0
     found = json.loads(outcome.out)
-    assert found["least_ranks"] == 1
+    assert found["min_ranks"] == 1
     assert [point["num_ranks"] for point in found["points"]] == [1, 2]
     assert plot.read_text().count("<circle") == 2
 

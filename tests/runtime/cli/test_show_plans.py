@@ -32,5 +32,5 @@ def test_a_stage_that_they_place_otherwise_has_two(capsys: pytest.CaptureFixture
 
 
 def test_a_job_that_fits_nowhere_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
-    view_search.print_fit(Fit(least_ranks=None, most_ranks=128, points=(), answers=None), None)
+    view_search.print_fit(Fit(min_ranks=None, max_ranks=128, points=(), answers=None), None)
     assert "no plan fits on up to 128 devices" in capsys.readouterr().err

@@ -92,7 +92,7 @@ class GoingOver(Failing):
         self.seen.append((asked, rendezvous))
         save(asked.out, number)
         write_plan(asked.out / NEXT_PLAN, asked.plan.model_copy(update={"pins": (f"actor_train.tp={number}",)}))
-        note = Restart(number=number, host="a", reason="", reached=number, saved=number, planned_again=f"plan {number}")
+        note = Restart(number=number, host="a", reason="", reached=number, saved=number, replan_note=f"plan {number}")
         write_restart(asked.out, note)
         return Stopped(done=number, saved=number, continues=True)
 

@@ -19,7 +19,7 @@ def test_a_run_that_was_never_started_again_has_none(tmp_path: Path) -> None:
 
 def test_what_several_nodes_wrote_is_one_restart_with_all_reasons(tmp_path: Path) -> None:
     other = Restart(number=1, host="b", reason="rank 0 lost rank 1", reached=4, saved=3)
-    note = Restart(number=1, host="a", reason="", reached=0, saved=0, planned_again="1 of 2 nodes are left")
+    note = Restart(number=1, host="a", reason="", reached=0, saved=0, replan_note="1 of 2 nodes are left")
     for one in (ONE, other, note, Restart(number=2, host="a", reason="full disk", reached=3, saved=3)):
         write_restart(tmp_path, one)
     first, second = read_restarts(tmp_path)
@@ -27,7 +27,7 @@ def test_what_several_nodes_wrote_is_one_restart_with_all_reasons(tmp_path: Path
         "restart 1 from step 3, 2 steps lost: rank 1 ended with SIGKILL; rank 0 lost rank 1; 1 of 2 nodes are left"
     )
     assert first.host == "a, b"
-    over = Restart(number=3, host="a", reason="", reached=4, saved=4, planned_again="planned again")
+    over = Restart(number=3, host="a", reason="", reached=4, saved=4, replan_note="planned again")
     assert over.message == "restart 3 from step 4, 0 steps lost: planned again"
     assert (second.number, second.lost) == (2, 0)
 
