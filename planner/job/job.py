@@ -13,7 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from meshwright.planner.job.algorithm_rules import (
@@ -141,6 +142,12 @@ class Job(Document):
             return handler(source)
         choices = {kind.__name__: handler.generate_schema(kind) for kind in JOB_KINDS}
         return core_schema.tagged_union_schema(choices, _job_kind)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The JSON Schema; a graph without settings is a job of several classes, so the union is one of any of them."""
+        written = handler(schema)
+        return {("anyOf" if key == "oneOf" else key): value for key, value in written.items()}
 
     @classmethod
     def explain_unknown_key(cls, key: str, /) -> str | None:
