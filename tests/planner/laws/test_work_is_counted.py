@@ -71,7 +71,7 @@ def test_the_counts_do_not_depend_on_who_costs_what(monkeypatch: pytest.MonkeyPa
     assert counted() == shared
     assert shared.num_time_costs >= shared.num_generations > 0
     assert shared.num_memory_costs > 0
-    assert shared.models > 0
+    assert shared.num_models > 0
     assert shared.num_too_slow > 0
 
 
