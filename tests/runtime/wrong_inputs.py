@@ -12,8 +12,9 @@ from typing import Any
 
 import yaml
 
-from meshwright.planner.plan.plan import SCHEMA_VERSION, write_plan
+from meshwright.planner.plan.plan import write_plan
 from meshwright.planner.simulation.simulate import simulate
+from meshwright.profiles.documents import SCHEMA_VERSION
 from meshwright.profiles.trace import write_spans
 from tests.runtime.cli.test_report_command import small_plan
 from tests.runtime.small_job import request, write_job

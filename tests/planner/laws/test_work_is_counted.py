@@ -55,7 +55,7 @@ def test_a_thousand_times_the_ranks_take_hardly_more_questions() -> None:
     assert few.num_memory_costs <= 28_000
     assert many.num_time_costs <= 1.8 * few.num_time_costs
     assert many.num_memory_costs <= 1.8 * few.num_memory_costs
-    assert many.models <= 4 * few.models
+    assert many.num_models <= 4 * few.num_models
 
 
 def test_the_counts_do_not_depend_on_who_costs_what(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,4 +45,4 @@ def test_the_work_is_that_of_all_stages() -> None:
     assert whole.num_time_costs > generation.num_time_costs > 0
     assert whole.num_memory_costs > generation.num_memory_costs > 0
     assert whole.num_generations == generation.num_generations > 0
-    assert (whole.models, whole.deterministic_time, generation.models) == (2, 0.5, 0)
+    assert (whole.num_models, whole.deterministic_time, generation.num_models) == (2, 0.5, 0)

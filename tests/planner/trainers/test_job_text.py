@@ -26,7 +26,7 @@ def test_the_job_is_read_again_with_what_the_configuration_says(tmp_path: Path) 
     assert facts.workload.batch_size == plan.facts.workload.batch_size
     assert (facts.staleness, facts.engine) == (1, "vllm")
     assert facts.cluster.num_ranks == plan.facts.cluster.num_ranks
-    assert job.ppo.gae_lambda == 0.95
+    assert job.settings.gae_lambda == 0.95
 
 
 def test_a_model_that_is_not_here_is_asked_for(tmp_path: Path) -> None:
@@ -59,9 +59,8 @@ def test_a_job_without_a_critic_has_the_roles_and_settings_of_its_algorithm(
     assert [role.value for role in job.models.roles] == roles
     assert [reward.function for reward in job.rewards] == ["maths_answer"]
     assert (job.workload.batch_size, job.workload.group_size) == (8192, 8)
-    assert job.grpo is not None
-    assert job.grpo.clip_range == (0.8, 1.28)
-    assert job.grpo.loss_mean == "token"
+    assert job.settings.clip_range == (0.8, 1.28)
+    assert job.settings.loss_mean == "token"
 
 
 def test_shapes_of_a_model_that_the_job_has_not_are_refused(tmp_path: Path) -> None:

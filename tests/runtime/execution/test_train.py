@@ -182,7 +182,7 @@ def moved_by_a_step(asked: RunRequest) -> dict[str, float]:
 def test_a_resumed_run_trains_as_its_job_says_now(directory: Path, tmp_path: Path) -> None:
     asked = request(write_job(directory, num_ranks=1), tmp_path / "out", steps=1)
     run_plan(asked)
-    ppo = asked.job.ppo.model_copy(update={"actor_learning_rate": 1e-9})
+    ppo = asked.job.settings.model_copy(update={"actor_learning_rate": 1e-9})
     changed = replace(asked, job=asked.job.model_copy(update={"ppo": ppo}), steps=2, resume=True)
     [moved] = run_on_ranks(1, moved_by_a_step, changed)
     assert 0 < moved["actor_train"] < 1e-7

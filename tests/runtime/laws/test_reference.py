@@ -164,7 +164,7 @@ def compare_updates_of_ppo(found: Distances, run: Observed, step: int, drawn: Se
 
 
 def settings_of_ppo(asked: RunRequest) -> Settings:
-    workload, own = asked.job.workload, asked.job.ppo
+    workload, own = asked.job.workload, asked.job.settings
     return Settings(
         **{name: getattr(own, name) for name in Settings.__annotations__ if hasattr(own, name)},
         warmup_steps=own.actor_schedule.warmup_steps,

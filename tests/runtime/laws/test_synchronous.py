@@ -71,9 +71,9 @@ def loop(path: Path) -> tuple[list[dict[str, float]], dict[str, str]]:
         stage: Trainer(
             models[role],
             mesh,
-            learning_rate=job.ppo.actor_learning_rate if role is Role.ACTOR else job.ppo.critic_learning_rate,
-            weight_decay=job.ppo.weight_decay,
-            max_grad_norm=job.ppo.max_grad_norm,
+            learning_rate=job.settings.actor_learning_rate if role is Role.ACTOR else job.settings.critic_learning_rate,
+            weight_decay=job.settings.weight_decay,
+            max_grad_norm=job.settings.max_grad_norm,
         )
         for stage, role in TRAINED.items()
     }
@@ -107,7 +107,7 @@ def _generated(job: Job, data: PromptData, actor: Decoder, step: int) -> StepExp
         max_tokens=workload.max_tokens,
         max_response=workload.response.max,
         eos_tokens=frozenset(data.ends.tokens),
-        temperature=job.ppo.temperature,
+        temperature=job.settings.temperature,
         seed=data.seed,
     )
     prompts = sorted(data.batch(step), key=lambda prompt: (len(prompt.tokens), prompt.row))
@@ -136,7 +136,7 @@ def _answer(batch: StepExperience, job: Job, models: Mapping[Role, Decoder]) -> 
                 batch.experience.put(field, row, values.clone())
 
         for field, role in (("ref_logprobs", Role.REF), ("proximal_logprobs", Role.ACTOR)):
-            put(field, forward_logprobs(models[role], mesh, [block], temperature=job.ppo.temperature)[0])
+            put(field, forward_logprobs(models[role], mesh, [block], temperature=job.settings.temperature)[0])
         put("values", forward_scalars(models[Role.CRITIC], mesh, [block])[0])
         put("scores", forward_scalars(models[Role.REWARD], mesh, [block])[0])
     for row in batch.rows:
@@ -147,16 +147,16 @@ def _answer(batch: StepExperience, job: Job, models: Mapping[Role, Decoder]) -> 
 
 def _trained(job: Job, batch: StepExperience, trainer: Trainer) -> dict[str, float]:
     """The metrics of a step's updates of one model."""
-    learning = TrainingBatch(job.ppo, batch, reads=("ref_logprobs", "values"), workload=job.workload)
+    learning = TrainingBatch(job.settings, batch, reads=("ref_logprobs", "values"), workload=job.workload)
     updates, spec = [], trainer.model.spec
     for rows in minibatches(
         batch.rows,
         step=batch.step,
         num_epochs=job.workload.num_epochs,
         num_minibatches=job.workload.num_minibatches,
-        seed=job.ppo.seed,
+        seed=job.settings.seed,
     ):
-        loss = training_loss(spec, trainer.mesh, job.ppo, learning.num_tokens(rows))
+        loss = training_loss(spec, trainer.mesh, job.settings, learning.num_tokens(rows))
         blocks = [learning.micro_batch(group) for group in _groups(batch, rows)]
         updates.append(final_metrics(trainer.train_step(blocks, loss)))
     means = {name: sum(update[name] for update in updates) / len(updates) for name in updates[0]}
