@@ -64,7 +64,8 @@ class MeasuredCalls(Document):
 class LatencySpec(Document):
     """Seconds of a call: `fixed`, log-normal by `p99` with `mean` or `median`, or a `histogram` of [seconds, weight].
 
-    Longer calls count as `max`, in every form. `measured` belongs to a histogram that `profile` has recorded.
+    Longer calls count as `max`, in every form. `measured` belongs to a histogram that `profile` has recorded, `assumed`
+    to a default that was neither given nor measured.
     """
 
     fixed: float | None = Field(default=None, ge=0, le=1e6, description="every call takes this")
@@ -74,11 +75,12 @@ class LatencySpec(Document):
     histogram: tuple[tuple[float, float], ...] | None = Field(default=None, description="pairs of seconds and weight")
     max: float | None = Field(default=None, gt=0, le=1e6, description="maximum latency; longer calls count as this")
     measured: MeasuredCalls | None = Field(default=None, description="the calls from which a histogram was measured")
+    assumed: bool = Field(default=False, description="neither given nor measured")
 
     @model_serializer(mode="wrap")
     def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit `measured` if absent: documents written before the field existed stay byte-identical."""
-        return {key: value for key, value in written(self).items() if key != "measured" or value}
+        """Omit `measured` and `assumed` if absent: documents written before they existed stay byte-identical."""
+        return {key: value for key, value in written(self).items() if key not in ("measured", "assumed") or value}
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -95,6 +97,8 @@ class LatencySpec(Document):
             raise ValueError("a histogram needs a weight that is not 0")
         if self.measured and math.fsum(w for _, w in self.histogram or ()) != self.measured.num_calls:
             raise ValueError(f"measured.num_calls={self.measured.num_calls} is not what the histogram's weights add to")
+        if self.measured and self.assumed:
+            raise ValueError("a measured latency is not assumed; leave one out")
         return self
 
     @property
