@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from benchmarks.survival.job import Case, planned, write_job, write_models
 from benchmarks.survival.kills import start
@@ -155,11 +157,30 @@ def _commands(job: Path) -> dict[str, Callable[[Path], list[str]]]:
 
 def _read(arguments: Sequence[str], scratch: Path) -> Reading:
     program, begin = str(Path(sys.executable).with_name("meshwright")), time.monotonic()
+    peaks: dict[int, int] = {}
     with (scratch / "said").open("wb") as said:
         process = subprocess.Popen([program, *arguments], stdout=said, stderr=said, cwd=scratch)
-        _, status, use = os.wait4(process.pid, 0)
-    code = os.waitstatus_to_exitcode(status)
-    if code:
+        while process.poll() is None:
+            with suppress(psutil.Error):
+                for one in (command := psutil.Process(process.pid), *command.children(recursive=True)):
+                    peaks[one.pid] = max(_peak_bytes(one.pid), peaks.get(one.pid, 0))
+            time.sleep(_EVERY_SECONDS)
+    if process.returncode:
         print(" ".join(arguments), (scratch / "said").read_text(errors="replace"), sep="\n", file=sys.stderr)
-    # On Linux, in KiB, of the largest among the process and its descendants that were waited for.
-    return Reading(code=code, seconds=time.monotonic() - begin, peak_bytes=use.ru_maxrss * 2**10)
+    seconds = time.monotonic() - begin
+    return Reading(code=process.returncode, seconds=seconds, peak_bytes=max(peaks.values(), default=0))
+
+
+_EVERY_SECONDS = 0.1
+
+
+def _peak_bytes(pid: int) -> int:
+    """Return the peak resident set of a process so far; 0 if it has ended.
+
+    The maximum of `resource` is of no use here: a child inherits that of this process, which has loaded torch.
+    """
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 2**10
+    return 0
