@@ -206,8 +206,10 @@ class AnalyticModel(OneByOne):
         if self._splits.rollouts:
             return self._splits.rollouts.lower_bound_seconds(generation, replica)
         responses = replica_responses(self._workload, num_rows)
-        longest = int(responses[-1]) - 1 if overlap.in_flight(num_rows) == num_rows else 0
-        return generation_lower_bound(generation, responses, num_slots, num_slots, longest)
+        num_tokens, longest = float(responses.sum()), int(responses[-1]) - 1
+        if overlap.in_flight(num_rows) > num_rows:
+            num_tokens, longest = min(num_tokens, num_rows * self._workload.response_lengths.mean), 0
+        return generation_lower_bound(generation, num_tokens - num_rows, num_slots, num_slots, longest)
 
     def with_row_split(self, call: Call) -> Schedule:
         """Return the schedule unchanged: all nodes are of one kind."""

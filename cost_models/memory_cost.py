@@ -73,8 +73,8 @@ class ShardSizes(Generic[N]):
     `block_bytes` are those of a KV block of one layer. The other bytes are per token: `cached_elements` and
     `inputs_bytes` (the input of a layer on a rank), `working_bytes` of the widest part of a forward pass, and what a
     layer keeps for its backward pass, whole (`kept_bytes`) or without what flash attention keeps
-    (`kept_without_attention_bytes`). Where norms, rotary embeddings, gated activations and log-probabilities are several
-    torch operators each, as on a CPU, whose results are tensors of their own, a layer keeps `unfused_bytes` more, and
+    (`kept_without_attention_bytes`). On a CPU, where norms, rotary embeddings, gated activations and log-probabilities
+    are several torch operators each, whose results are tensors of their own, a layer keeps `unfused_bytes` more, and
     `backward_bytes` are alive in its backward pass. `vocab_size` is that of the logits.
     """
 

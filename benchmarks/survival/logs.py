@@ -30,6 +30,9 @@ CASE = Case(name="long", num_ranks=2, pins=("actor_train.layout=dp2", "critic_tr
 STEPS = 4
 """Steps that the run trains before its trace is made long."""
 
+FIRST_STEP = -9_999_999
+"""The first of the earlier steps, which all have as many digits, so that their lines are equally long."""
+
 MOST_BYTES = 300 * 2**20
 """Peak memory that a long trace may add to a reader."""
 
@@ -98,21 +101,22 @@ def measure(scratch: Path, *, trace_bytes: int) -> LongLog:
     return LongLog(trace_bytes=trace_bytes, file_bytes=file_bytes, num_steps=num_steps, readers=tuple(readers))
 
 
-def lengthen(out: Path, trace_bytes: int) -> int:
+def lengthen(out: Path, trace_bytes: int, *, segment_bytes: int = SEGMENT_BYTES) -> int:
     """Put earlier steps before those of a run, so that its trace has about `trace_bytes`; return their number."""
     trace, metrics = out / "trace.jsonl", out / "metrics.jsonl"
     spans, lines = ([line.text.decode() for line in read_log_lines(*log_files(path))] for path in (trace, metrics))
     for file in (*log_files(trace), *log_files(metrics)):
         file.unlink()
     period = [span for span in spans if json.loads(span)["step"] == STEPS - 1]
-    period_bytes = sum(map(len, period))
-    segment_steps = math.ceil(SEGMENT_BYTES / period_bytes)
+    period_bytes = sum(len(_at_step(span, FIRST_STEP)) for span in period)
+    segment_steps = math.ceil(segment_bytes / period_bytes)
     last_steps = segment_steps - 1 - math.ceil(sum(map(len, spans)) / period_bytes)
     num_steps = trace_bytes // (segment_steps * period_bytes) * segment_steps + last_steps
-    for step in range(-num_steps, 0):
-        append_lines(trace, (_at_step(span, step) for span in period))
-    append_lines(metrics, (_at_step(lines[-1], step) for step in range(-num_steps, 0)), segment_bytes=sys.maxsize)
-    append_lines(trace, spans)
+    steps = range(FIRST_STEP, FIRST_STEP + num_steps)
+    for step in steps:
+        append_lines(trace, (_at_step(span, step) for span in period), segment_bytes=segment_bytes)
+    append_lines(metrics, (_at_step(lines[-1], step) for step in steps), segment_bytes=sys.maxsize)
+    append_lines(trace, spans, segment_bytes=segment_bytes)
     append_lines(metrics, lines, segment_bytes=sys.maxsize)
     return num_steps
 
