@@ -20,7 +20,7 @@ from rich.text import Text
 
 from meshwright.planner.analysis.optional_features import call_latencies
 from meshwright.planner.analysis.sensitivity import main_influences
-from meshwright.planner.job.job import Facts, Job, read_job
+from meshwright.planner.job.job import Facts, read_job
 from meshwright.planner.plan.pin_files import read_pins
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.planner.search.no_plan import NoPlan
