@@ -21,8 +21,9 @@ from meshwright.runtime.profiling.bench import Bench
 from tests.runtime.ranks import run_on_ranks
 
 ROWS, TOKENS, LAYERS = 16, 128, 4
-MOST_OVER = 1.35
-"""Of an allocated peak, that the terms may be: logits and layers are added, though one pass never holds all of both."""
+LEAST, MOST = 0.99, 1.7
+"""Of an allocated peak, that the terms may be: positions and masks are not counted, and logits and layers are added,
+though a pass does not hold all of both at a time."""
 
 
 LANGUAGE = Shape(
@@ -84,4 +85,4 @@ def test_a_pass_allocates_no_more_than_is_counted_for_it(stage: str, body: Timed
     """A forward pass of a critic was counted as 57 % of what it allocates, its training as 67 %."""
     [allocated] = run_on_ranks(1, allocated_bytes, body, shape)
     counted = counted_bytes(stage, shape)
-    assert allocated <= counted <= MOST_OVER * allocated
+    assert LEAST * allocated <= counted <= MOST * allocated
