@@ -164,7 +164,7 @@ class AnalyticModel(OneByOne):
         efficiency: Efficiency | None = None,
     ) -> None:
         self._cluster, self._workload, self._precision = cluster, workload, precision
-        self._size = element_bytes(precision)
+        self._size, self._is_fused = element_bytes(precision), cluster.device.kind == "cuda"
         self._efficiency = efficiency or efficiency_of(cluster.device.kind, cluster.device.name)
         self._make_shard, self._framework = make_shard, framework or own_framework(cluster.device.kind)
         self._engine, self._generating = engine, engine.framework_on(cluster.device.kind) if engine else self._framework
@@ -206,8 +206,10 @@ class AnalyticModel(OneByOne):
         if self._splits.rollouts:
             return self._splits.rollouts.lower_bound_seconds(generation, replica)
         responses = replica_responses(self._workload, num_rows)
-        longest = int(responses[-1]) - 1 if overlap.in_flight(num_rows) == num_rows else 0
-        return generation_lower_bound(generation, responses, num_slots, num_slots, longest)
+        num_tokens, longest = float(responses.sum()), int(responses[-1]) - 1
+        if overlap.in_flight(num_rows) > num_rows:
+            num_tokens, longest = min(num_tokens, num_rows * self._workload.response_lengths.mean), 0
+        return generation_lower_bound(generation, num_tokens - num_rows, num_slots, num_slots, longest)
 
     def with_row_split(self, call: Call) -> Schedule:
         """Return the schedule unchanged: all nodes are of one kind."""
@@ -229,7 +231,14 @@ class AnalyticModel(OneByOne):
         """Return the memory model, which every schedule of a layout shares."""
         return self._layout_memories.memoize(
             (call.stage.name, call.model, call.layout),
-            lambda: LayoutMemory(call.stage, call.model, call.layout, self._workload, self._size),
+            lambda: LayoutMemory(
+                call.stage,
+                call.model,
+                call.layout,
+                self._workload,
+                element_bytes=self._size,
+                is_fused=self._is_fused,
+            ),
         )
 
     def seconds_of_choices(self, call: Call, choices: ChoiceTable) -> SecondsColumns:
@@ -262,7 +271,9 @@ class AnalyticModel(OneByOne):
         if call.stage.generates:
             return super().bytes_of_choices(call, choices)
         shards = sharded_by_each(call.model, choices.layout)
-        return bytes_of_choices(call.stage, shards, choices, self._workload, self._size)
+        return bytes_of_choices(
+            call.stage, shards, choices, self._workload, element_bytes=self._size, is_fused=self._is_fused
+        )
 
     def _compute_of_tables(
         self, layouts: Sequence[Call], tables: Sequence[ScheduleTable], chunks_of: ChunkFunction

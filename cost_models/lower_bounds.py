@@ -18,7 +18,6 @@ import numpy as np
 from meshwright.cost_models.compute import PassColumns
 from meshwright.cost_models.generation_cost import Generation
 from meshwright.cost_models.kernels import PRECISIONS
-from meshwright.cost_models.rounds import Integers
 from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Stage
@@ -77,14 +76,14 @@ def _cached_bytes_read(model: ModelSpec, workload: Workload, precision: str) -> 
 
 
 def generation_lower_bound(
-    generation: Generation, responses: Integers, num_slots: int, max_live: int, num_rounds: float
+    generation: Generation, num_tokens: float, num_slots: int, max_live: int, num_rounds: float
 ) -> float:
-    """Return a lower bound on the seconds of a replica's generation of these responses, without simulating it.
+    """Return a lower bound on the seconds in which a replica decodes `num_tokens` tokens, without simulating it.
 
     At most `max_live` sequences sample at a time, in at least `num_rounds` rounds. Attention counts as if one token
     were cached, and prefills, each of which samples the first token of its response, as nothing.
     """
-    num_tokens, num_stages = int(responses.sum()) - len(responses), generation.call.layout.pp
+    num_stages = generation.call.layout.pp
     if not num_tokens:
         return 0.0
     num_groups, num_rounds = min(num_stages, num_slots), max(num_rounds, num_tokens / max_live)

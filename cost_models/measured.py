@@ -148,11 +148,11 @@ def _split(amounts: dict[int, float]) -> tuple[float, float]:
     return layer, amounts[deep] - deep * layer
 
 
-_COUNTED = ("activations", "working set", "logits")
+_COUNTED = ("activations", "unfused operators", "working set", "backward working set", "logits")
 """Terms of computed memory that a measured peak replaces."""
 
-_REFIT = "refit buffer"
-"""A term that is replaced too, unless it exceeds the measured peak; then no term is replaced."""
+_EXCHANGED = ("refit buffer", "gathered weights")
+"""Terms that are replaced too, unless they exceed the measured peak; then no term is replaced."""
 
 MEASURED = "working memory"
 """Name of the term of a measured peak."""
@@ -189,10 +189,9 @@ def with_peaks(counted: Memory, call: Call, workload: Workload, peaks: Peaks) ->
     terms = counted.transient.terms
     if measured is None or not measured[0]:
         return counted
-    refit = counted.transient.amount(_REFIT)
-    if refit > measured[0]:
+    if counted.transient.amount(*_EXCHANGED) > measured[0]:
         return counted
-    other_terms = tuple(term for term in terms if term.name not in (*_COUNTED, _REFIT))
+    other_terms = tuple(term for term in terms if term.name not in (*_COUNTED, *_EXCHANGED))
     return replace(counted, transient=Cost((*other_terms, Term(MEASURED, *measured))))
 
 

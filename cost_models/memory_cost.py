@@ -31,8 +31,8 @@ from meshwright.profiles.schedule import Offload, Schedule
 from meshwright.profiles.stages import Stage
 from meshwright.profiles.workload import Workload
 
-REFIT_BUFFER = "refit buffer"
-"""Name of the term for the trained weights that arrive in a refit."""
+REFIT_BUFFER, GATHERED_WEIGHTS = "refit buffer", "gathered weights"
+"""Names of the terms for the trained weights that arrive in a refit, and after an update."""
 
 _FP32_BYTES = 4
 """Bytes of an element that is always in fp32, whatever the model computes in."""
@@ -45,6 +45,18 @@ _LOGIT_CHUNK_ELEMENTS = 2**25
 
 _LOGIT_CHUNK_COPIES = 4
 """fp32 tensors of a chunk alive at once: logits or their logarithms, exponentials, a product, a gradient."""
+
+_LOGIT_CHUNK_GRADIENT_COPIES = 6
+"""The same in a backward pass by torch operators: logarithms, exponentials, the gradient of the log-probabilities, and
+three tensors of that of the entropy (`runtime.model.logprobs`)."""
+
+_NORM_ELEMENTS, _BLOCK_INPUTS = 2, 2
+"""By torch operators, in hidden sizes per token: the normalised inputs of both norms of a layer, which its gains are
+still to multiply; and the inputs of the first layer and of this one, which their callers hold in a forward pass."""
+
+_GATE_ELEMENTS = 2
+"""By torch operators, in widths of a gated MLP per token: the activated gate and the offset up projection, which are
+kept besides what they are computed from; in a backward pass, their gradients."""
 
 _SAMPLING_BYTES = 16
 """fp64 logits and log-probabilities of a token being sampled."""
@@ -61,7 +73,9 @@ class ShardSizes(Generic[N]):
     `block_bytes` are those of a KV block of one layer. The other bytes are per token: `cached_elements` and
     `inputs_bytes` (the input of a layer on a rank), `working_bytes` of the widest part of a forward pass, and what a
     layer keeps for its backward pass, whole (`kept_bytes`) or without what flash attention keeps
-    (`kept_without_attention_bytes`). `vocab_size` is that of the logits.
+    (`kept_without_attention_bytes`). On a CPU, where norms, rotary embeddings, gated activations and log-probabilities
+    are several torch operators each, whose results are tensors of their own, a layer keeps `unfused_bytes` more, and
+    `backward_bytes` are alive in its backward pass. `vocab_size` is that of the logits.
     """
 
     block_bytes: N
@@ -70,11 +84,15 @@ class ShardSizes(Generic[N]):
     working_bytes: N
     kept_bytes: N
     kept_without_attention_bytes: N
+    unfused_bytes: N
+    backward_bytes: N
     vocab_size: N
 
 
-def shard_sizes(model: ModelSpec, layout: Layout, workload: Workload, element_bytes: int) -> ShardSizes[float]:
-    """Return the sizes of one layout's shard of a model."""
+def shard_sizes(
+    model: ModelSpec, layout: Layout, workload: Workload, element_bytes: int, *, is_fused: bool
+) -> ShardSizes[float]:
+    """Return the sizes of one layout's shard of a model, by fused operators or by those of torch."""
     shard, experts = model.shard(layout.tp), model.experts
     # The load of the busiest expert rank over the mean (loads follow a power law), for the longest sequences of all
     # replicas that share experts.
@@ -82,13 +100,18 @@ def shard_sizes(model: ModelSpec, layout: Layout, workload: Workload, element_by
     imbalance = experts.imbalance(tokens, layout.ep) if experts else 1.0
     replicated_share = 1 / layout.tp if layout.sp else 1.0  # of what tensor parallelism replicates
     kept = _kept_elements(shard, imbalance, replicated_share, layout.fold_size) * element_bytes
+    working = _working_elements(shard, imbalance, replicated_share, layout.fold_size)
+    if not is_fused:
+        working += _unfused_working_elements(shard, imbalance, replicated_share)
     return ShardSizes(
         block_bytes=BLOCK_TOKENS * shard.cached_elements * element_bytes,
         cached_elements=shard.cached_elements,
         inputs_bytes=shard.hidden_size * replicated_share * element_bytes,
-        working_bytes=_working_elements(shard, imbalance, replicated_share, layout.fold_size) * element_bytes,
+        working_bytes=working * element_bytes,
         kept_bytes=kept + _LOGSUMEXP_BYTES * shard.num_heads,
         kept_without_attention_bytes=kept,
+        unfused_bytes=0.0 if is_fused else _unfused_elements(shard, imbalance, replicated_share) * element_bytes,
+        backward_bytes=0.0 if is_fused else _backward_elements(shard, imbalance, replicated_share) * element_bytes,
         vocab_size=shard.padded_vocab_size,
     )
 
@@ -121,6 +144,34 @@ def _working_elements(shard: ModelSpec, imbalance: float, replicated_share: floa
     return shard.hidden_size * replicated_share + shard.hidden_size + dispatched + mlp
 
 
+def _unfused_elements(shard: ModelSpec, imbalance: float, replicated_share: float) -> float:
+    """Return the elements per token that one layer keeps more where its operators are not fused.
+
+    They are the normalised inputs of both norms, a copy of the queries and the rotated queries and keys beside the
+    projection that holds all of them, and the offset up projection of a gated MLP.
+    """
+    rotated = 0 if shard.latent else 2 * shard.attention_size + shard.kv_size
+    gate = shard.active_ffn_size(imbalance) * shard.gated_mlp
+    return _NORM_ELEMENTS * shard.hidden_size * replicated_share + rotated + gate
+
+
+def _backward_elements(shard: ModelSpec, imbalance: float, replicated_share: float) -> float:
+    """Return the elements per token alive in the backward pass of one layer: the gradients of its output and, in a
+    gated MLP, of the two factors of its product."""
+    gate = _GATE_ELEMENTS * shard.active_ffn_size(imbalance) * shard.gated_mlp
+    return shard.hidden_size * replicated_share + gate
+
+
+def _unfused_working_elements(shard: ModelSpec, imbalance: float, replicated_share: float) -> float:
+    """Return the elements per token that are alive besides in a forward pass where operators are not fused.
+
+    They are the inputs of the first layer and of this one, both factors of the gated MLP's product, and the sines and
+    cosines of the rotary embedding.
+    """
+    gate = _GATE_ELEMENTS * shard.active_ffn_size(imbalance) * shard.gated_mlp
+    return _BLOCK_INPUTS * shard.hidden_size * replicated_share + 2 * shard.head_dim + gate
+
+
 def _dispatched_elements(shard: ModelSpec, imbalance: float, fold_size: int) -> float:
     """Return the elements per token dispatched to its experts and combined from them.
 
@@ -133,11 +184,22 @@ def _dispatched_elements(shard: ModelSpec, imbalance: float, fold_size: int) -> 
 class LayoutMemory:
     """Bytes of one stage on one layout under any schedule."""
 
-    def __init__(self, stage: Stage, model: ModelSpec, layout: Layout, workload: Workload, element_bytes: int) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        model: ModelSpec,
+        layout: Layout,
+        workload: Workload,
+        *,
+        element_bytes: int,
+        is_fused: bool,
+    ) -> None:
         kind = GenerationMemory if stage.generates else RankMemory[float]
-        sizes, shards = shard_sizes(model, layout, workload, element_bytes), sharded(model, layout)
+        sizes = shard_sizes(model, layout, workload, element_bytes, is_fused=is_fused)
+        shards = sharded(model, layout)
         self._ranks = [
-            kind(stage, shards, part, sizes, workload=workload, element_bytes=element_bytes) for part in shards.parts
+            kind(stage, shards, part, sizes, workload=workload, element_bytes=element_bytes, is_fused=is_fused)
+            for part in shards.parts
         ]
         self._known: Memo[Schedule, Bytes] = Memo()
 
@@ -159,13 +221,21 @@ class LayoutMemory:
 
 
 def bytes_of_choices(
-    stage: Stage, shards: ShardedModel[FloatArray], choices: ChoiceTable, workload: Workload, element_bytes: int
+    stage: Stage,
+    shards: ShardedModel[FloatArray],
+    choices: ChoiceTable,
+    workload: Workload,
+    *,
+    element_bytes: int,
+    is_fused: bool,
 ) -> BytesColumns:
     """Return the bytes of choices of a stage that does not generate, as `LayoutMemory.bytes` does of one."""
-    sizes = [shard_sizes(shards.model, layout, workload, element_bytes) for layout in choices.layouts]
+    sizes = [
+        shard_sizes(shards.model, layout, workload, element_bytes, is_fused=is_fused) for layout in choices.layouts
+    ]
     columns = ShardSizes(*choices.layout.of_each([amounts_of(one) for one in sizes]))
     ranks = [
-        RankMemory(stage, shards, part, columns, workload=workload, element_bytes=element_bytes)
+        RankMemory(stage, shards, part, columns, workload=workload, element_bytes=element_bytes, is_fused=is_fused)
         for part in shards.parts
     ]
     per_rank = [BytesColumns(*rank.totals(choices, rank.state_of_each(choices))) for rank in ranks]
@@ -203,8 +273,10 @@ class RankMemory(Generic[N]):
         *,
         workload: Workload,
         element_bytes: int,
+        is_fused: bool,
     ) -> None:
         self._stage, self._model, self._workload, self._size = stage, shards.model, workload, element_bytes
+        self._is_fused = is_fused
         self._layout: Degrees[N] = shards.layout
         self._shards: ShardedModel[N] = shards
         self._part: StagePart[N] = part
@@ -268,17 +340,22 @@ class RankMemory(Generic[N]):
     def _working_memory(self, settings: MicroBatchLimits[N]) -> _WorkingMemory[N]:
         passes: TermSums[N] = self._training_memory(settings) if self._stage.trains else self._forward_memory(settings)
         running: list[Addend[N]] = self._streaming_cache(settings) + passes.addends
-        return _WorkingMemory([], self._or_refit_buffer(running))
+        return _WorkingMemory([], self._or_exchange_buffer(running))
 
-    def _or_refit_buffer(self, running: list[Addend[N]]) -> list[Addend[N]]:
-        """Return the receive buffer of a refit if it takes more than what runs later: all trained weights arrive before
-        they overwrite the old ones."""
-        if not self._stage.needs_refit:
+    def _or_exchange_buffer(self, running: list[Addend[N]]) -> list[Addend[N]]:
+        """Return the buffer of weights that other ranks send, if it takes more than what runs at other times.
+
+        In a refit all trained weights arrive before they overwrite the old ones. After an update gloo gathers the
+        weights of all replicas into a buffer of its own, and NCCL does so in place.
+        """
+        is_gathered = self._stage.trains and not self._is_fused
+        if not self._stage.needs_refit and not is_gathered:
             return running
+        name = REFIT_BUFFER if self._stage.needs_refit else GATHERED_WEIGHTS
         buffer_bytes, running_bytes = self._part.trained.num_params * self._size, _total(running)
         if isinstance(buffer_bytes, np.ndarray):
             return [("working memory", maximum(buffer_bytes, running_bytes), Source.ANALYTIC)]
-        return [(REFIT_BUFFER, buffer_bytes, Source.ANALYTIC)] if buffer_bytes > running_bytes else running
+        return [(name, buffer_bytes, Source.ANALYTIC)] if buffer_bytes > running_bytes else running
 
     def _streaming_cache(self, settings: MicroBatchLimits[N]) -> list[Addend[N]]:
         """Return the KV cache of a stage that streams: blocks for as many sequences of maximum length as it has rows,
@@ -307,7 +384,7 @@ class RankMemory(Generic[N]):
         tally = TermSums[N]()
         tally.add("working set", tokens * self._sizes.working_bytes)
         self._add_gathered(tally, tokens, trains=False)
-        self._add_logits(tally, tokens, copies=1)
+        self._add_logits(tally, tokens, trains=False)
         return tally
 
     def _training_memory(self, settings: MicroBatchLimits[N]) -> TermSums[N]:
@@ -328,8 +405,12 @@ class RankMemory(Generic[N]):
         tally = TermSums[N]()
         tally.add("activations", in_flight * tokens * num_layers * where(is_recomputed, sizes.inputs_bytes, kept_bytes))
         tally.add("working set", where(is_recomputed, tokens * kept_bytes, 0 * tokens))
+        if not self._is_fused:
+            unfused = where(is_recomputed, tokens + 0 * in_flight, in_flight * tokens * num_layers)
+            tally.add("unfused operators", unfused * sizes.unfused_bytes)
+            tally.add("backward working set", tokens * sizes.backward_bytes)
         self._add_gathered(tally, tokens, trains=True)
-        self._add_logits(tally, tokens, copies=2)
+        self._add_logits(tally, tokens, trains=True)
         return tally
 
     def _micro_batch_tokens(self, settings: MicroBatchLimits[N]) -> N:
@@ -354,13 +435,14 @@ class RankMemory(Generic[N]):
         num_bytes = tokens * cp * self._sizes.cached_elements * self._size * _GATHERED_COPIES[trains]
         tally.add("gathered keys and values", where(cp > 1, num_bytes, 0 * num_bytes))
 
-    def _add_logits(self, tally: TermSums[N], tokens: N, *, copies: int) -> None:
+    def _add_logits(self, tally: TermSums[N], tokens: N, *, trains: bool) -> None:
         """Add the logits of a micro-batch (and their gradient), and one chunk of them in fp32."""
         if self._model.scalar_head:
             return
         elements = tokens * self._sizes.vocab_size
-        chunk_bytes = _FP32_BYTES * _LOGIT_CHUNK_COPIES * minimum(elements, _LOGIT_CHUNK_ELEMENTS)
-        num_bytes = elements * copies * self._size + chunk_bytes
+        copies = _LOGIT_CHUNK_COPIES if self._is_fused or not trains else _LOGIT_CHUNK_GRADIENT_COPIES
+        chunk_bytes = _FP32_BYTES * copies * minimum(elements, _LOGIT_CHUNK_ELEMENTS)
+        num_bytes = elements * (1 + trains) * self._size + chunk_bytes
         tally.add("logits", where(self._part.is_last, num_bytes, 0 * num_bytes))
 
 
@@ -384,8 +466,8 @@ class GenerationMemory(RankMemory[float]):
         cache, of_passes = TermSums[float](), self._generation_memory(settings).addends
         cache.add("kv cache", self._cache_bytes(self._blocks(settings), self._slots(settings)))
         if settings.keeps_in_flight:
-            return _WorkingMemory(cache.addends, self._or_refit_buffer(of_passes))
-        return _WorkingMemory([], self._or_refit_buffer([*cache.addends, *of_passes]))
+            return _WorkingMemory(cache.addends, self._or_exchange_buffer(of_passes))
+        return _WorkingMemory([], self._or_exchange_buffer([*cache.addends, *of_passes]))
 
     @cached_property
     def _shard(self) -> ModelSpec:

@@ -154,11 +154,12 @@ def _delivered(
 class PeriodEnds:
     """The periods of replicas with equally many sequences; each period delivers `num_rows` of them per replica.
 
-    The rule is `WholeStep` without `max_deferral`, and `FirstEnded` with it.
+    The rule is `WholeStep` without `max_deferral`, and `FirstEnded` with it. A period takes at least `min_rounds` while
+    tokens are left to sample.
     """
 
-    def __init__(self, num_replicas: int, num_rows: int, max_deferral: int | None) -> None:
-        self._num_rows, self._max_deferral = num_rows, max_deferral
+    def __init__(self, num_replicas: int, num_rows: int, max_deferral: int | None, *, min_rounds: int = 0) -> None:
+        self._num_rows, self._max_deferral, self._min_rounds = num_rows, max_deferral, min_rounds
         self._bounds = [np.zeros(num_replicas, dtype=np.int64)]
         self._start = self._end = np.zeros((num_replicas, 0), dtype=np.int64)
 
@@ -174,7 +175,10 @@ class PeriodEnds:
     def end_period(self) -> Integers:
         """End the current period and deliver its sequences; return the rounds in which it ends, [replica]."""
         ended = self._whole_step() if self._max_deferral is None else self._first_ended(self._max_deferral)
-        self._bounds.append(np.maximum(self._bounds[-1], ended))
+        begin = self._bounds[-1]
+        if self._min_rounds:
+            ended = np.maximum(ended, np.minimum(begin + self._min_rounds, self._end.max(axis=1, initial=0)))
+        self._bounds.append(np.maximum(begin, ended))
         return self._bounds[-1]
 
     def _whole_step(self) -> Integers:

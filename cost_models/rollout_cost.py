@@ -22,8 +22,6 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
-
 from meshwright.cost_models.compute import Passes
 from meshwright.cost_models.cost import Cost, Term
 from meshwright.cost_models.generation_cost import Generation, generation_work
@@ -109,12 +107,13 @@ class RolloutCosts:
         if replica.while_waiting is WhileWaiting.KEEP:
             return with_waiting
         responses = replica_responses(self._sampling_workload, replica.num_rows)
-        sampling = generation_lower_bound(generation, responses, replica.num_slots, replica.num_slots + 1, 0)
+        num_tokens = int(responses.sum()) - len(responses)
+        sampling = generation_lower_bound(generation, num_tokens, replica.num_slots, replica.num_slots + 1, 0)
         return max(with_waiting, sampling)
 
     def _min_waiting_seconds(self, generation: Generation, replica: Replica) -> float:
         """Return the seconds of sampling and waiting at the smallest possible tau."""
-        one_row = generation_lower_bound(generation, np.array([2]), 1, 1, 0)
+        one_row = generation_lower_bound(generation, 1, 1, 1, 0)
         step = math.floor(math.log2(one_row) * _PER_OCTAVE)
         seconds_of_round: float = 2.0 ** (step / _PER_OCTAVE)
         lifetime = self._lifetimes.memoize(step, lambda: self._turns.rounds(self._workload.response, seconds_of_round))

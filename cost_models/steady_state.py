@@ -9,7 +9,8 @@ rule is that of `cost_models.period_ends`, applied to arrays with one row for ea
 A period waits for the longest response of its batch. A long one delays the batches behind it and a short one does not
 make up for it, so several sampled batches are simulated, not one mean batch. A period lasts as long as that of the
 slowest replica: the one with the longest response or, if sequences wait for slots, with a long response late in its
-queue.
+queue. Replicas that wait for each other continue for a minimum number of rounds (`planner.simulation.pacing`), which
+makes periods steadier, and of few rows slower.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from meshwright.cost_models.rounds import (
     admit,
     batch_rounds,
     mean_windows,
-    ordered_batches,
     round_counts,
 )
 from meshwright.profiles.schedule import Schedule
@@ -39,7 +39,14 @@ from meshwright.profiles.workload import Workload
 
 
 def period_bounds(
-    responses: Integers, *, num_slots: int, num_rows: int, in_flight: int, num_periods: int, max_deferral: int | None
+    responses: Integers,
+    *,
+    num_slots: int,
+    num_rows: int,
+    in_flight: int,
+    num_periods: int,
+    max_deferral: int | None,
+    min_rounds: int = 0,
 ) -> Integers:
     """Return the rounds at which the periods begin and end, [replica, 1 + num_periods], by the rule of `PeriodEnds`.
 
@@ -48,7 +55,7 @@ def period_bounds(
     """
     num_replicas = len(responses)
     free = np.zeros((num_replicas, num_slots), dtype=np.int64)
-    periods = PeriodEnds(num_replicas, num_rows, max_deferral)
+    periods = PeriodEnds(num_replicas, num_rows, max_deferral, min_rounds=min_rounds)
     arriving, release = responses[:, :in_flight], np.zeros(num_replicas, dtype=np.int64)
     for period in range(num_periods):
         start = _admit(free, arriving, release)
@@ -71,7 +78,7 @@ def _admit(free: Integers, responses: Integers, release: Integers) -> Integers:
     return starts
 
 
-_NUM_SEQUENCES, _MIN_BATCHES, _MAX_BATCHES = 8192, 8, 64
+_NUM_SEQUENCES, _MIN_BATCHES, _MAX_BATCHES = 8192, 8, 128
 """Sequences that are simulated to find the slowest replica, and the bounds on the number of their batches."""
 
 _MAX_SEQUENCES = 65536
@@ -120,11 +127,12 @@ class Overlap(NamedTuple):
 
 class _SampledBatches(NamedTuple):
     """Response lengths of several sampled batches, [batch, replica, row], and the batches of the first replica with
-    their prompts. `total` is the response tokens of a replica's batch with the lengths of the distribution."""
+    their prompts. `total` is the expected number of response tokens of a replica's batch: every period samples as
+    many on average, which the medians of a few strata of a long tail, or of a few lengths, do not add up to."""
 
     responses: Integers
     batches: tuple[Batch, ...]
-    total: int
+    total: float
 
 
 class SteadyState:
@@ -133,7 +141,8 @@ class SteadyState:
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
         self._sampled_batches: dict[int, _SampledBatches] = {}
-        self._cache: dict[tuple[int, int, Overlap], Rounds] = {}
+        self._replica_rounds: dict[tuple[int, int, Overlap], Rounds] = {}
+        self._cache: dict[tuple[int, int, Overlap, bool], Rounds] = {}
 
     def rounds(self, num_rows: int, generation_slots: int, overlap: Overlap) -> Rounds:
         """Return the rounds of a period of a replica with `num_rows` rows a batch.
@@ -142,15 +151,23 @@ class SteadyState:
         imitate: the fewest rounds of all of them are returned. Batches in flight and steps of overcommit are simulated
         as powers of two; a setting between two of them is never faster than the larger one.
         """
-        key = num_rows, generation_slots, overlap
+        return self._rounds(num_rows, generation_slots, overlap, paced=True)
+
+    def unpaced_rounds(self, num_rows: int, generation_slots: int, overlap: Overlap) -> float:
+        """Return the rounds of a period without a minimum; those of a run of several replicas have this minimum."""
+        return self._rounds(num_rows, generation_slots, overlap, paced=False).num_rounds
+
+    def _rounds(self, num_rows: int, generation_slots: int, overlap: Overlap, *, paced: bool) -> Rounds:
+        key = num_rows, generation_slots, overlap, paced
         if key not in self._cache:
-            fewest, larger = self._fewest(*key), _larger_setting(overlap, num_rows)
-            if larger:
-                fewest = max(fewest, self.rounds(num_rows, generation_slots, larger), key=_num_rounds)
+            fewest = self._fewest(num_rows, generation_slots, overlap, paced=paced)
+            if larger := _larger_setting(overlap, num_rows):
+                slower = self._rounds(num_rows, generation_slots, larger, paced=paced)
+                fewest = max(fewest, slower, key=_num_rounds)
             self._cache[key] = fewest
         return self._cache[key]
 
-    def _fewest(self, num_rows: int, generation_slots: int, overlap: Overlap) -> Rounds:
+    def _fewest(self, num_rows: int, generation_slots: int, overlap: Overlap, *, paced: bool) -> Rounds:
         """Return the fewest rounds of this setting and all smaller ones.
 
         The setting is not simulated if a smaller one leaves no slot empty, and otherwise only until the periods of some
@@ -160,16 +177,26 @@ class SteadyState:
         num_slots = min(generation_slots, in_flight)
         if in_flight == num_rows:
             return self._synchronous(num_rows, num_slots)
-        smaller = (self.rounds(num_rows, generation_slots, setting) for setting in _smaller_settings(overlap, num_rows))
+        smaller = (
+            self._rounds(num_rows, generation_slots, setting, paced=paced)
+            for setting in _smaller_settings(overlap, num_rows)
+        )
         fewest = min(smaller, key=_num_rounds)
         sampled = self._sampled(num_rows)
         if fewest.num_rounds <= sampled.total / num_slots:
             return fewest
-        slowest = self._slowest_rounds(num_rows, num_slots, overlap, fewest.num_rounds)
+        min_rounds = int(self.unpaced_rounds(num_rows, generation_slots, overlap)) if paced else 0
+        slowest = self._slowest_rounds(num_rows, num_slots, overlap, fewest.num_rounds, min_rounds)
         if slowest >= fewest.num_rounds:
             return fewest
-        candidate = _stretch(_steady_rounds(self._workload, sampled, num_slots, overlap), slowest)
+        candidate = _stretch(self._steady_rounds(num_rows, num_slots, overlap), slowest)
         return min(fewest, candidate, key=_num_rounds)
+
+    def _steady_rounds(self, num_rows: int, num_slots: int, overlap: Overlap) -> Rounds:
+        key = num_rows, num_slots, overlap
+        if key not in self._replica_rounds:
+            self._replica_rounds[key] = _steady_rounds(self._workload, self._sampled(num_rows), num_slots, overlap)
+        return self._replica_rounds[key]
 
     def _synchronous(self, num_rows: int, num_slots: int) -> Rounds:
         """Return the rounds of periods in which all sequences start and end.
@@ -181,9 +208,13 @@ class SteadyState:
             return rounds
         return _stretch(rounds, self._slowest_rounds(num_rows, num_slots, Overlap()))
 
-    def _slowest_rounds(self, num_rows: int, num_slots: int, overlap: Overlap, stop_at: float = math.inf) -> float:
+    def _slowest_rounds(
+        self, num_rows: int, num_slots: int, overlap: Overlap, stop_at: float = math.inf, min_rounds: int = 0
+    ) -> float:
         num_replicas = _num_replicas(self._workload, num_rows)
-        return _slowest_rounds(self._sampled(num_rows).responses, num_replicas, num_slots, overlap, stop_at)
+        return _slowest_rounds(
+            self._sampled(num_rows).responses, num_replicas, num_slots, overlap, stop_at=stop_at, min_rounds=min_rounds
+        )
 
     def _sampled(self, num_rows: int) -> _SampledBatches:
         if num_rows not in self._sampled_batches:
@@ -287,7 +318,7 @@ def sampled_responses(workload: Workload, num_rows: int) -> Integers:
 
 def _sampled_batches(workload: Workload, num_rows: int) -> _SampledBatches:
     """Return the sampled batches, each with the prompts in another order; a single one if all rows are equal."""
-    sampled, total = sampled_responses(workload, num_rows), int(ordered_batches(workload, num_rows)[0].responses.sum())
+    sampled, total = sampled_responses(workload, num_rows), num_rows * workload.response_lengths.mean
     prompts, orders = workload.prompt_lengths.stratified_sample(num_rows), np.random.default_rng(1)
     batches = tuple(Batch(responses, orders.permutation(prompts)) for responses in sampled[:, 0])
     all_equal = np.ptp(sampled[:, 0]) == np.ptp(prompts) == 0
@@ -295,7 +326,13 @@ def _sampled_batches(workload: Workload, num_rows: int) -> _SampledBatches:
 
 
 def _slowest_rounds(
-    responses: Integers, num_replicas: int, num_slots: int, overlap: Overlap, stop_at: float = math.inf
+    responses: Integers,
+    num_replicas: int,
+    num_slots: int,
+    overlap: Overlap,
+    *,
+    stop_at: float = math.inf,
+    min_rounds: int = 0,
 ) -> float:
     """Return the mean rounds of the slowest of `num_replicas` replicas; 0 for one replica or equal responses.
 
@@ -308,21 +345,23 @@ def _slowest_rounds(
     if num_replicas == 1 or np.ptp(responses) == 0:
         return 0.0
     if num_replicas < _MIN_TOGETHER:
-        return _slowest_in_sequence(responses, num_slots, overlap, stop_at)
-    rounds = np.diff(_simulate_together(responses, num_slots, overlap))
+        return _slowest_in_sequence(responses, num_slots, overlap, stop_at, min_rounds)
+    rounds = np.diff(_simulate_together(responses, num_slots, overlap, min_rounds))
     if num_replicas == responses.shape[1]:
         return float(rounds.max(axis=0).mean())
     reached = np.linspace(0, 1, rounds.size + 1) ** num_replicas
     return float(np.sort(rounds, axis=None) @ np.diff(reached))
 
 
-def _slowest_in_sequence(responses: Integers, num_slots: int, overlap: Overlap, stop_at: float) -> float:
+def _slowest_in_sequence(
+    responses: Integers, num_slots: int, overlap: Overlap, stop_at: float, min_rounds: int
+) -> float:
     """Simulate the replicas in order of their longest responses, longest first, until the mean reaches `stop_at`."""
     warm_up, num_periods = _num_simulated_periods(len(responses), overlap)
     slowest, mean = np.zeros(num_periods - warm_up, dtype=np.int64), 0.0
     for replica in np.argsort(-responses.max(axis=2).sum(axis=0), kind="stable").tolist():
         batches = tuple(Batch(rows, rows) for rows in responses[:, replica])
-        bounds = simulate_periods(batches, num_slots, num_periods, overlap).bounds[warm_up:]
+        bounds = simulate_periods(batches, num_slots, num_periods, overlap, min_rounds=min_rounds).bounds[warm_up:]
         slowest = np.maximum(slowest, np.diff(bounds))
         mean = float(slowest.mean())
         if mean >= stop_at:
@@ -330,7 +369,7 @@ def _slowest_in_sequence(responses: Integers, num_slots: int, overlap: Overlap, 
     return mean
 
 
-def _simulate_together(responses: Integers, num_slots: int, overlap: Overlap) -> Integers:
+def _simulate_together(responses: Integers, num_slots: int, overlap: Overlap, min_rounds: int) -> Integers:
     """Return the rounds at which the periods of each replica end, [replica, period], after a warm-up."""
     num_batches, num_replicas, num_rows = responses.shape
     warm_up, num_periods = _num_simulated_periods(num_batches, overlap)
@@ -343,6 +382,7 @@ def _simulate_together(responses: Integers, num_slots: int, overlap: Overlap) ->
         in_flight=in_flight,
         num_periods=num_periods,
         max_deferral=overlap.deferral,
+        min_rounds=min_rounds,
     )[:, warm_up:]
 
 
@@ -381,7 +421,7 @@ class SimulatedPeriods(NamedTuple):
 
 
 def simulate_periods(
-    batches: tuple[Batch, ...], num_slots: int, num_periods: int, overlap: Overlap
+    batches: tuple[Batch, ...], num_slots: int, num_periods: int, overlap: Overlap, *, min_rounds: int = 0
 ) -> SimulatedPeriods:
     """Simulate the first periods of a generation.
 
@@ -391,7 +431,8 @@ def simulate_periods(
     in_flight = overlap.in_flight(num_rows)
     repeats = -(-(in_flight // num_rows + 1 + num_periods) // len(batches))
     responses, prompts = (np.concatenate(lengths * repeats) for lengths in zip(*batches, strict=True))
-    free, num_admitted, periods = [0] * num_slots, in_flight, PeriodEnds(1, num_rows, overlap.deferral)
+    free, num_admitted = [0] * num_slots, in_flight
+    periods = PeriodEnds(1, num_rows, overlap.deferral, min_rounds=min_rounds)
     starts = [admit(free, responses[:num_admitted], 0)]
     for _ in range(num_periods):
         last_starts = starts[-1]

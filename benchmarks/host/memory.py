@@ -23,7 +23,7 @@ from meshwright.runtime.launch.launch import ProcessSetup, launch
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.profiling.bench import Bench
 
-_SHARED = ("kv cache", "refit buffer")
+_SHARED = ("kv cache", "refit buffer", "gathered weights")
 """Transient terms that are no part of a timed pass's working memory."""
 
 

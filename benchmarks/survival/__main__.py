@@ -4,6 +4,7 @@
     python -m benchmarks.survival kills
     python -m benchmarks.survival saves
     python -m benchmarks.survival memory --steps 3000
+    python -m benchmarks.survival logs --gib 1.2
     python -m benchmarks.survival hangs
     python -m benchmarks.survival asynchrony
     python -m benchmarks.survival nodes
@@ -12,7 +13,8 @@
 
 `matrix` saves a run under each of eight plans and resumes it under each of them; `kills` kills ranks at 60 seeded
 moments, synchronous and at staleness 2; `saves` measures what a checkpoint behind every step costs; `memory` runs
-the smallest job for long and says what every rank holds at its end; `hangs` has a rank hang wherever it can;
+the smallest job for long and says what every rank holds at its end; `logs` reads and resumes a run whose trace is
+long; `hangs` has a rank hang wherever it can;
 `asynchrony` runs four plans at three bounds on the staleness three times each, with delays everywhere, and says what
 it costs that they learn the same; `nodes` takes one of two nodes away; `dependencies`
 asks PyPI what is known of the pinned packages; `documents` gives mutated files of every kind
@@ -36,6 +38,7 @@ from benchmarks.survival import (
     hangs,
     hostile_world,
     kills,
+    logs,
     matrix,
     memory,
     nodes,
@@ -63,6 +66,11 @@ def _saves(_: argparse.Namespace, scratch: Path) -> Measured:
 def _memory(asked: argparse.Namespace, scratch: Path) -> Measured:
     ranks = memory.measure(scratch, steps=asked.steps)
     return memory.report(ranks), all(one.holds for one in ranks)
+
+
+def _logs(asked: argparse.Namespace, scratch: Path) -> Measured:
+    found = logs.measure(scratch, trace_bytes=round(asked.gib * 2**30))
+    return logs.report(found), found.holds
 
 
 def _hangs(_: argparse.Namespace, scratch: Path) -> Measured:
@@ -99,6 +107,7 @@ _MEASURES = {
     "kills": _kills,
     "saves": _saves,
     "memory": _memory,
+    "logs": _logs,
     "hangs": _hangs,
     "asynchrony": _asynchrony,
     "nodes": _nodes,
@@ -113,6 +122,7 @@ def main() -> int:
     parser.add_argument("what", choices=tuple(_MEASURES))
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--steps", type=int, default=3000, help="of the long run")
+    parser.add_argument("--gib", type=float, default=1.2, help="of trace, uncompressed")
     parser.add_argument("--files", type=int, default=40_000, help="that are mutated")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="that read them")
     parser.add_argument("--seed", type=int, default=0, help="of the mutations")

@@ -14,13 +14,13 @@ from meshwright.cost_models.cost import Source, Term
 from meshwright.planner.analysis.optional_features import (
     AdapterSummary,
     BestSamples,
+    CallLatencies,
     HostRewards,
-    MeasuredLatencies,
     QuantisedCopy,
     adapter_summary,
     best_samples,
+    call_latencies,
     host_rewards,
-    measured_latencies,
     quantised_copy,
 )
 from meshwright.planner.plan.evaluate import Task, ranks_of, resident_bytes, tasks
@@ -85,7 +85,7 @@ class Explanation:
     pins: tuple[str, ...]
     work: Mapping[str, float]
     rewards: HostRewards | None = None
-    latencies: MeasuredLatencies | None = None
+    latencies: CallLatencies | None = None
     adapter: AdapterSummary | None = None
     best: BestSamples | None = None
     quantised: QuantisedCopy | None = None
@@ -122,7 +122,7 @@ def explain(plan: Plan) -> Explanation:
         pins=plan.pins,
         work=plan.solver.work.model_dump(),
         rewards=host_rewards(plan),
-        latencies=measured_latencies(plan.facts),
+        latencies=call_latencies(plan.facts),
         adapter=adapter_summary(plan),
         best=best_samples(plan),
         quantised=quantised_copy(plan),

@@ -1,5 +1,5 @@
 """Summaries of the optional features of a plan: adapter, generation weights in 8-bit floats, best of, rewards on hosts
-and measured latencies. Each is None for a plan without the feature.
+and the latencies that a job does not state. Each is None for a plan without the feature.
 """
 
 from __future__ import annotations
@@ -212,22 +212,30 @@ def _without_host_wait(edge: Edge) -> Edge:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredLatencies:
-    """A description of each measured latency, by name of the reward or the tool."""
+class CallLatencies:
+    """Descriptions of the latencies that the job does not state, by name of the reward or the tool: of those that were
+    measured, and of those that are assumed."""
 
-    descriptions: Mapping[str, str]
+    measured: Mapping[str, str]
+    assumed: Mapping[str, str]
 
     @property
     def sentences(self) -> Iterator[str]:
         """Report lines."""
-        for name, latency in self.descriptions.items():
+        for name, latency in self.measured.items():
             yield f"a call of {name} takes {latency}"
+        for name, latency in self.assumed.items():
+            yield (
+                f"a call of {name} is assumed to take {latency}: state its latency_seconds in the job, or measure it "
+                "with `meshwright profile` and plan with the table"
+            )
 
 
-def measured_latencies(facts: Facts) -> MeasuredLatencies | None:
-    """Return the measured latencies of rewards and of the tool; None if none was measured."""
+def call_latencies(facts: Facts) -> CallLatencies | None:
+    """Return the measured and assumed latencies of rewards and of the tool; None if the job states all."""
     latencies = {f"reward {load.name}": load.latency_seconds for load in facts.rewards}
     if facts.workload.turns:
         latencies["the tool"] = facts.workload.turns.latency_seconds
-    descriptions = {name: latency.description for name, latency in latencies.items() if latency.measured}
-    return MeasuredLatencies(descriptions=descriptions) if descriptions else None
+    measured = {name: latency.description for name, latency in latencies.items() if latency.measured}
+    assumed = {name: latency.description for name, latency in latencies.items() if latency.assumed}
+    return CallLatencies(measured=measured, assumed=assumed) if measured or assumed else None

@@ -39,7 +39,7 @@ class Reward(Document):
     timeout_seconds: float = Field(default=10.0, gt=0, le=1e5, description="time limit of one call")
     retry_seconds: float = Field(default=600.0, ge=0, le=1e6, description=_RETRY)
     failure_score: float | None = Field(default=None, description=_FAILURE)
-    latency_seconds: LatencySpec = Field(default=LatencySpec(fixed=0.01), description=_LATENCY)
+    latency_seconds: LatencySpec = Field(default=LatencySpec(fixed=0.01, assumed=True), description=_LATENCY)
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from meshwright.cost_models.cost import Cost, Source, Term
-from meshwright.planner.job.job import Facts, Job
+from meshwright.planner.job.job import Facts
 from meshwright.planner.job.reward_tail import (
     RewardWorkers,
     Seconds,
@@ -49,17 +49,6 @@ def min_reward_wait(facts: Facts, consumer: str) -> Cost:
     seconds = unqueued_tail_seconds([latency.resolve() for latency in latencies])
     source = Source.MEASURED if latencies and all(latency.measured for latency in latencies) else Source.ANALYTIC
     return Cost((Term(LATENCY, seconds, source),)) if consumer in readers else Cost()
-
-
-def unknown_latencies(job: Job, facts: Facts) -> Iterator[str]:
-    """One sentence for each reward whose latency is neither given by the job nor measured."""
-    for reward, planned in zip(job.rewards, facts.rewards, strict=True):
-        latency = planned.latency_seconds
-        if "latency_seconds" not in reward.model_fields_set and not latency.measured:
-            yield (
-                f"reward {reward.name}: no latency_seconds is given, and {latency.description} a call is assumed: "
-                "give it, or time its calls with `meshwright profile`."
-            )
 
 
 def host_seconds(edge: Edge) -> float:

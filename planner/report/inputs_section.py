@@ -10,8 +10,8 @@ from markupsafe import Markup
 from meshwright.planner.analysis.optional_features import (
     adapter_summary,
     best_samples,
+    call_latencies,
     host_rewards,
-    measured_latencies,
 )
 from meshwright.planner.analysis.wave_size import sampled_waves
 from meshwright.planner.plan.plan import Plan
@@ -116,7 +116,7 @@ def _optional_features(plan: Plan) -> Iterator[_OptionalFeature]:
     summaries = {
         "Adapter": adapter_summary(plan),
         "Rewards on hosts": host_rewards(plan),
-        "Measured latencies": measured_latencies(plan.facts),
+        "Latencies of calls": call_latencies(plan.facts),
         "Best of several samples": best_samples(plan),
         "Dynamic sampling": sampled_waves(plan),
     }

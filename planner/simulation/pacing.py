@@ -75,14 +75,14 @@ class Pacer:
 
 
 def planned_rounds(plan: Plan) -> float:
-    """Return the minimum rounds of a period by the plan; with several replicas, those of its steady state."""
+    """Return the minimum rounds of a period by the plan; with several replicas, those of an unpaced steady state."""
     placement = plan.placement(GENERATE)
     schedule, dp = placement.schedule, placement.layout.dp
     if not schedule.keeps_in_flight or (dp == 1 and placement.steps_ahead == 0):
         return 0.0
     num_rows = rows_per_replica(plan.facts, plan.stage(GENERATE), placement.layout)
     overlap = Overlap.of(schedule, dp, num_rows, plan.facts.staleness - placement.steps_ahead)
-    rounds = SteadyState(plan.facts.workload).rounds(num_rows, schedule.generation_slots, overlap).num_rounds
+    rounds = SteadyState(plan.facts.workload).unpaced_rounds(num_rows, schedule.generation_slots, overlap)
     return (
         rounds if dp > 1 else rounds * min(_MAX_FACTOR, _ROUNDS_PER_WAIT * _spare_seconds(plan) / placement.cost.total)
     )

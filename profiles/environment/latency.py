@@ -64,7 +64,8 @@ class MeasuredCalls(Document):
 class LatencySpec(Document):
     """Seconds of a call: `fixed`, log-normal by `p99` with `mean` or `median`, or a `histogram` of [seconds, weight].
 
-    Longer calls count as `max`, in every form. `measured` belongs to a histogram that `profile` has recorded.
+    Longer calls count as `max`, in every form. `measured` belongs to a histogram that `profile` has recorded, `assumed`
+    to a default that was neither given nor measured.
     """
 
     fixed: float | None = Field(default=None, ge=0, le=1e6, description="every call takes this")
@@ -74,6 +75,7 @@ class LatencySpec(Document):
     histogram: tuple[tuple[float, float], ...] | None = Field(default=None, description="pairs of seconds and weight")
     max: float | None = Field(default=None, gt=0, le=1e6, description="maximum latency; longer calls count as this")
     measured: MeasuredCalls | None = Field(default=None, description="the calls from which a histogram was measured")
+    assumed: bool = Field(default=False, description="neither given nor measured")
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -90,6 +92,8 @@ class LatencySpec(Document):
             raise ValueError("a histogram needs a weight that is not 0")
         if self.measured and math.fsum(w for _, w in self.histogram or ()) != self.measured.num_calls:
             raise ValueError(f"measured.num_calls={self.measured.num_calls} is not what the histogram's weights add to")
+        if self.measured and self.assumed:
+            raise ValueError("a measured latency is not assumed; leave one out")
         return self
 
     @property

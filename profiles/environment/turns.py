@@ -40,7 +40,7 @@ class ToolTurns(Document):
 
     number: LengthSpec = Field(description=_NUMBER)
     result: LengthSpec = Field(description=_RESULT)
-    latency_seconds: LatencySpec = Field(default=LatencySpec(fixed=0.0), description=_LATENCY)
+    latency_seconds: LatencySpec = Field(default=LatencySpec(fixed=0.0, assumed=True), description=_LATENCY)
     max_tokens: int = Field(gt=0, description=_MAX_TOKENS)
 
     @model_validator(mode="after")

@@ -12,8 +12,8 @@ from rich.table import Table
 from meshwright.planner.analysis.optional_features import (
     adapter_summary,
     best_samples,
+    call_latencies,
     host_rewards,
-    measured_latencies,
     quantised_copy,
 )
 from meshwright.planner.analysis.wave_size import sampled_waves
@@ -45,7 +45,7 @@ def print_plan(plan: Plan, path: Path) -> None:
     console.print(table)
     console.print(_bound_sentence(plan))
     console.print(search_work(plan.solver.work))
-    rewards, latencies = host_rewards(plan), measured_latencies(plan.facts)
+    rewards, latencies = host_rewards(plan), call_latencies(plan.facts)
     for analysis in (
         adapter_summary(plan),
         quantised_copy(plan),

@@ -68,18 +68,19 @@ class Inputs:
     evaluation: Program
     """The program that scores responses to the held-out prompts."""
     bytes_before: int
-    """Memory in use on this rank's device before anything was built."""
+    """Memory in use on this rank's device before any model was built; on a CPU with the tokenizer's library and the
+    prompts, for which a plan has no term."""
 
 
 def read(request: RunRequest) -> Inputs:
     """Read the prompts, and lower the plan to the programs of a period and of an evaluation."""
-    plan, bytes_before = request.plan, bytes_in_use()
+    plan, data = request.plan, read_data(request.job, request.directory)
     evaluated = [plan.graph.writer[field] for field in EVALUATED_FIELDS if field in plan.graph.writer]
     return Inputs(
-        data=read_data(request.job, request.directory),
+        data=data,
         program=split_waves(lower(plan), plan),
         evaluation=lower(plan, evaluated).synchronous(),
-        bytes_before=bytes_before,
+        bytes_before=bytes_in_use(),
     )
 
 

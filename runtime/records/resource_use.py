@@ -21,7 +21,8 @@ MOVES = ("reload_seconds", "offload_seconds")
 class MemoryUse:
     """Bytes in use while a stage runs, on its fullest rank: all resident state, and what the stage itself needs.
 
-    `measured_bytes` is the maximum over the measured periods, less what a process uses before it has models.
+    `measured_bytes` is the maximum over the measured periods, less what a process uses before it has models, such as
+    its libraries and the prompts.
     """
 
     stage: str

@@ -10,15 +10,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.survival import asynchrony, asynchrony_cost, kills, matrix, nodes, saves
+from benchmarks.survival import asynchrony, asynchrony_cost, kills, logs, matrix, nodes, saves
 from benchmarks.survival.asynchrony import LAYOUTS, Learned, Repeated
 from benchmarks.survival.asynchrony_cost import SamenessCost
 from benchmarks.survival.job import planned, request_of, write_job, write_models
 from benchmarks.survival.kills import CASES, INTERVAL, Survived
+from benchmarks.survival.logs import LongLog, Reader, Reading
 from benchmarks.survival.matrix import PLANS, TOLERANCE, Pair
 from benchmarks.survival.nodes import LostNode
 from benchmarks.survival.saves import HOWS, Cost
 from meshwright.planner.plan.verify import verify
+from meshwright.profiles.run_logs import log_files
+from meshwright.profiles.trace import read_spans
+from meshwright.runtime.records.run_lines import read_lines
+from tests.planner.plans import random_plan
+from tests.runtime.records.written_run import write_run
 
 
 @pytest.fixture(scope="module")
@@ -109,3 +115,30 @@ def test_a_node_that_is_lost_holds_when_the_run_goes_on_in_time_and_as_planned()
 def test_what_a_checkpoint_adds_to_a_step_is_told_beside_it() -> None:
     found = [Cost(how, 1.0 + number, 2.0, number * 10**6) for number, how in enumerate(HOWS)]
     assert "| beside training | 3.000 | +2.000 | 2.000 | 2 |" in saves.report(found)
+
+
+def test_a_trace_is_made_long_by_earlier_steps_and_its_last_ones_stay(tmp_path: Path) -> None:
+    write_run(random_plan(0), tmp_path, steps=logs.STEPS)
+    trace, segment_bytes = tmp_path / "trace.jsonl", 400_000
+    recorded = read_spans(trace)
+    num_steps = logs.lengthen(tmp_path, 2_000_000, segment_bytes=segment_bytes)
+    spans, files = read_spans(trace), log_files(trace)
+    assert spans[-len(recorded) :] == recorded
+    steps = [*range(logs.FIRST_STEP, logs.FIRST_STEP + num_steps), *range(logs.STEPS)]
+    assert sorted({span.step for span in spans}) == steps
+    assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl", dict)] == steps
+    assert len(files) == 5
+    assert segment_bytes * 0.8 < files[-1].stat().st_size < segment_bytes
+
+
+def test_a_reader_holds_that_reads_a_long_trace_in_little_more_memory() -> None:
+    def reader(peak_bytes: int, code: int = 0) -> Reader:
+        short, long = (Reading(code=code, seconds=1.0, peak_bytes=size) for size in (2**27, peak_bytes))
+        return Reader(name="watch", short=short, long=long)
+
+    assert reader(2**27 + logs.MOST_BYTES).holds
+    assert not reader(2**27 + logs.MOST_BYTES + 1).holds
+    assert not reader(2**27, code=2).holds
+    found = LongLog(trace_bytes=2**30, file_bytes=2**26, num_steps=1000, readers=(reader(2**28), reader(2**30)))
+    assert not found.holds
+    assert "| watch | 1.0 | 128 | 1.0 | 256 | 128 | yes |" in logs.report(found)

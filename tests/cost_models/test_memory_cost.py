@@ -11,8 +11,9 @@ from meshwright.cost_models.params import StagePart
 from meshwright.cost_models.protocol import Call
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.hardware import Cluster
+from meshwright.profiles.hardware import Cluster, local_cluster
 from meshwright.profiles.layout import Layout
+from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_parts.hf_config import SlidingWindow
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import BLOCK_TOKENS, num_blocks_for
@@ -84,6 +85,32 @@ def test_activations_are_counted_by_hand(ask: Callable[..., Memory], fixed: Work
     full = terms(ask("actor_train", "tp1", 2, "full", workload=fixed))
     assert full["activations"] == 256 * 32 * 2 * 4096
     assert full["working set"] == 256 * per_token
+
+
+def test_what_torch_operators_keep_on_a_cpu_is_counted_by_hand(fixed: Workload, call: Callable[..., Call]) -> None:
+    """64 x 128 tokens, 32 layers of h = 4,096 and f = 11,008 with 32 heads of 128, in fp32.
+
+    The terms are what the profiler of torch counts; without them a plan lay below what its run took."""
+    hidden, width, tokens = 4096, 11008, 64 * 128
+    model = AnalyticModel(local_cluster(1), fixed, "fp32")
+    trained = terms(model.memory(call("actor_train", "tp1", 64)))
+    assert trained["activations"] == tokens * 32 * (4 * (8 * hidden + 4 * width) + 4 * 32)
+    assert trained["unfused operators"] == tokens * 32 * 4 * (2 * hidden + 3 * hidden + width)
+    assert trained["backward working set"] == tokens * 4 * (hidden + 2 * width)
+    assert trained["logits"] == 4 * (2 * tokens * 32000 + 6 * 2**25)
+    scored = terms(model.memory(call("ref_logprob", "tp1", 64)))
+    assert scored["working set"] == tokens * 4 * (4 * hidden + 2 * 128 + 5 * width)
+
+
+def test_an_update_on_a_cpu_needs_the_gathered_weights_or_its_activations(
+    fixed: Workload, call: Callable[..., Call], llama: ModelSpec
+) -> None:
+    """The gathered weights of a 7B take more than the activations of one short row, and less than those of many."""
+    short = fixed.model_copy(update={"response": LengthSpec(max=1, fixed=1), "prompt": LengthSpec(max=1, fixed=1)})
+    found = AnalyticModel(local_cluster(1), short, "fp32").memory(call("actor_train", "tp1", 1)).transient
+    assert {term.name: term.amount for term in found.terms} == {"gathered weights": 4 * llama.num_params}
+    long = AnalyticModel(local_cluster(1), fixed, "fp32").memory(call("actor_train", "tp1", 64)).transient
+    assert "gathered weights" not in {term.name for term in long.terms}
 
 
 @pytest.mark.parametrize("stage", [stage.name for stage in PPO_GRAPH.stages])

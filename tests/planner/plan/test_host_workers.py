@@ -12,8 +12,8 @@ from meshwright.cost_models.cost import Source
 from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.analysis.recorded_costs import mismatched_costs
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.job.job import Facts, Job
-from meshwright.planner.job.rewards_and_tools import HostWorkers, Reward, RewardLoad
+from meshwright.planner.job.job import Facts
+from meshwright.planner.job.rewards_and_tools import HostWorkers, RewardLoad
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.planner.plan.reward_workers import (
@@ -23,7 +23,6 @@ from meshwright.planner.plan.reward_workers import (
     host_seconds,
     max_workers_of,
     min_reward_wait,
-    unknown_latencies,
     with_workers,
 )
 from meshwright.planner.plan.verify import verify
@@ -203,12 +202,3 @@ def test_what_a_generation_keeps_waiting_is_at_least_what_is_searched_with(slow:
     most = waits(with_workers(slow, spare=0.0))["actor_train"]
     assert 0.98 * most <= least + found <= most
     assert extra_reward_wait_bound(facts)(chosen.cost.total) <= found * (1 + 1e-9)
-
-
-def test_a_reward_of_unknown_latency_is_named() -> None:
-    """It was planned with 0.01 s a call, and nothing was said."""
-    known = Reward(name="known", function="maths_answer", latency_seconds=LatencySpec(fixed=0.01))
-    unknown = Reward(name="unknown", function="maths_answer")
-    job = Job.model_construct(rewards=(known, unknown))
-    (sentence,) = unknown_latencies(job, facts_with(known.load, unknown.load))
-    assert sentence.startswith("reward unknown: no latency_seconds is given, and 0.01 s a call is assumed")

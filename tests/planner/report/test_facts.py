@@ -45,7 +45,7 @@ def test_latencies_that_were_measured_are_told_with_their_calls() -> None:
     load = RewardLoad(name="style", is_remote=False, batch_size=1, latency_seconds=calls.latency)
     changed = plan.model_copy(update={"facts": plan.facts.model_copy(update={"rewards": (load,)})})
     assert "a call of reward style takes 0.2 s (the mean of 2 on 2026-11-25)" in Outline(facts(changed)).text
-    assert "Measured latencies" not in Outline(facts(plan)).text
+    assert "Latencies of calls" not in Outline(facts(plan)).text
 
 
 def test_each_part_of_a_mixed_cluster_is_told_and_what_joins_them() -> None:

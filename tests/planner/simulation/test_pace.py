@@ -48,7 +48,7 @@ def test_a_single_replica_beside_which_nothing_runs_keeps_no_pace() -> None:
 def test_the_pace_of_replicas_that_wait_for_each_other_is_that_of_the_plans_turns() -> None:
     two = Where("0:2", "dp2", Schedule(generation_slots=16, batches_in_flight=2))
     plan = ahead(others={"actor_generate": two, "other": Where("2:1")})
-    rounds = SteadyState(plan.facts.workload).rounds(8, 16, Overlap(batches_in_flight=2)).num_rounds
+    rounds = SteadyState(plan.facts.workload).unpaced_rounds(8, 16, Overlap(batches_in_flight=2))
     assert planned_rounds(plan) == rounds
     assert Pacer(plan).min_rounds == int(rounds)
 
@@ -59,7 +59,7 @@ def test_the_pace_of_uneven_replicas_is_that_of_the_fullest() -> None:
     cluster = facts.cluster.model_copy(update={"ranks_per_node": 5})
     five = Where("0:5", "dp5", Schedule(generation_slots=8, batches_in_flight=2))
     plan = plan_by_hand(facts.model_copy(update={"cluster": cluster}), {GENERATE: five, "other": Where("0:5", "dp5")})
-    rounds = SteadyState(plan.facts.workload).rounds(4, 8, Overlap(batches_in_flight=2)).num_rounds
+    rounds = SteadyState(plan.facts.workload).unpaced_rounds(4, 8, Overlap(batches_in_flight=2))
     assert planned_rounds(plan) == rounds
 
 
@@ -76,15 +76,15 @@ def test_a_single_replica_goes_on_for_a_fifth_more_than_it_would_wait_for_the_ot
     others = ("critic_value", "actor_logprob", "actor_train")
     spare = sum(seconds[stage] for stage in others) - seconds["reward_score"] - seconds["ref_logprob"]
     assert 0 < 1.2 * spare / seconds[GENERATE] < 1.5
-    rounds = SteadyState(plan.facts.workload).rounds(16, 32, Overlap(batches_in_flight=2)).num_rounds
+    rounds = SteadyState(plan.facts.workload).unpaced_rounds(16, 32, Overlap(batches_in_flight=2))
     assert planned_rounds(plan) == pytest.approx(rounds * min(1.5, 1.2 * spare / seconds[GENERATE]))
 
 
 def test_a_single_replica_goes_on_for_half_as_many_rounds_again_at_most() -> None:
-    rounds = SteadyState((plan := ahead(batches_in_flight=2)).facts.workload).rounds(
+    rounds = SteadyState((plan := ahead(batches_in_flight=2)).facts.workload).unpaced_rounds(
         16, 32, Overlap(batches_in_flight=2)
     )
-    assert planned_rounds(plan) == pytest.approx(1.5 * rounds.num_rounds)
+    assert planned_rounds(plan) == pytest.approx(1.5 * rounds)
 
 
 def test_the_pace_follows_responses_that_are_shorter_than_planned_and_no_longer_ones() -> None:

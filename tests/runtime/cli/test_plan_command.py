@@ -10,6 +10,7 @@ import pytest
 from meshwright.planner.plan.pin_files import pins_of
 from meshwright.planner.plan.plan import read_plan
 from tests.runtime.command import Call, exit_code
+from tests.runtime.rewarded import write_rewarded
 from tests.runtime.small_job import edited_job
 
 
@@ -85,6 +86,20 @@ def test_the_lines_of_a_search_end_at_the_gap_of_its_plan(call: Call, job: Path)
     assert last["leading"]["engine"] == json.loads(outcome.out)["facts"]["engine"]
     assert [one["phase"] for one in lines] == sorted(one["phase"] for one in lines)
     assert lines[-1]["gap"] == pytest.approx(json.loads(outcome.out)["solver"]["gap"], abs=1e-4)
+
+
+def test_an_assumed_latency_is_named_in_every_output(call: Call, tmp_path: Path) -> None:
+    """With --json a sentence stood among the lines of JSON, and the report said nothing."""
+    path, report = tmp_path / "assumed.json", tmp_path / "assumed.html"
+    job = write_rewarded(tmp_path, {"name": "maths", "function": "maths_answer"})
+    outcome = call("plan", job, "-o", path, "--json")
+    last = [json.loads(text) for text in outcome.err.splitlines()][-1]
+    assert last["latencies"] == {"measured": {}, "assumed": {"reward maths": "0.01 s"}}
+    assert json.loads(outcome.out)["facts"]["rewards"][0]["latency_seconds"]["assumed"]
+    sentence = "a call of reward maths is assumed to take 0.01 s: state its latency_seconds"
+    assert sentence in call("explain", path).out
+    assert call("report", path, "-o", report).code == 0
+    assert sentence in report.read_text()
 
 
 def test_what_a_plan_is_most_sensitive_to_is_said_under_it(call: Call, job: Path) -> None:
