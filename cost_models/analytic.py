@@ -47,7 +47,7 @@ from meshwright.cost_models.protocol import (
 from meshwright.cost_models.rollout_cost import Replica, RolloutCosts
 from meshwright.cost_models.rounds import replica_responses
 from meshwright.cost_models.steady_state import Overlap, SteadyState
-from meshwright.profiles.choice_table import ChoiceTable, LayoutColumns, MicroBatchLimits, ScheduleTable
+from meshwright.profiles.choice_table import ChoiceTable, LayoutColumns, MicroBatchLimits, ScheduleTable, amounts_of
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
 from meshwright.profiles.elementwise import BoolArray, FloatArray, IntArray, N, sum_of
 from meshwright.profiles.errors import BadInput
@@ -338,6 +338,18 @@ class AnalyticModel(OneByOne):
 
     def move_seconds(self, move: Move) -> Cost:
         return communication.refit_seconds(move, self._cluster, self._efficiency, self._size, self._engine)
+
+    def seconds_of_moves(self, moves: Sequence[Move]) -> FloatArray:
+        uses_loader = self._engine is not None and not self._engine.refit.in_place
+        if not moves or any(move.quantises or (move.generates and uses_loader) for move in moves):
+            return super().seconds_of_moves(moves)
+        (model,) = {move.model for move in moves}
+        columns = np.array([amounts_of(communication.transfer_of(move)) for move in moves], dtype=np.float64).T
+        transfers = communication.WeightTransfer(*columns)
+        terms: TermSums[FloatArray] = communication.sharded_refit(
+            transfers, model, self._cluster, self._efficiency, self._size
+        )
+        return terms.total
 
     def transfer_seconds(self, num_bytes: float) -> Cost:
         return communication.experience_seconds(num_bytes, self._cluster, self._efficiency)

@@ -6,7 +6,7 @@ transfers; a corrected number counts as interpolated at best.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -77,6 +77,9 @@ class BlendedModel(AnalyticModel):
 
     def move_seconds(self, move: Move) -> Cost:
         return _corrected_cost(super().move_seconds(move), self._table, Traffic.REFIT)
+
+    def seconds_of_moves(self, moves: Sequence[Move]) -> FloatArray:
+        return OneByOne.seconds_of_moves(self, moves)
 
     def transfer_seconds(self, num_bytes: float) -> Cost:
         return _corrected_cost(super().transfer_seconds(num_bytes), self._table, Traffic.TRANSFER)

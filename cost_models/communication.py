@@ -21,7 +21,7 @@ from typing import Generic, NamedTuple, TypeAlias
 
 import numpy as np
 
-from meshwright.cost_models.cost import Cost, Source, Tally, TermSums, least_trusted
+from meshwright.cost_models.cost import Cost, Source, Tally, TermSums, cost_of, least_trusted
 from meshwright.cost_models.measured import Curve
 from meshwright.cost_models.memory_cost import offloaded_state
 from meshwright.cost_models.params import ShardedModel, fullest_part
@@ -33,6 +33,7 @@ from meshwright.profiles.frameworks import Engine
 from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import layers_per_stage
 from meshwright.profiles.model_parts.fp8_weights import linears_of
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Offload
 from meshwright.profiles.stages import Stage
 from meshwright.profiles.table import Collective
@@ -264,29 +265,67 @@ def loader_refit_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, e
 
 
 def sharded_refit_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, element_bytes: int) -> Cost:
+    """Return the seconds of a refit of trained weights; see `sharded_refit`."""
+    return cost_of(sharded_refit(transfer_of(move), move.model, cluster, efficiency, element_bytes).addends)
+
+
+@dataclass(frozen=True)
+class WeightTransfer(Generic[N]):
+    """What the seconds of a refit depend on, of one move or of several, [moves].
+
+    `num_params` are the trained parameters that a target rank receives, `num_slices` the source ranks that send to it,
+    and `num_layers` its layers. `num_unmoved` target ranks keep the shard that they have.
+    """
+
+    num_params: N
+    num_slices: N
+    num_layers: N
+    source_ranks: N
+    target_ranks: N
+    union_ranks: N
+    num_unmoved: N
+
+
+def transfer_of(move: Move) -> WeightTransfer[float]:
+    """Return what the seconds of a move depend on."""
+    source, target = move.source, move.target
+    return WeightTransfer(
+        num_params=fullest_part(move.model, target.tp, target.pp, target.expert_replicas).trained.num_params,
+        num_slices=source.max_overlapping_shards(target),
+        num_layers=max(layers_per_stage(move.model, target.pp)),
+        source_ranks=source.num_ranks,
+        target_ranks=target.num_ranks,
+        union_ranks=source.num_ranks + target.num_ranks - move.overlap,
+        num_unmoved=move.overlap if source == target else 0,
+    )
+
+
+def sharded_refit(
+    transfer: WeightTransfer[N], model: ModelSpec, cluster: Cluster, efficiency: Efficiency, element_bytes: int
+) -> TermSums[N]:
     """Return the seconds of a refit of trained weights: message latencies + bytes / bandwidth.
 
     The bytes are the larger of what one rank receives and what one rank sends. Every target rank receives its shard;
     replicas of the source share the sending. Ranks in both pools whose layout does not change copy their shard within
     the device.
     """
-    model, source, target = move.model, move.source, move.target
-    shard_bytes = element_bytes * fullest_part(model, target.tp, target.pp, target.expert_replicas).trained.num_params
+    shard_bytes = element_bytes * transfer.num_params
     tensors = _TENSORS_PER_ADAPTED * len(model.adapted_linears) or _TENSORS_PER_LAYER
-    num_unmoved = move.overlap if source == target else 0
-    tally = Tally()
-    if num_unmoved:
-        tally.add(
-            "weight copy", 2 * shard_bytes / (cluster.device.memory_bytes_per_second * efficiency.elementwise_bytes)
-        )
-    num_remote = target.num_ranks - num_unmoved
-    if num_remote > 0:
-        sent_bytes = shard_bytes * num_remote / source.num_ranks
-        link = cluster.link(source.num_ranks + target.num_ranks - move.overlap)
-        messages = source.max_overlapping_shards(target) * tensors * max(layers_per_stage(model, target.pp))
-        tally.add("weight messages", messages * (link.seconds + cluster.device.launch_seconds))
-        tally.add("weight bytes", max(shard_bytes, sent_bytes) / (link.bytes_per_second * efficiency.transfer_bytes))
-    return tally.cost()
+    copied_bytes = where(transfer.num_unmoved > 0, 2 * shard_bytes, 0 * shard_bytes)
+    num_remote = transfer.target_ranks - transfer.num_unmoved
+    sent_bytes = shard_bytes * num_remote / transfer.source_ranks
+    within_node, beyond = cluster.link(1), cluster.link(cluster.ranks_per_node + 1)
+    is_within_node = transfer.union_ranks <= cluster.ranks_per_node
+    link_seconds = where(is_within_node, within_node.seconds, beyond.seconds + 0 * shard_bytes)
+    bandwidth = where(is_within_node, within_node.bytes_per_second, beyond.bytes_per_second + 0 * shard_bytes)
+    messages = transfer.num_slices * tensors * transfer.num_layers
+    waiting_seconds = messages * (link_seconds + cluster.device.launch_seconds)
+    sending_seconds = maximum(shard_bytes, sent_bytes) / (bandwidth * efficiency.transfer_bytes)
+    tally = TermSums[N]()
+    tally.add("weight copy", copied_bytes / (cluster.device.memory_bytes_per_second * efficiency.elementwise_bytes))
+    tally.add("weight messages", where(num_remote > 0, waiting_seconds, 0 * waiting_seconds))
+    tally.add("weight bytes", where(num_remote > 0, sending_seconds, 0 * sending_seconds))
+    return tally
 
 
 def experience_seconds(num_bytes: float, cluster: Cluster, efficiency: Efficiency) -> Cost:

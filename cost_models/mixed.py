@@ -44,7 +44,7 @@ from meshwright.profiles.stages import Stage
 from meshwright.profiles.workload import Workload
 
 
-class MixedModel:
+class MixedModel(OneByOne):
     """A cost model of a mixed cluster, which delegates each call to the cost model of the part that it runs on.
 
     `models` are the cost models of the cluster's parts, `pairs` those of every two neighbouring parts, in order.

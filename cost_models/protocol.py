@@ -5,7 +5,7 @@ A query holds facts and one choice, so a cost model knows nothing of the search.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -151,6 +151,12 @@ class LayoutCosts(Protocol):
     def bytes(self, schedule: Schedule) -> Bytes: ...
 
 
+class MoveCosts(Protocol):
+    """Seconds of single refits."""
+
+    def move_seconds(self, move: Move) -> Cost: ...
+
+
 class ChoiceCosts(Protocol):
     """Seconds and bytes of single choices."""
 
@@ -162,7 +168,11 @@ class ChoiceCosts(Protocol):
 
 
 class OneByOne:
-    """The costs of several choices from a cost model that is queried for one choice at a time."""
+    """The costs of several choices or moves from a cost model that is queried for one at a time."""
+
+    def seconds_of_moves(self: MoveCosts, moves: Sequence[Move]) -> FloatArray:
+        """Return the seconds of several refits, [moves]."""
+        return np.array([self.move_seconds(move).total for move in moves], dtype=np.float64)
 
     def seconds_of_choices(self: ChoiceCosts, call: Call, choices: ChoiceTable) -> SecondsColumns:
         """Return the seconds of choices of the call's stage, each in place of the call's layout and schedule."""
@@ -250,6 +260,10 @@ class CostModel(Protocol):
         """Return the seconds that a refit takes on the ranks of both pools."""
         ...
 
+    def seconds_of_moves(self, moves: Sequence[Move]) -> FloatArray:
+        """Return the totals of `move_seconds` of several refits, [moves]."""
+        ...
+
     def transfer_seconds(self, num_bytes: float) -> Cost:
         """Return the seconds to transfer experience of this size from one pool to another."""
         ...
@@ -315,6 +329,9 @@ class DelegatingCostModel:
 
     def move_seconds(self, move: Move) -> Cost:
         return self._delegate().move_seconds(move)
+
+    def seconds_of_moves(self, moves: Sequence[Move]) -> FloatArray:
+        return self._delegate().seconds_of_moves(moves)
 
     def transfer_seconds(self, num_bytes: float) -> Cost:
         return self._delegate().transfer_seconds(num_bytes)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+
 from meshwright.cost_models.protocol import CostModel, Move
 from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import StageTransfer
@@ -54,8 +56,11 @@ _SUM_MARGIN = 2
 OptionChoices: TypeAlias = Mapping[str, tuple[tuple[Ranks, Candidate], ...]]
 """The pool and the candidate that each mode of each task represents."""
 
-_KnownTicks: TypeAlias = dict[tuple[Role, int, int, int, str, bool, int, bool], int]
-"""Ticks of the transfers of a role's weights, by all that they depend on; see `Move`."""
+_MoveKey: TypeAlias = tuple[Role, int, int, int, str, bool, int, bool]
+"""All that the transfer of a role's weights depends on; see `Move`."""
+
+_KnownTicks: TypeAlias = dict[_MoveKey, int]
+"""Ticks of the transfers of weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,37 +316,43 @@ def _transfer(
             for one, other in overlaps
         }
 
-    def ticks_between(source_shard: _Shard, target_shard: _Shard) -> list[tuple[int, int]]:
-        """Return (overlap, ticks) for every number of ranks that the two pools can have in common."""
-        slices, by_overlap = source_shard.layout.max_overlapping_shards(target_shard.layout), []
-        for overlap in overlaps.get((source_shard.num_ranks, target_shard.num_ranks), ()):
-            key = (
-                role,
-                source_shard.part,
-                source_shard.num_ranks,
-                slices,
-                target_shard.weights_name,
-                source_shard.name == target_shard.name,
-                overlap,
-                stage.generates,
-            )
-            if key not in known_ticks:
-                move = Move(
-                    model=spec,
-                    source=source_shard.layout,
-                    target=target_shard.layout,
-                    overlap=overlap,
-                    source_part=source_shard.part,
-                    target_part=target_shard.part,
-                    generates=stage.generates,
-                    quantises=stage.is_quantised,
-                )
-                known_ticks[key] = math.floor(model.move_seconds(move).total / tick)
-            by_overlap.append((overlap, known_ticks[key]))
-        return by_overlap
+    def key_of(pair: _ShardPair, overlap: int) -> _MoveKey:
+        one, other = pair
+        slices, is_unmoved = one.layout.max_overlapping_shards(other.layout), one.name == other.name
+        return role, one.part, one.num_ranks, slices, other.weights_name, is_unmoved, overlap, stage.generates
+
+    def overlaps_of(pair: _ShardPair) -> tuple[int, ...]:
+        """Return every number of ranks that the two pools can have in common."""
+        return overlaps.get((pair[0].num_ranks, pair[1].num_ranks), ())
 
     sources, targets = (_shards(facts.cluster, choices[end]) for end in (source, target))
-    ticks = _between_all(sources, targets, ticks_between)
+    moved_pairs = _moved_pairs(sources, targets)
+    in_place = [(one, other) for one in sources for other in targets if one.name == other.name]
+    new_moves = {
+        key: Move(
+            model=spec,
+            source=pair[0].layout,
+            target=pair[1].layout,
+            overlap=overlap,
+            source_part=pair[0].part,
+            target_part=pair[1].part,
+            generates=stage.generates,
+            quantises=stage.is_quantised,
+        )
+        for pair in (*(pair for pair, _, _ in moved_pairs), *in_place)
+        for overlap in overlaps_of(pair)
+        if (key := key_of(pair, overlap)) not in known_ticks
+    }
+    seconds = model.seconds_of_moves(list(new_moves.values()))
+    known_ticks.update(zip(new_moves, np.floor(seconds / tick).astype(np.int64).tolist(), strict=True))
+    ticks: dict[tuple[str, str, int], int] = {}
+    for pair, source_names, target_names in (
+        *moved_pairs,
+        *((pair, [pair[0].name], [pair[1].name]) for pair in in_place),
+    ):
+        for overlap in overlaps_of(pair):
+            duration = known_ticks[key_of(pair, overlap)]
+            ticks.update({(one, other, overlap): duration for one in source_names for other in target_names})
     return Transfer(name=refit_name(target), source=source, target=target, occupies="both", ticks=ticks)
 
 
@@ -355,40 +366,27 @@ class _Shard(NamedTuple):
     weights_name: str
 
 
-def _between_all(
-    sources: Sequence[_Shard],
-    targets: Sequence[_Shard],
-    ticks_between: Callable[[_Shard, _Shard], list[tuple[int, int]]],
-) -> dict[tuple[str, str, int], int]:
-    """Return the ticks between all pairs of layouts, computed once for layouts that shard the weights in the same way.
+_ShardPair: TypeAlias = tuple[_Shard, _Shard]
+"""The source and the target of a move."""
 
-    A layout that stays the same keeps its weights in place, and is computed separately.
+
+def _moved_pairs(sources: Sequence[_Shard], targets: Sequence[_Shard]) -> list[tuple[_ShardPair, list[str], list[str]]]:
+    """Return a pair of different layouts for each two ways to shard the weights, with the names of all layouts that do.
+
+    A layout that stays the same keeps its weights in place, and is left out here.
     """
-    ticks: dict[tuple[str, str, int], int] = {}
+    pairs = []
     target_groups = _by_weights(targets)
     for source_group in _by_weights(sources):
-        group_ticks = []
+        source_names = [source.name for source in source_group]
         for target_group in target_groups:
             pair = next(
                 ((source, target) for source in source_group for target in target_group if source.name != target.name),
                 None,
             )
             if pair:
-                group_ticks += [
-                    (target.name, *duration) for duration in ticks_between(*pair) for target in target_group
-                ]
-        for source in source_group:
-            ticks.update({(source.name, target, overlap): duration for target, overlap, duration in group_ticks})
-    by_name = {target.name: target for target in targets}
-    for source in sources:
-        if source.name in by_name:
-            ticks.update(
-                {
-                    (source.name, source.name, overlap): duration
-                    for overlap, duration in ticks_between(source, by_name[source.name])
-                }
-            )
-    return ticks
+                pairs.append((pair, source_names, [target.name for target in target_group]))
+    return pairs
 
 
 def _by_weights(shards: Sequence[_Shard]) -> list[list[_Shard]]:
