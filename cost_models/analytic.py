@@ -321,8 +321,8 @@ class AnalyticModel(OneByOne):
             table = key[3]
             of_schedules = amounts[:, first + table.split_index]
             first += len(table.splits)
-            is_recomputed, is_attention_recomputed = table.columns[3:5]
-            recompute = is_recomputed * of_schedules[4] + is_attention_recomputed * of_schedules[5]
+            whole, attention = table.columns.is_recomputed, table.columns.is_attention_recomputed
+            recompute = whole * of_schedules[4] + attention * of_schedules[5]
             yield key, np.concatenate([of_schedules[:4], recompute[np.newaxis]])
 
     def _updates_of_each(self, call: Call, layout: LayoutColumns, layouts: Sequence[Call]) -> Updates[FloatArray]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from meshwright.profiles.elementwise import BoolArray, FloatArray, IntArray, N_co
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.schedule import Offload, Recompute, Schedule
+from meshwright.profiles.schedule import Offload, Schedule
 
 
 class Degrees(Protocol[N_co]):
@@ -74,6 +74,20 @@ class MicroBatchLimits(Protocol[N_co]):
     def is_attention_recomputed(self) -> N_co: ...
 
 
+class ScheduleColumns(NamedTuple):
+    """Settings of several schedules, each an array; `offload` has the positions of the kinds in `Offload`."""
+
+    micro_batch_size: FloatArray
+    micro_batch_tokens: FloatArray
+    chunk_tokens: FloatArray
+    is_recomputed: FloatArray
+    is_attention_recomputed: FloatArray
+    offload: FloatArray
+
+
+_OFFLOADS = tuple(Offload)
+
+
 @dataclass(frozen=True, eq=False)
 class ScheduleTable:
     """Schedules of one stage, in a fixed order; very many layouts share one table."""
@@ -84,10 +98,10 @@ class ScheduleTable:
         return len(self.schedules)
 
     @cached_property
-    def columns(self) -> FloatArray:
-        """The numbers of each schedule that decide its costs unless the stage generates, [columns, schedules]."""
-        rows = np.array([_numbers(schedule) for schedule in self.schedules], dtype=np.float64)
-        return np.ascontiguousarray(rows.reshape(-1, 6).T)
+    def columns(self) -> ScheduleColumns:
+        """The settings of each schedule that decide its costs unless the stage generates, each [schedules]."""
+        rows = np.array([_settings_of(schedule) for schedule in self.schedules], dtype=np.float64)
+        return ScheduleColumns(*np.ascontiguousarray(rows.T))
 
     @cached_property
     def splits(self) -> tuple[Schedule, ...]:
@@ -114,14 +128,15 @@ def _split_of(schedule: Schedule) -> tuple[int, int, int]:
     return schedule.micro_batch_size, schedule.micro_batch_tokens, schedule.chunk_tokens
 
 
-def _numbers(schedule: Schedule) -> tuple[float, ...]:
+def _settings_of(schedule: Schedule) -> tuple[float, ...]:
+    """Return the settings of a schedule in the order of `ScheduleColumns`."""
     return (
         schedule.micro_batch_size,
         schedule.micro_batch_tokens,
         schedule.chunk_tokens,
-        schedule.recompute is Recompute.FULL,
-        schedule.recompute is Recompute.SELECTIVE,
-        list(Offload).index(schedule.offload),
+        schedule.is_recomputed,
+        schedule.is_attention_recomputed,
+        _OFFLOADS.index(schedule.offload),
     )
 
 
@@ -133,20 +148,16 @@ class LayoutColumns:
         degrees = np.array(
             [(one.tp, one.pp, one.dp, one.sp, one.cp, one.ep, one.etp, one.vpp) for one in layouts], dtype=np.float64
         ).reshape(-1, 8)
-        tp, pp, dp, sp, cp, ep, etp, vpp = degrees[index].T
-        tp, pp, dp, sp, cp, ep, etp, vpp = map(np.ascontiguousarray, (tp, pp, dp, sp, cp, ep, etp, vpp))
-        self.tp, self.pp, self.dp, self.sp, self.cp, self.ep, self.etp, self.vpp = tp, pp, dp, sp > 0, cp, ep, etp, vpp
-        self.fold_size: FloatArray = tp // etp
-        self.expert_replicas: FloatArray = ep // self.fold_size
-        self.num_ranks: FloatArray = tp * pp * dp * cp
+        self.tp, self.pp, self.dp, sp, self.cp, self.ep, self.etp, self.vpp = np.ascontiguousarray(degrees[index].T)
+        self.sp: BoolArray = sp > 0
+        self.fold_size: FloatArray = self.tp // self.etp
+        self.expert_replicas: FloatArray = self.ep // self.fold_size
+        self.num_ranks: FloatArray = self.tp * self.pp * self.dp * self.cp
 
     def of_each(self, amounts: Sequence[Sequence[float]]) -> FloatArray:
         """Return amounts of each of the `layouts`, [layouts][amounts], for each choice, [amounts, choices]."""
-        return self._spread(np.array(amounts, dtype=np.float64))
-
-    def _spread(self, of_layouts: FloatArray) -> FloatArray:
-        spread: FloatArray = of_layouts[self._index].T
-        return spread
+        of_each: FloatArray = np.array(amounts, dtype=np.float64)[self._index].T
+        return of_each
 
 
 def amounts_of(record: object) -> list[float]:
@@ -201,9 +212,8 @@ class ChoiceTable:
         return ChoiceTable(self.layouts, self.tables, self.layout_index[is_kept], self.schedule_index[is_kept])
 
     def gather(self, of_layouts: Sequence[FloatArray]) -> FloatArray:
-        """Return rows of a matrix for each layout, [..., schedules of its table], in the order of the choices."""
-        if not of_layouts:
-            return np.zeros((6, 0))
+        """Return amounts of each layout's own table, [amounts, schedules of the table], for each choice, [amounts,
+        choices]."""
         starts = np.cumsum([0, *(len(table) for table in self.tables[:-1])])
         rows: FloatArray = np.concatenate(of_layouts, axis=-1)[..., starts[self.layout_index] + self.schedule_index]
         return rows
@@ -213,37 +223,37 @@ class ChoiceTable:
         return LayoutColumns(self.layouts, self.layout_index)
 
     @cached_property
-    def _columns(self) -> tuple[FloatArray, ...]:
-        return tuple(self.gather([table.columns for table in self.tables]))
+    def _settings(self) -> ScheduleColumns:
+        return ScheduleColumns(*self.gather([np.stack(table.columns) for table in self.tables]))
 
     @property
     def micro_batch_size(self) -> FloatArray:
-        return self._columns[0]
+        return self._settings.micro_batch_size
 
     @property
     def micro_batch_tokens(self) -> FloatArray:
-        return self._columns[1]
+        return self._settings.micro_batch_tokens
 
     @property
     def chunk_tokens(self) -> FloatArray:
-        return self._columns[2]
+        return self._settings.chunk_tokens
 
     @property
     def is_recomputed(self) -> FloatArray:
-        """1 where whole layers are recomputed, and 0 elsewhere."""
-        return self._columns[3]
+        """1 where whole layers are recomputed, and 0 elsewhere, [choices]."""
+        return self._settings.is_recomputed
 
     @property
     def is_attention_recomputed(self) -> FloatArray:
-        """1 where core attention alone is recomputed, and 0 elsewhere."""
-        return self._columns[4]
+        """1 where core attention alone is recomputed, and 0 elsewhere, [choices]."""
+        return self._settings.is_attention_recomputed
 
     @cached_property
     def offloads(self) -> tuple[Offload, ...]:
         """The kinds of offload that some choice has."""
-        return tuple(offload for offload in Offload if self.has_offload(offload).any())
+        return tuple(offload for offload in _OFFLOADS if self.has_offload(offload).any())
 
     def has_offload(self, offload: Offload) -> BoolArray:
         """True where a choice offloads this state, [choices]."""
-        is_offloaded: BoolArray = self._columns[5] == list(Offload).index(offload)
+        is_offloaded: BoolArray = self._settings.offload == _OFFLOADS.index(offload)
         return is_offloaded
