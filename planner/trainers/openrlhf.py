@@ -261,7 +261,7 @@ def _read_weight_offload(setup: TrainingSetup, row: Row) -> Iterator[ParsedField
 
 
 def _read_lengths(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
-    """The longest response, by default half of the longest sequence, and the longest prompt, which is the rest of it."""
+    """The longest response, by default half of the longest sequence, and the longest prompt, which is the rest."""
     longest = setup.config.integer("data.max_len")
     response = setup.config.integer_or(row.key, longest // 2)
     yield ParsedField("workload.prompt", max(1, longest - response), ("data.max_len", row.key))

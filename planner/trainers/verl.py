@@ -349,7 +349,7 @@ def _write_reference_layers(source: ExportInput, _row: Row) -> ConfigValue:
 
 
 def _write_engine_experts(times_tp: bool) -> Write:
-    """Write how many replicas of an engine share the experts; with `times_tp`, how many ranks do. Nothing if none do."""
+    """Write how many replicas of an engine share the experts; with `times_tp`, how many ranks. Nothing without ep."""
 
     def write(source: ExportInput, _row: Row) -> ConfigValue:
         layout = source.plan.placement(GENERATE).layout
