@@ -39,8 +39,8 @@ class Schedule:
     `micro_batch_tokens` bounds the tokens of a micro-batch instead.
     `generation_slots`: sequences that decode at a time on each data-parallel replica; 0 if the stage does not generate.
     `batches_in_flight`: prompt batches whose sequences may fill slots; batches are delivered in order.
-    `overcommit`: sequences in flight beyond one batch, over all replicas. The first sequences to finish,
-    as many as a batch has, are delivered, and the others continue. It excludes `batches_in_flight` above 1.
+    `overcommit`: sequences in flight beyond one batch, over all replicas. The first sequences to finish, as many
+    as a batch has, are delivered, and the others continue. It excludes `batches_in_flight` above 1.
     `chunk_tokens`: size of the chunks in which a stage reads responses while they are generated; 0 if it does not.
     `while_waiting`: treatment of sequences that wait for a tool, in multi-turn rollouts.
     `rows`: for a stage on two kinds of nodes, the sequences of a batch (of a minibatch, if it trains) that go to the

@@ -288,9 +288,8 @@ def _move_to(old: Plan, new: Plan, placement: Placement) -> Move:
     stage = placement.stage
     common = set(old.pool_of(stage).ranks) & set(new.pool_of(stage).ranks)
     return Move(
-        model=replace(
-            new.facts.models.spec(new.stage(stage).role), adapter=None
-        ),  # all weights, not the adapter's alone
+        # without an adapter, so that all weights are moved
+        model=replace(new.facts.models.spec(new.stage(stage).role), adapter=None),
         source=old.placement(stage).layout,
         target=placement.layout,
         overlap=len(common),
