@@ -61,7 +61,7 @@ from meshwright.profiles.stages import Stage
 from meshwright.profiles.table import Table, TimedPass
 from meshwright.profiles.workload import Workload
 
-_FEW = 8
+_MAX_CACHED_WORKLOADS = 8
 """Number of workloads whose batch splits are cached."""
 
 ShardFactory: TypeAlias = Callable[[ModelSpec, int, AnalyticShard, bool], Shard]
@@ -77,7 +77,7 @@ replica, the table, and which chunks are read."""
 
 
 class TablePasses(NamedTuple):
-    """The passes of each way to split a batch that a table of schedules has, one after the other.
+    """The passes of every way in which a table's schedules split a batch, those of one way after those of another.
 
     `columns` are the fields of `PassColumns`, [4, passes]; `sizes` are the numbers of passes, and `is_streamed` is true
     where chunks are read, both [ways].
@@ -103,7 +103,7 @@ class WorkloadSplits(NamedTuple):
     rollouts: RolloutCosts | None
 
     @classmethod
-    @lru_cache(maxsize=_FEW)
+    @lru_cache(maxsize=_MAX_CACHED_WORKLOADS)
     def for_workload(cls, workload: Workload) -> WorkloadSplits:
         """Return the split, which all cost models of a workload share; nothing is computed until it is used."""
         rollouts = RolloutCosts(workload) if workload.turns else None
@@ -167,8 +167,9 @@ class AnalyticModel(OneByOne):
         self._size, self._is_fused = element_bytes(precision), cluster.device.kind == "cuda"
         self._efficiency = efficiency or efficiency_of(cluster.device.kind, cluster.device.name)
         self._make_shard, self._framework = make_shard, framework or own_framework(cluster.device.kind)
-        self._engine, self._generating = engine, engine.framework_on(cluster.device.kind) if engine else self._framework
-        self._has_own_engine = self._generating is not self._framework
+        self._engine = engine
+        self._generation_framework = engine.framework_on(cluster.device.kind) if engine else self._framework
+        self._has_own_engine = self._generation_framework is not self._framework
         self._collectives = table.collectives if table else ()
         self._networks: Memo[bool, Network] = Memo()
         self._splits = WorkloadSplits.for_workload(workload)
@@ -178,8 +179,8 @@ class AnalyticModel(OneByOne):
         self._layout_costs: Memo[tuple[str, ModelSpec, Layout, int], PipelineCosts] = Memo()
         self._generations: Memo[tuple[ModelSpec, Layout], Generation] = Memo()
         self._table_computes: dict[_TableKey, FloatArray] = {}
-        self._computing: Memo[tuple[ModelSpec, int, bool, int, int, int], RankCompute] = Memo()
-        self._computed: Memo[
+        self._rank_computes: Memo[tuple[ModelSpec, int, bool, int, int, int], RankCompute] = Memo()
+        self._batch_computes: Memo[
             tuple[RankCompute, ChunkFunction | Recompute, bool, int, int, int], BatchCompute[float]
         ] = Memo()
         self._layout_groups: Memo[Layout, Groups[float]] = Memo()
@@ -191,11 +192,11 @@ class AnalyticModel(OneByOne):
 
         Some devices exceed their datasheet's peak, and the bound is lowered by that factor.
         """
-        del part
+        del part  # all nodes are of one kind
         if not self.seconds_are_monotone:
             return 0.0
-        least = rank_seconds_lower_bound(stage, model, self._cluster, self._workload, self._precision)
-        return least / num_ranks / max(1.0, self._efficiency.gemm.flops)
+        rank_seconds = rank_seconds_lower_bound(stage, model, self._cluster, self._workload, self._precision)
+        return rank_seconds / num_ranks / max(1.0, self._efficiency.gemm.flops)
 
     def generation_lower_bound(self, call: Call) -> float:
         """A bound from the fewest possible rounds; 0 if times are measured."""
@@ -207,7 +208,7 @@ class AnalyticModel(OneByOne):
             return self._splits.rollouts.lower_bound_seconds(generation, replica)
         responses = replica_responses(self._workload, num_rows)
         num_tokens, longest = float(responses.sum()), int(responses[-1]) - 1
-        if overlap.in_flight(num_rows) > num_rows:
+        if overlap.in_flight(num_rows) > num_rows:  # a period need not last as long as its longest response
             num_tokens, longest = min(num_tokens, num_rows * self._workload.response_lengths.mean), 0
         return generation_lower_bound(generation, num_tokens - num_rows, num_slots, num_slots, longest)
 
@@ -284,19 +285,19 @@ class AnalyticModel(OneByOne):
         are costed once, and all new ones that have a shard in common together.
         """
         keys = [
-            (self._computing_of(layout), layout.stage.trains, self._rows(layout), table, chunks_of)
+            (self._rank_compute(layout), layout.stage.trains, self._rows(layout), table, chunks_of)
             for layout, table in zip(layouts, tables, strict=True)
         ]
         new_keys: dict[RankCompute, dict[_TableKey, Call]] = {}
         for key, layout in zip(keys, layouts, strict=True):
             if key not in self._table_computes:
                 new_keys.setdefault(key[0], {})[key] = layout
-        for computing, with_computing in new_keys.items():
-            self._table_computes.update(self._new_tables(computing, with_computing))
+        for rank_compute, layouts_by_key in new_keys.items():
+            self._table_computes.update(self._new_tables(rank_compute, layouts_by_key))
         return [self._table_computes[key] for key in keys]
 
     def _new_tables(
-        self, computing: RankCompute, layouts: Mapping[_TableKey, Call]
+        self, rank_compute: RankCompute, layouts: Mapping[_TableKey, Call]
     ) -> Iterator[tuple[_TableKey, FloatArray]]:
         """Yield the compute of new tables on layouts that compute the same, by key."""
         all_passes = [
@@ -307,21 +308,22 @@ class AnalyticModel(OneByOne):
         passes = PassColumns(*np.concatenate([of_table.columns for of_table in all_passes], axis=1))
         sizes = np.concatenate([of_table.sizes for of_table in all_passes])
         is_streamed = np.concatenate([of_table.is_streamed for of_table in all_passes])
-        chunked = RankCompute(ChunkShard(computing.shard, computing.analytic, {}), computing.analytic)
+        chunked = RankCompute(ChunkShard(rank_compute.shard, rank_compute.analytic, {}), rank_compute.analytic)
         amounts, streams = np.zeros((6, len(sizes))), np.repeat(is_streamed, sizes)
-        for is_chosen, is_chosen_pass, shard in (
-            (~is_streamed, ~streams, computing),
+        for is_chosen, is_chosen_pass, compute in (
+            (~is_streamed, ~streams, rank_compute),
             (is_streamed, streams, chunked),
         ):
             if is_chosen.any():
                 chosen = PassColumns(*(column[is_chosen_pass] for column in passes))
-                amounts[:, is_chosen] = shard.compute_of_each(chosen, sizes[is_chosen], trains=trains)
+                amounts[:, is_chosen] = compute.compute_of_each(chosen, sizes[is_chosen], trains=trains)
         first = 0
         for key in layouts:
             table = key[3]
             of_schedules = amounts[:, first + table.split_index]
             first += len(table.splits)
             whole, attention = table.columns.is_recomputed, table.columns.is_attention_recomputed
+            # rows 4 and 5 of `compute_of_each`: recomputing whole layers, and core attention alone
             recompute = whole * of_schedules[4] + attention * of_schedules[5]
             yield key, np.concatenate([of_schedules[:4], recompute[np.newaxis]])
 
@@ -367,33 +369,33 @@ class AnalyticModel(OneByOne):
         return self._layout_costs.memoize(key, lambda: self._make_pipeline_costs(call))
 
     def _make_pipeline_costs(self, call: Call) -> PipelineCosts:
-        computing, rows, shards = self._computing_of(call), self._rows(call), sharded(call.model, call.layout)
+        rank_compute, rows, shards = self._rank_compute(call), self._rows(call), sharded(call.model, call.layout)
         return PipelineCosts(
             num_rows=rows,
             updates=self._updates(call),
             pipeline_of=lambda schedule: self._pipeline(call, shards, schedule),
-            compute_of=lambda schedule: self._compute_of(call, computing, rows, schedule),
-            tail_of=lambda schedule: self._streamed(call.stage, computing, rows, schedule, last_chunks),
+            compute_of=lambda schedule: self._compute_of(call, rank_compute, rows, schedule),
+            tail_of=lambda schedule: self._streamed(call.stage, rank_compute, rows, schedule, last_chunks),
             offload_addends=lambda offload: self._offload_seconds(call, offload).addends,
             memory=self._layout_memory(call),
         )
 
-    def _compute_of(self, call: Call, computing: RankCompute, rows: int, schedule: Schedule) -> BatchCompute[float]:
+    def _compute_of(self, call: Call, rank_compute: RankCompute, rows: int, schedule: Schedule) -> BatchCompute[float]:
         """Return the compute of one pass over `rows` rows."""
         if schedule.chunk_tokens:
-            return self._streamed(call.stage, computing, rows, schedule, all_chunks)
+            return self._streamed(call.stage, rank_compute, rows, schedule, all_chunks)
         recompute, at_a_time = schedule.recompute, (schedule.micro_batch_size, schedule.micro_batch_tokens)
         trains = call.stage.trains
-        return self._computed.memoize(
-            (computing, recompute, trains, rows, *at_a_time),
-            lambda: computing.batch_compute(
+        return self._batch_computes.memoize(
+            (rank_compute, recompute, trains, rows, *at_a_time),
+            lambda: rank_compute.batch_compute(
                 self._micro_batches(rows, schedule, call.layout.cp), recompute, trains=trains
             ),
         )
 
     def _updates(self, call: Call) -> Updates[float]:
         """Return the optimizer updates of a step of the call's stage."""
-        time = self._computing_of(call).shard.time(TimedPass.OPTIMIZER, 0, 0)
+        time = self._rank_compute(call).shard.time(TimedPass.OPTIMIZER, 0, 0)
         return Updates(self._num_updates(call.stage), time.layer, time.ends, time.source)
 
     def _num_updates(self, stage: Stage) -> int:
@@ -414,17 +416,17 @@ class AnalyticModel(OneByOne):
     def _generation_seconds(self, call: Call) -> Cost:
         replica, overlap = self._replica(call)
         num_rows, num_slots, pp, same_prompt, _ = replica
-        most_tokens = self._generating.max_tokens
+        max_prefill_tokens = self._generation_framework.max_tokens
 
         def work() -> Work:
             rounds = self._splits.periods.rounds(num_rows, num_slots, overlap)
-            return generation_work(rounds, num_slots, pp, same_prompt, max_tokens=most_tokens)
+            return generation_work(rounds, num_slots, pp, same_prompt, max_tokens=max_prefill_tokens)
 
         generation = self._generation(call)
         if self._splits.rollouts:
             cost = self._splits.rollouts.seconds(generation, replica)
         else:
-            key = num_rows, num_slots, overlap, pp, same_prompt, most_tokens
+            key = num_rows, num_slots, overlap, pp, same_prompt, max_prefill_tokens
             cost = generation.seconds(self._splits.works.memoize(key, work))
         need = self._workload.cache_need(call.schedule, call.layout.dp)
         if need.preemptions:
@@ -458,9 +460,9 @@ class AnalyticModel(OneByOne):
                 call=call,
                 shard=self._shards(call)[0],
                 groups=self._groups(call.layout),
-                network=self._network(self._generating),
+                network=self._network(self._generation_framework),
                 element_bytes=self._size,
-                framework=self._generating,
+                framework=self._generation_framework,
             )
 
         return self._generations.memoize((call.model, call.layout), make)
@@ -482,7 +484,7 @@ class AnalyticModel(OneByOne):
         return Overlap.of(schedule, call.layout.dp, num_rows, call.max_deferral)
 
     def _streamed(
-        self, stage: Stage, computing: RankCompute, num_rows: int, schedule: Schedule, chunks_of: ChunkFunction
+        self, stage: Stage, rank_compute: RankCompute, num_rows: int, schedule: Schedule, chunks_of: ChunkFunction
     ) -> BatchCompute[float]:
         """Return the compute of the prompts and all chunks, or of the last chunks alone.
 
@@ -494,12 +496,12 @@ class AnalyticModel(OneByOne):
 
         def make() -> BatchCompute[float]:
             batches, contexts = self._splits.streams.passes(chunks_of, num_rows, size, width)
-            chunk_shard = ChunkShard(computing.shard, computing.analytic, contexts)
-            return RankCompute(chunk_shard, computing.analytic).batch_compute(
+            chunk_shard = ChunkShard(rank_compute.shard, rank_compute.analytic, contexts)
+            return RankCompute(chunk_shard, rank_compute.analytic).batch_compute(
                 batches, schedule.recompute, trains=stage.trains
             )
 
-        return self._computed.memoize((computing, chunks_of, stage.trains, num_rows, size, width), make)
+        return self._batch_computes.memoize((rank_compute, chunks_of, stage.trains, num_rows, size, width), make)
 
     def _pipeline(self, call: Call, shards: ShardedModel[N], settings: MicroBatchLimits[N]) -> Pipeline[N]:
         return Pipeline(
@@ -514,11 +516,11 @@ class AnalyticModel(OneByOne):
 
     def _network(self, framework: Framework) -> Network:
         """Return the collective times between ranks that run this framework."""
-        peers = framework.peer_reductions
-        return self._networks.memoize(peers, lambda: self._make_network(peers))
+        peer_reductions = framework.peer_reductions
+        return self._networks.memoize(peer_reductions, lambda: self._make_network(peer_reductions))
 
-    def _make_network(self, peers: bool) -> Network:
-        return Network(self._cluster, self._efficiency, self._collectives, peer_reductions=peers)
+    def _make_network(self, peer_reductions: bool) -> Network:
+        return Network(self._cluster, self._efficiency, self._collectives, peer_reductions=peer_reductions)
 
     def _groups(self, layout: Layout) -> Groups[float]:
         return self._layout_groups.memoize(layout, lambda: groups_of(layout, self._cluster))
@@ -531,7 +533,7 @@ class AnalyticModel(OneByOne):
             lambda: self._make_shards(call.model, layout, own_engine, quantised),
         )
 
-    def _computing_of(self, call: Call) -> RankCompute:
+    def _rank_compute(self, call: Call) -> RankCompute:
         """Return what one rank computes. Under context parallelism, measured times of whole sequences are adjusted."""
         layout = call.layout
 
@@ -540,7 +542,7 @@ class AnalyticModel(OneByOne):
             is_whole = layout.cp == 1 or shard is analytic
             return RankCompute(shard if is_whole else ContextShard(shard, analytic, layout.cp), analytic)
 
-        return self._computing.memoize((call.model, layout.tp, layout.sp, layout.ep, layout.etp, layout.cp), make)
+        return self._rank_computes.memoize((call.model, layout.tp, layout.sp, layout.ep, layout.etp, layout.cp), make)
 
     def _make_shards(
         self, model: ModelSpec, layout: Layout, own_engine: bool, quantised: bool
@@ -554,7 +556,7 @@ class AnalyticModel(OneByOne):
             1 / tp if layout.sp else 1.0,
             spread=layout.expert_replicas,
             folded=layout.fold_size,
-            framework=self._generating if own_engine else self._framework,
+            framework=self._generation_framework if own_engine else self._framework,
             is_quantised=quantised,
         )
         return (self._make_shard(model, tp, analytic, own_engine) if self._make_shard else analytic), analytic

@@ -84,10 +84,10 @@ class BlendedModel(AnalyticModel):
     def transfer_seconds(self, num_bytes: float) -> Cost:
         return _corrected_cost(super().transfer_seconds(num_bytes), self._table, Traffic.TRANSFER)
 
-    def _make_network(self, peers: bool) -> Network:
+    def _make_network(self, peer_reductions: bool) -> Network:
         if self._table.has_correction(Traffic.COLLECTIVE):
-            return _CorrectedNetwork(self._cluster, self._efficiency, self._table, peer_reductions=peers)
-        return super()._make_network(peers)
+            return _CorrectedNetwork(self._cluster, self._efficiency, self._table, peer_reductions=peer_reductions)
+        return super()._make_network(peer_reductions)
 
     def _memory(self, call: Call) -> Memory:
         key = (call.model, call.layout.tp)

@@ -50,7 +50,10 @@ class Prefill(NamedTuple):
 
 @dataclass(frozen=True)
 class Rounds:
-    """The rounds of one replica during a generation, and how full they are."""
+    """The rounds of one replica during a generation, and how full they are.
+
+    `first` are the prefills of the first round, `refills` those of later rounds, in slots that became free.
+    """
 
     num_rounds: float
     windows: tuple[RoundWindow, ...]
@@ -59,7 +62,7 @@ class Rounds:
 
     @cached_property
     def num_busy(self) -> float:
-        """Rounds in which the host schedules a group."""
+        """The rounds of the first prefills, and those in which some sequence decodes."""
         return self.first.calls + sum(window.rounds for window in self.windows)
 
     @cached_property
@@ -120,7 +123,7 @@ def _order(count: int, phase: float) -> Integers:
 
 
 def admit(free: list[int], responses: Integers, release: int) -> Integers:
-    """Return the rounds in which responses start that arrive in round `release`.
+    """Return the round in which each response starts; all of them arrive in round `release`.
 
     `free` is a heap of the rounds from which the slots are free; it is updated. Each response takes the slot that is
     free first, and none overtakes another. `release` must not decrease from call to call.
@@ -202,9 +205,9 @@ def _gaps(low: Integers, high: Integers, begin: int, finish: int) -> tuple[Integ
     return covered[gaps], following[gaps]
 
 
-def mean_windows(passes: Sequence[RoundCounts]) -> tuple[RoundWindow, ...]:
+def mean_windows(all_counts: Sequence[RoundCounts]) -> tuple[RoundWindow, ...]:
     """Return the windows averaged over several counts; equal ones are merged, and those without decoding dropped."""
-    columns = zip(*((counts.rounds, counts.row_rounds, counts.cached) for counts in passes), strict=True)
+    columns = zip(*((counts.rounds, counts.row_rounds, counts.cached) for counts in all_counts), strict=True)
     rounds, row_rounds, cached = (np.sum(column, axis=0) for column in columns)
     rounds_by_window: dict[tuple[float, float], float] = {}
     for number, live, tokens in zip(rounds.tolist(), row_rounds.tolist(), cached.tolist(), strict=True):
@@ -212,5 +215,5 @@ def mean_windows(passes: Sequence[RoundCounts]) -> tuple[RoundWindow, ...]:
             key = live / number, tokens / live
             rounds_by_window[key] = rounds_by_window.get(key, 0.0) + number
     return tuple(
-        RoundWindow(number / len(passes), live, context) for (live, context), number in rounds_by_window.items()
+        RoundWindow(number / len(all_counts), live, context) for (live, context), number in rounds_by_window.items()
     )

@@ -44,13 +44,13 @@ class RunFailed(MeshwrightError):
 STOPPED = 75
 """Exit code of a run or a search that stopped on request, which is no error: EX_TEMPFAIL of sysexits(3)."""
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 """Errors of a full or failed disk, which are not mistakes in the input."""
 
 
 def is_disk_failure(error: OSError) -> bool:
     """True if a write failed because the disk is full or has failed, so that a retry may succeed."""
-    return error.errno in _FULL
+    return error.errno in _DISK_ERRORS
 
 
 def require_none(violations: Iterable[str], of: str = "") -> None:
@@ -63,9 +63,9 @@ def suggestion(unknown: str, known: Iterable[str]) -> str:
     """Return "did you mean X?" for known names that start with or resemble the unknown one, else all known names."""
     names = sorted(known)
     completions = [name for name in names if unknown and name.startswith(unknown)]
-    nearest = completions or difflib.get_close_matches(unknown, names, n=1)
-    if nearest:
-        return f"did you mean {' or '.join(map(repr, nearest))}?"
+    matches = completions or difflib.get_close_matches(unknown, names, n=1)
+    if matches:
+        return f"did you mean {' or '.join(map(repr, matches))}?"
     return f"known: {', '.join(names)}."
 
 

@@ -39,8 +39,8 @@ class Schedule:
     `micro_batch_tokens` bounds the tokens of a micro-batch instead.
     `generation_slots`: sequences that decode at a time on each data-parallel replica; 0 if the stage does not generate.
     `batches_in_flight`: prompt batches whose sequences may fill slots; batches are delivered in order.
-    `overcommit`: sequences in flight beyond one batch, over all replicas. The first `batch_size` to finish are
-    delivered, the others continue. It excludes `batches_in_flight` above 1.
+    `overcommit`: sequences in flight beyond one batch, over all replicas. The first sequences to finish, as many
+    as a batch has, are delivered, and the others continue. It excludes `batches_in_flight` above 1.
     `chunk_tokens`: size of the chunks in which a stage reads responses while they are generated; 0 if it does not.
     `while_waiting`: treatment of sequences that wait for a tool, in multi-turn rollouts.
     `rows`: for a stage on two kinds of nodes, the sequences of a batch (of a minibatch, if it trains) that go to the
@@ -60,7 +60,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         for name, minimum in _MINIMA.items():
-            if getattr(self, name) < minimum and not (name == "micro_batch_size" and self._is_capped):
+            if getattr(self, name) < minimum and not (name == "micro_batch_size" and self._has_token_limit):
                 raise BadInput(f"{name}={getattr(self, name)} must be {minimum} or more.")
         if any(number < 1 for number in self.rows):
             raise BadInput(f"rows={list(self.rows)} leaves a kind of nodes without any; give each 1 or more.")
@@ -75,7 +75,7 @@ class Schedule:
             )
 
     @property
-    def _is_capped(self) -> bool:
+    def _has_token_limit(self) -> bool:
         return self.micro_batch_size == 0 and self.micro_batch_tokens > 0
 
     def max_tokens(self, longest: int) -> int:

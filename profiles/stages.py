@@ -73,7 +73,7 @@ class Stage:
 
     `is_trained`: some stage of the graph trains the weights that this stage uses. `may_stream`: the stage can read
     responses in chunks while they are generated. `base_of`: the role whose weights, without the adapter, this stage
-    uses. `is_quantised`: the linears are 8-bit floats, in a copy of the weights that no other stage uses.
+    uses. `is_quantised`: linear layers have weights in 8-bit floats, in a copy of the weights that no other stage uses.
     """
 
     name: str
@@ -137,7 +137,7 @@ class FieldType(NamedTuple):
         return {"int64": 8, "int32": 4, "uint8": 1, "float32": 4}[self.dtype]
 
 
-_VALUES = {
+_FIELD_TYPES = {
     "tokens": FieldType("int64"),
     "prompt_lengths": FieldType("int64", per_sequence=True),
     "truncated": FieldType("uint8", per_sequence=True),
@@ -150,7 +150,7 @@ _VALUES = {
 
 def field_type(field: str) -> FieldType:
     """Return dtype and granularity of a field of the experience; the default is one fp32 value per token."""
-    return _VALUES.get(field, FieldType())
+    return _FIELD_TYPES.get(field, FieldType())
 
 
 class StageEdge(NamedTuple):
@@ -236,7 +236,7 @@ class StageGraph:
         return tuple(stage.name for stage in self.stages[first:] if stage.role == role and not stage.trains)
 
     def with_quantised(self, stage: str) -> StageGraph:
-        """The graph with the linears of the named stage in 8-bit floats."""
+        """The graph with the linear layers of the named stage in 8-bit floats."""
         stages = (replace(s, is_quantised=True) if s.name == stage else s for s in self.stages)
         return StageGraph(tuple(stages), self.host_stages)
 
@@ -259,6 +259,7 @@ def _edges(producers: Iterable[Stage | HostStage], consumers: Collection[Stage])
 
 def graph_violations(stages: tuple[Stage, ...], host_stages: tuple[HostStage, ...]) -> Iterator[str]:
     """One sentence for each rule that the stages break, so that they form no graph."""
+    # stages on hosts run while generation does, so they come right after it
     generating = next((index for index, stage in enumerate(stages, start=1) if stage.generates), 0)
     all_stages: tuple[Stage | HostStage, ...] = (*stages[:generating], *host_stages, *stages[generating:])
     yield from _duplicate_names(all_stages)

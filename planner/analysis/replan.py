@@ -5,8 +5,8 @@
     moving   = seconds to move weights (of copies that no refit updates), optimizer states, and sequences in flight
     payback  = moving / (seconds of a step with the old plan - with the new plan), in steps
 
-Ranks are renumbered when nodes are lost. State that was lost with them comes from a replica or a checkpoint over
-links that are assumed as fast. The start of processes is not counted. Observations come from the directory of a run;
+Ranks are renumbered when nodes are lost. State that was lost with them comes from a replica or a checkpoint,
+which is assumed to be as fast. The start of processes is not counted. Observations come from the directory of a run;
 after a change of plan it keeps the earlier plan with its trace (`profiles/run_logs.py`).
 """
 
@@ -59,8 +59,10 @@ _OPTIMIZER_TERMS = ("main weights", "moments")
 
 @dataclass(frozen=True, kw_only=True)
 class Moving:
-    """A move of state (`what`, by name) between ranks before the first step of another plan: total bytes, and
-    seconds."""
+    """A move of state between ranks before the first step of another plan.
+
+    `what` names the state; `num_bytes` is its total size.
+    """
 
     what: str
     num_bytes: float
@@ -79,7 +81,8 @@ class Simulated:
 class Replanned:
     """The result of re-planning.
 
-    `kept_seconds` is the step time if the old plan is kept; None where that is impossible, as `broken` says.
+    `kept_seconds` is the step time if the old plan is kept; None if that is impossible, and then `broken` is a sentence
+    with the rule that it violates.
     `break_even_steps` is None if moving never pays, and 0 if the old plan cannot be kept. `relative_error` is
     that of the step time that was predicted for the old plan, if it came from re-planning too.
     """
@@ -118,7 +121,7 @@ class Replanned:
 
 @dataclass(frozen=True)
 class PacedCostModel(DelegatingCostModel):
-    """A cost model whose seconds are scaled by the measured / predicted ratio of each stage in a run.
+    """A cost model whose seconds are scaled by the measured / predicted ratio of each stage in a run, its pace.
 
     `layout_factors` has the factors of layouts that the run has used. In any other layout a stage has its current
     factor, from `factors`.
@@ -269,8 +272,8 @@ def _moves(old: Plan, new: Plan, model: CostModel) -> Iterator[Moving]:
             )
     if not _is_unmoved(old, new, GENERATE):
         num_bytes = _bytes_in_flight(old)
-        ranks = old.placement(GENERATE).layout.dp
-        seconds = model.transfer_seconds(num_bytes / ranks).total if num_bytes else 0.0
+        num_replicas = old.placement(GENERATE).layout.dp
+        seconds = model.transfer_seconds(num_bytes / num_replicas).total if num_bytes else 0.0
         yield Moving(what="sequences in flight", num_bytes=num_bytes, seconds=seconds)
 
 
@@ -285,7 +288,8 @@ def _move_to(old: Plan, new: Plan, placement: Placement) -> Move:
     stage = placement.stage
     common = set(old.pool_of(stage).ranks) & set(new.pool_of(stage).ranks)
     return Move(
-        model=replace(new.facts.models.spec(new.stage(stage).role), adapter=None),  # all weights, not the trained ones
+        # without an adapter, so that all weights are moved
+        model=replace(new.facts.models.spec(new.stage(stage).role), adapter=None),
         source=old.placement(stage).layout,
         target=placement.layout,
         overlap=len(common),

@@ -15,12 +15,12 @@ Objective
     minimise the makespan, or the memory units that a device needs
 Constraints
     choice   sum_o x[c, o] = 1;  y and z follow x;  s[c, p] <= y[c, p] and s[c, p] <= sum of y[p]
-             over the earlier tasks that may own the copy
+             over the earlier tasks that may own the copy;  the ranks of two tasks are disjoint or nested
     time     ticks of a run = sum_o d x[c, o];  ticks of a transfer from p >= sum_q d(p, q) (y[q] - s[q]) if y[p]
              start[t'] >= end[t] + lag for every precedence; if t streams to t', minus the mode's early ticks, and
              start[t'] >= start[t];  on every atom the activities that occupy it do not overlap
-             k makespan >= end[t] + lag - start[t'] for a precedence of t over t' of the period k later; if t
-             delivers late, the late ticks of its mode are part of the lag
+             k makespan >= end[t] + lag - start[t'] for a precedence of t over t' of the period k later, since the
+             makespan is the length of a period; if t delivers late, the late ticks of its mode are part of the lag
     memory   for every atom a and task c over it: sum r x - sum w s + m of c <= device
 Redundant, for a tighter bound
     between two activities (or the ends) every atom has time for all its work that must lie there; interchangeable
@@ -352,7 +352,7 @@ class FixedRanksModel:
         return FixedRanksProgram(cp, x)
 
     def memory_program(self, problem: Problem) -> tuple[cp_model.CpModel, cp_model.IntVar]:
-        """Return the program of the picked modes without times, which minimises the memory units of a device."""
+        """Return the program without times, which minimises the memory units of a device, and their variable."""
         cp = cp_model.CpModel()
         x = add_variables(cp, problem, problem.horizon)
         device = cp.new_int_var(0, MAX_SUM, "device")
@@ -362,7 +362,7 @@ class FixedRanksModel:
         return cp, device
 
     def relaxation(self, problem: Problem) -> LinearRelaxation:
-        """Return the linear relaxation of the program, which counts work and memory on every group of ranks."""
+        """Return the linear relaxation of the program, which counts work and memory on every atom."""
         program = self.program(problem, problem.horizon)
         picks = {
             task.name: [program.pick[task.name, index].index for index in range(len(task.modes))]

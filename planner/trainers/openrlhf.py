@@ -6,7 +6,7 @@ batch ahead on its own ranks, and the models share the rest, all together or act
 reward. There is one micro-batch size for training and one for scoring (cli/train_ppo_ray.py). Recomputation of
 activations is full or none.
 
-`TABLE` has a row for each key; above it are the functions of rows that no other trainer needs.
+`TABLE` has a row for each key; above it are the functions with which only OpenRLHF's rows read and write.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _ESTIMATORS: Mapping[str, Estimator] = {
     "group_norm": GRPO_ESTIMATOR,
     "dr_grpo": Estimator(algorithm="grpo", settings={"normalise_by_std": False}),
     "rloo": RLOO_ESTIMATOR,
-    "trl_rloo": RLOO_ESTIMATOR,  # rloo's name in 0.5
+    "trl_rloo": RLOO_ESTIMATOR,  # the name of rloo in OpenRLHF 0.5
     "reinforce": REINFORCE_ESTIMATOR,
     "reinforce_baseline": REINFORCE_BASELINE_ESTIMATOR,
 }
@@ -95,7 +95,7 @@ _STAGES = {
     "ref": ("ref_logprob",),
     "reward": ("reward_score",),
 }
-"""The stages of each model; the first gives the pool that its flags set."""
+"""The stages of each model; an export writes the pool of the first one as the pool of the model."""
 
 
 def deployment_modes(facts: Facts) -> Iterator[DeploymentMode]:
@@ -261,7 +261,7 @@ def _read_weight_offload(setup: TrainingSetup, row: Row) -> Iterator[ParsedField
 
 
 def _read_lengths(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
-    """The longest response: half of the longest sequence where no flag gives it; and the prompt, which is the rest."""
+    """The longest response, by default half of the longest sequence, and the longest prompt, which is the rest."""
     longest = setup.config.integer("data.max_len")
     response = setup.config.integer_or(row.key, longest // 2)
     yield ParsedField("workload.prompt", max(1, longest - response), ("data.max_len", row.key))
@@ -283,7 +283,7 @@ def _read_engine_degrees(setup: TrainingSetup, row: Row) -> Iterator[ParsedField
 
 
 def _read_critic_path(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
-    """The critic, which begins as the reward model, or as the actor, where no flag names it."""
+    """The critic; if no flag names it, it starts from the weights of the reward model, or else of the actor."""
     config = setup.config
     actor, reward = config.text("actor.model_name_or_path"), config.text("reward.model_name_or_path")
     path = config.text(row.key) or (str(reward).split(",")[0] if reward else actor)
@@ -297,8 +297,8 @@ def _read_reward_path(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
         yield ParsedField("models.reward", str(setup.config.text(row.key)).split(",")[0], (row.key,))
 
 
-def _read_given_rate(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
-    """A learning rate, where a flag gives it: a default depends on the optimizer."""
+def _read_learning_rate(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    """A learning rate, only if a flag sets it, because its default depends on the optimizer."""
     if setup.config.has(row.key):
         yield from setup.number_setting(row.setting, row.key)
 
@@ -327,7 +327,7 @@ def _num_engines(plan: Plan) -> int:
 
 
 def _offloads(stage: str, offload: Offload) -> Write:
-    """Whether a stage offloads this."""
+    """Write whether the stage offloads this state."""
     return writes.with_stage(stage, writes.of_plan(lambda plan: plan.placement(stage).schedule.offload is offload))
 
 
@@ -336,7 +336,7 @@ def _recomputes_all(plan: Plan) -> bool:
 
 
 def _write_kl(source: ExportInput, row: Row) -> ConfigValue | KeyValue:
-    """The coefficient of the KL penalty; 0 is no reference model."""
+    """The coefficient of the KL penalty; 0 without a reference model."""
     return (
         write_field(source, row)
         if Role.REF in source.plan.graph.roles
@@ -358,24 +358,24 @@ def _write_loss_mean(source: ExportInput, _row: Row) -> ConfigValue:
     return _LOSS_MEAN_NAMES.get(settings.loss_mean) if isinstance(settings, CriticFreeSettings) else None
 
 
-def _write_estimator(origin: ExportInput, _row: Row) -> ConfigValue:
-    settings = origin.settings
+def _write_estimator(source: ExportInput, _row: Row) -> ConfigValue:
+    settings = source.settings
     if isinstance(settings, GRPO) and not settings.normalise_by_std:
         return "dr_grpo"
     if isinstance(settings, Reinforce) and settings.group_baseline:
         return "reinforce_baseline"
-    return _ESTIMATOR_NAMES[origin.algorithm]
+    return _ESTIMATOR_NAMES[source.algorithm]
 
 
 # The table
 
 
 def _pool_rows(model: str) -> tuple[Row, ...]:
-    stage, with_all = _STAGES[model][0], "read with train.colocate_all"
+    stage, note = _STAGES[model][0], "read with train.colocate_all"
     field = f"pools: the pool of {stage}"
     return (
-        Row(f"{model}.num_nodes", field, None, writes.number_of_nodes(stage), with_all),
-        Row(f"{model}.num_gpus_per_node", field, None, writes.ranks_of_node(stage), with_all),
+        Row(f"{model}.num_nodes", field, None, writes.number_of_nodes(stage), note),
+        Row(f"{model}.num_gpus_per_node", field, None, writes.ranks_of_node(stage), note),
     )
 
 
@@ -448,8 +448,8 @@ TABLE = (
     Row("algo.kl.use_loss", "job: algorithm and models.ref", None, _write_kl_in_loss),
     Row("algo.advantage.gamma", "setting: gamma"),
     Row("algo.advantage.lambd", "setting: gae_lambda"),
-    Row("actor.adam.lr", "setting: actor_learning_rate", _read_given_rate),
-    Row("critic.adam.lr", "setting: critic_learning_rate", _read_given_rate),
+    Row("actor.adam.lr", "setting: actor_learning_rate", _read_learning_rate),
+    Row("critic.adam.lr", "setting: critic_learning_rate", _read_learning_rate),
     Row("critic.value_clip", "setting: value_clip"),
     Row("rollout.temperature", "setting: temperature"),
     Row("rollout.top_p", "setting: top_p", reads.top_p),
@@ -470,10 +470,10 @@ TABLE = (
 """OpenRLHF's flags and our fields, in the order of an export."""
 
 
-def _files(origin: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, str]:
+def _files(source: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, str]:
     head = "Runs OpenRLHF with this plan. Give --data.prompt_dataset as an argument of this script."
     command = script(head, "python3 -m openrlhf.cli.train_ppo_ray", flags(settings))
-    return {"run.sh": command, **reward_hook("openrlhf", origin)}
+    return {"run.sh": command, **reward_hook("openrlhf", source)}
 
 
 OPENRLHF = OtherTrainer(
@@ -525,7 +525,8 @@ def _unused_keys(setup: TrainingSetup) -> Iterator[str]:
 
 
 def _training_setup(config: TrainerConfig) -> TrainingSetup:
-    """The algorithm by the rules of train_ppo_ray: a reference model exists where the KL penalty has a coefficient."""
+    """Return the algorithm, its models and its reward; as in train_ppo_ray, there is a reference model if the KL
+    coefficient is above 0."""
     estimator, kl = estimator_of(config, _ESTIMATOR, _ESTIMATORS), "algo.kl.init_coef"
     has_ref, in_loss = config.number(kl) > 0, bool(config.value("algo.kl.use_loss")) and estimator is not PPO_ESTIMATOR
     return TrainingSetup(

@@ -7,7 +7,7 @@ trainer/ppo/v1/trainer_separate_async.py). An engine has no pipeline parallelism
 model may have its own pool, and must with `separate_async`. A configuration is a YAML file, or hydra overrides in a
 script.
 
-`TABLE` has a row for each key; above it are the functions of rows that no other trainer needs.
+`TABLE` has a row for each key; above it are the functions with which only verl's rows read and write.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ def _mode(name: str, pool_pins: tuple[str, ...], *, steps_ahead: int = 0) -> Dep
 def _is_megatron(config: TrainerConfig) -> bool:
     """True if Megatron trains: by the engine's name, the configuration's name, or keys that only Megatron has."""
     names = (config.value("model_engine"), config.value(_STRATEGY) if config.has(_STRATEGY) else None)
-    named = any(word.startswith("--config-name") and "megatron" in word for word in config.command)
-    return "megatron" in names or named or any(".megatron." in key for key in config.values)
+    is_in_name = any(word.startswith("--config-name") and "megatron" in word for word in config.command)
+    return "megatron" in names or is_in_name or any(".megatron." in key for key in config.values)
 
 
 def _if_trained(model: str, read: Read) -> Read:
@@ -194,6 +194,7 @@ def _read_steps_ahead(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
 
 
 def _degrees(config: TrainerConfig, model: str) -> dict[str, int]:
+    """The degrees of a model's training by axis: 1 where no key sets one, but 0 for etp, which is then that of tp."""
     keys = {axis: f"{model}.megatron.{name}" for axis, name in _DEGREES.items()}
     return {
         axis: int(axis != "etp") if config.value(key) is None else config.integer(key) for axis, key in keys.items()
@@ -258,7 +259,7 @@ def _read_micro_batch(*stages: str) -> Read:
 
     Nothing is read from a key without a value, since verl then uses another key, whose value is for all ranks together.
     """
-    model = next(model for model, of_model in _MODEL_STAGES.items() if stages[0] in of_model)
+    model = next(model for model, model_stages in _MODEL_STAGES.items() if stages[0] in model_stages)
 
     def read(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
         prefix, _, name = row.key.rpartition(".")
@@ -327,7 +328,7 @@ def _write_trainer_mode(source: ExportInput, _row: Row) -> ConfigValue:
 
 
 def _write_offload(stage: str, offload: Offload) -> Write:
-    """True where a stage offloads this."""
+    """Write True if the stage offloads this state; write nothing otherwise."""
 
     def write(source: ExportInput, _row: Row) -> ConfigValue:
         return source.plan.placement(stage).schedule.offload is offload or None
@@ -348,7 +349,7 @@ def _write_reference_layers(source: ExportInput, _row: Row) -> ConfigValue:
 
 
 def _write_engine_experts(times_tp: bool) -> Write:
-    """An engine's replicas with experts or, times its degree, the ranks that share the experts."""
+    """Write how many replicas of an engine share the experts; with `times_tp`, how many ranks. Nothing without ep."""
 
     def write(source: ExportInput, _row: Row) -> ConfigValue:
         layout = source.plan.placement(GENERATE).layout
@@ -509,7 +510,7 @@ TABLE = (
     Row("actor_rollout_ref.ref.megatron.param_offload", "placements.ref_logprob.schedule.offload",
         _if_trained("actor_rollout_ref.ref", _read_weight_offload), _write_offload("ref_logprob", Offload.WEIGHTS)),
     # micro-batches: verl does not pass the critic's number of rows on to its worker (trainer_base.py), so the critic
-    # gets token budgets too, and its forward passes get that of its training
+    # is given a token budget, and its forward passes have the budget of its training
     Row("actor_rollout_ref.actor.use_dynamic_bsz", "rule: micro-batches are packed", None, writes.always(True)),
     Row("actor_rollout_ref.rollout.log_prob_use_dynamic_bsz", "rule: micro-batches are packed",
         None, None, "tokens or rows are read"),
@@ -618,10 +619,10 @@ TABLE = (
 """verl's keys and our fields, in the order of an export."""
 
 
-def _files(origin: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, str]:
+def _files(source: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, str]:
     head = "Runs verl with this plan. Give data.train_files and data.val_files as arguments of this script."
     command = script(head, "python3 -m verl.trainer.main_ppo", overrides(settings))
-    return {"run.sh": command, **reward_hook("verl", origin)}
+    return {"run.sh": command, **reward_hook("verl", source)}
 
 
 VERL = OtherTrainer(
@@ -693,7 +694,8 @@ def _unused_keys(setup: TrainingSetup) -> Iterator[str]:
 
 
 def _training_setup(config: TrainerConfig) -> TrainingSetup:
-    """The algorithm by verl's own rules (trainer/ppo/utils.py): a KL penalty needs a reference model.
+    """Return the algorithm, its models and its reward; as in verl (trainer/ppo/utils.py), a KL penalty needs a
+    reference model.
 
     Raises BadInput for distillation, and for PPO without a critic.
     """

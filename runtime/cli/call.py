@@ -57,7 +57,7 @@ def read_lengths(trace: Path | None, fields: list[str] | None) -> ObservedLength
         if fields:
             raise BadInput("--trace-field names keys of the file of --from-trace; give --from-trace too.")
         return None
-    from meshwright.planner.analysis.observed_lengths import parse_fields  # noqa: PLC0415 - most jobs state lengths
+    from meshwright.planner.analysis.observed_lengths import parse_fields  # noqa: PLC0415 - rarely needed
     from meshwright.runtime.api.job_inputs import observed_lengths  # noqa: PLC0415
 
     return observed_lengths(trace, parse_fields(fields or ()))

@@ -20,7 +20,7 @@ class DeviceCapabilities:
     has_flash: bool = False
     """True if this torch was built with FlashAttention."""
     has_triton: bool = False
-    """True if Triton, which torch.compile generates too, is installed."""
+    """True if Triton, for which torch.compile generates kernels too, is installed."""
 
     @property
     def runs_triton(self) -> bool:

@@ -2,8 +2,8 @@
 only its own code. So the tests of a program need not trust the program, which runs in the sandbox.
 
 A remote object cannot claim to equal or to contain a plain value; it cannot be compared in order with one or be turned
-into a number. The results of its methods, its truth value among them, are its own. Arguments that a remote call changes
-are updated on the calling side.
+into a number. But the other process decides what its methods return, and whether it is true. Arguments that a remote
+call changes are updated on the calling side.
 """
 
 from __future__ import annotations
@@ -158,7 +158,9 @@ class Peer:
         self._own_numbers: dict[int, int] = {}
         """Numbers of own objects, by their id()."""
         self._exceptions: dict[int, type[BaseException]] = {}
+        """Local classes that represent exception classes of the other side, by their numbers there."""
         self._derived: dict[type, type] = {}
+        """The subclass of each plain type whose values fetch other attributes from the other side."""
         self.take_printed: Callable[[], str] = str
         """Returns what this process has printed since the last call."""
 

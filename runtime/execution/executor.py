@@ -113,8 +113,8 @@ class _PeriodRecord:
 class Executor:
     """Runs programs on one rank.
 
-    Spans count from `start_seconds`, a value of `steady_now()`; `clock` names the clock in them. `batch_of` returns
-    the batch of a step, the same object each time until the step is trained.
+    Seconds in spans count from `start_seconds`, a value of `steady_now()`; `clock` names the clock in them. `batch_of`
+    returns the batch of a step, the same object each time until the step is trained.
     """
 
     def __init__(
@@ -156,9 +156,9 @@ class Executor:
         self._device.begin(period)
         instructions = [i for i in program.of_rank(self._rank) if is_active(i, period, steps)]
         self._post_receives(instructions, program)
-        waves, first = program.waves, program.waves.num_before if program.waves else 0
+        waves, num_before = program.waves, program.waves.num_before if program.waves else 0
         if waves and self._rank in waves.ranks and period in steps:
-            before = set(program.instructions[:first])
+            before = set(program.instructions[:num_before])
             self._run_all([i for i in instructions if i in before], record)
             self._sample_waves(waves, record)
             instructions = [i for i in instructions if i not in before]
@@ -194,7 +194,8 @@ class Executor:
         record.metrics[GENERATE] = filling.metrics
 
     def _run(self, instruction: Instruction, record: _PeriodRecord, *, index: int, batch: StepExperience) -> None:
-        """Run an instruction on a batch and record its span; `index` is its index in the program."""
+        """Run an instruction on a batch and record its span; `index` is its index in the program; for an
+        instruction of a wave, the number of instructions before the waves."""
         with self._instruction_context(instruction, index, record.period, batch.step):
             start = self._now()
             result = self._dispatch(instruction, record.program, batch)
@@ -231,7 +232,7 @@ class Executor:
                 self._hosts.when_scored(
                     batch, lambda scores: self._exchange.send(instruction, scores, channel, batch.step)
                 )
-                return _bytes_result(0)
+                return _bytes_result(0)  # the scores are sent later, outside this span
             case Send():
                 return _bytes_result(self._exchange.send(instruction, batch.experience, channel, batch.step))
             case Receive():

@@ -29,8 +29,8 @@ def set_record_path(path: Path) -> None:
 
 def write_record(error: BaseException) -> None:
     """Write the failure record of an error that ends this rank."""
-    is_own = isinstance(error, MeshwrightError)
-    _write(str(error) if is_own else f"{type(error).__name__}: {error}", traceback.format_exc(), error)
+    is_for_user = isinstance(error, MeshwrightError)
+    _write(str(error) if is_for_user else f"{type(error).__name__}: {error}", traceback.format_exc(), error)
 
 
 def end_process(sentence: str, silent: Iterable[int] = ()) -> NoReturn:
@@ -55,7 +55,7 @@ def _write(sentence: str, trace: str, error: BaseException | None) -> None:
             "at_ns": time.time_ns(),
             "sentence": sentence,
             "is_bad_input": isinstance(error, BadInput),
-            "is_of_all": error is None,
+            "is_of_all": error is None,  # the error of the whole run, not of this rank
             "traceback": trace,
         }
         partial = path.with_suffix(".partial")  # this rank may be killed while it writes

@@ -1,8 +1,8 @@
 """The rendezvous of a run's machines, the order of the nodes, and the secret token with which they authenticate.
 
-Nodes are ordered by node rank if every node gives one, else as torch elastic orders them: by their addresses as
-text.
+Nodes are ordered by node rank if every node gives one, else as torch elastic orders them: by their addresses as text.
 The ranks of a node are consecutive either way: node n has ranks n * ranks_per_node to (n + 1) * ranks_per_node - 1.
+
 The seal of a message is the HMAC-SHA256 (RFC 2104) of its text under the token, which itself is never sent.
 """
 
@@ -125,7 +125,7 @@ class Rendezvous:
             return
         if self.is_default:
             _require_loopback(self.address)
-        here = route_address(self.address)
+        own_address = route_address(self.address)  # raises BadInput for an unreachable host
         if self.nodes > 1 and self.port == 0:
             raise BadInput(
                 f"--rendezvous {self.endpoint}: {self.nodes} nodes cannot meet at a port that each picks for itself; "
@@ -136,7 +136,11 @@ class Rendezvous:
         try:
             listening_socket(self.address, self.port).close()
         except OSError as error:
-            hint = "give another port" if is_local_address(self.address) else f"give this machine's {here}, or another"
+            hint = (
+                "give another port"
+                if is_local_address(self.address)
+                else f"give this machine's {own_address}, or another"
+            )
             raise BadInput(f"--rendezvous {self.endpoint} cannot be used ({error.strerror}); {hint}.") from None
 
 
@@ -196,9 +200,9 @@ def node_order(arrivals: Sequence[Arrival], *, some_are_lost: bool = False) -> t
     if some_are_lost and len(set(numbers)) == len(arrivals):
         return tuple(sorted(numbers).index(number) for number in numbers)
     if sorted(numbers) != list(range(len(arrivals))):
-        listed = ", ".join(f"{a.host} {'none' if a.node_rank is None else a.node_rank}" for a in arrivals)
+        by_host = ", ".join(f"{a.host} {'none' if a.node_rank is None else a.node_rank}" for a in arrivals)
         raise BadInput(
-            f"the nodes' --node-rank are {listed}; give each of 0 to {len(arrivals) - 1} once, or none to any node."
+            f"the nodes' --node-rank are {by_host}; give each of 0 to {len(arrivals) - 1} once, or none to any node."
         )
     return tuple(numbers)
 

@@ -1,4 +1,5 @@
-"""Timing of one point of the profiling grid on all ranks at once, each with its shard as a model of its own.
+"""Timing of one point of the profiling grid on all ranks at once. Each rank runs its own model, which has the shapes of
+one shard, so that no pass communicates.
 
 A failure on any rank fails the point on all of them, so that the ranks stay in step.
 """
@@ -151,7 +152,7 @@ class Bench:
             self._key, self.model, self._trainer = (), None, None
             self._instruments.release()  # the old model's memory is free for the new one
             model = build_model(spec, self._mesh, dtype=DTYPES[self._precision], trainable=True, kernels=self._kernels)
-            assert isinstance(model, Decoder)  # the bench has one rank
+            assert isinstance(model, Decoder)  # its mesh has one rank, so no pipeline
             self._key, self.model = key, model
         return self.model
 
@@ -187,7 +188,7 @@ class Bench:
             num_slots=num_slots,
             num_blocks=num_blocks,
             max_tokens=max_tokens,
-            max_response=1,  # leaves the other tokens to prompts, whose longest sets the tokens of a prefill pass
+            max_response=1,  # so that prompts may have all other tokens, which sets the token limit of a prefill pass
             eos_tokens=frozenset(),
             temperature=1.0,
             seed=0,
