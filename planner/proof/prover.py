@@ -1,7 +1,7 @@
 """Finds a tree of cases that proves a lower bound close to the period of a plan.
 
-The case with the smallest bound is split repeatedly, until the bound is close enough. A bound of a case follows from the
-work of its choices (seconds x ranks, which all ranks of the cluster share) and, in full, also from their order.
+The case with the smallest bound is split repeatedly, until the bound is close enough. The quick bound of a case follows
+from the work of its choices (seconds x ranks) alone, and the full bound also from the order of the stages.
 """
 
 from __future__ import annotations

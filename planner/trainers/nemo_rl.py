@@ -765,7 +765,7 @@ def _other_training(config: TrainerConfig) -> str | None:
 
 
 def _training_setup(config: TrainerConfig, group: str) -> TrainingSetup:
-    """What the configuration trains: its advantage estimator, whether there is a reference model, whether the KL
+    """The algorithm of a configuration: its advantage estimator, whether there is a reference model, whether the KL
     penalty is in the loss or in the reward, and the reward function."""
     key, kl = f"{group}.adv_estimator.name", "loss_fn.reference_policy_kl_penalty"
     estimator = estimator_of(config, key, _ESTIMATORS)
