@@ -54,14 +54,14 @@ _LOGIT_CHUNK_GRADIENT_COPIES = 6
 of the log-probabilities, and three tensors for the gradient of the entropy (`runtime.model.logprobs`)."""
 
 _NORM_ELEMENTS, _LAYER_INPUTS = 2, 2
-"""Elements that torch operators keep alive, in hidden sizes per token: the normalised inputs of both norms of a layer, before
-they are multiplied by the norms' weights; and in a forward pass the inputs of the first layer and of the current one,
-to which the callers still hold references."""
+"""Elements that torch operators keep alive, in hidden sizes per token: the normalised inputs of both norms of a layer,
+before they are multiplied by the norms' weights; and in a forward pass the inputs of the first layer and of the current
+one, to which the callers still hold references."""
 
 _GATE_ELEMENTS = 2
-"""Elements that torch operators keep alive, in widths of a gated MLP per token: in a forward pass the activated gate and
-the up projection plus its offset (Megatron's `glu_linear_offset`), besides the tensors that they are computed from; in
-a backward pass their gradients."""
+"""Elements that torch operators keep alive, in widths of a gated MLP per token: in a forward pass the activated gate
+and the up projection plus its offset (Megatron's `glu_linear_offset`), besides the tensors that they are computed from;
+in a backward pass their gradients."""
 
 _SAMPLING_BYTES = 16
 """fp64 logits and log-probabilities of a token being sampled."""
