@@ -3,7 +3,10 @@
 Resident, while other stages run: the weight copy under the term "weights" (which a planner drops if two stages share
 one copy), gradients, fp32 weights and moments of a training stage, and the KV cache of a generation whose sequences
 stay in flight between periods. Transient: activations, logits, any other KV cache, the buffer of a refit, and whatever
-is offloaded to the host. A KV cache of bounded size is sized for the blocks that it holds.
+is offloaded to the host while the stage does not run. A KV cache whose schedule limits its blocks counts those blocks.
+
+The equations hold for numbers and for arrays alike; adding `0 * array` to a number makes it an array of that shape.
+Operators are either fused or those of torch, as on a CPU, where each of them stores its result in a tensor of its own.
 """
 
 from __future__ import annotations
@@ -47,16 +50,18 @@ _LOGIT_CHUNK_COPIES = 4
 """fp32 tensors of a chunk alive at once: logits or their logarithms, exponentials, a product, a gradient."""
 
 _LOGIT_CHUNK_GRADIENT_COPIES = 6
-"""The same in a backward pass by torch operators: logarithms, exponentials, the gradient of the log-probabilities, and
-three tensors of that of the entropy (`runtime.model.logprobs`)."""
+"""fp32 tensors of a chunk alive at once in a backward pass by torch operators: logarithms, exponentials, the gradient
+of the log-probabilities, and three tensors for the gradient of the entropy (`runtime.model.logprobs`)."""
 
-_NORM_ELEMENTS, _BLOCK_INPUTS = 2, 2
-"""By torch operators, in hidden sizes per token: the normalised inputs of both norms of a layer, which its gains are
-still to multiply; and the inputs of the first layer and of this one, which their callers hold in a forward pass."""
+_NORM_ELEMENTS, _LAYER_INPUTS = 2, 2
+"""Elements that torch operators keep alive, in hidden sizes per token: the normalised inputs of both norms of a layer,
+before they are multiplied by the norms' weights; and in a forward pass the inputs of the first layer and of the current
+one, to which the callers still hold references."""
 
 _GATE_ELEMENTS = 2
-"""By torch operators, in widths of a gated MLP per token: the activated gate and the offset up projection, which are
-kept besides what they are computed from; in a backward pass, their gradients."""
+"""Elements that torch operators keep alive, in widths of a gated MLP per token: in a forward pass the activated gate
+and the up projection plus its offset (Megatron's `glu_linear_offset`), besides the tensors that they are computed from;
+in a backward pass their gradients."""
 
 _SAMPLING_BYTES = 16
 """fp64 logits and log-probabilities of a token being sampled."""
@@ -68,14 +73,13 @@ _GATHERED_COPIES = 2, 3
 
 @dataclass(frozen=True)
 class ShardSizes(Generic[N]):
-    """Sizes of a shard of a model in one layout, or in those of several choices.
+    """Sizes of a shard of a model in one layout, or in the layouts of several choices.
 
-    `block_bytes` are those of a KV block of one layer. The other bytes are per token: `cached_elements` and
-    `inputs_bytes` (the input of a layer on a rank), `working_bytes` of the widest part of a forward pass, and what a
-    layer keeps for its backward pass, whole (`kept_bytes`) or without what flash attention keeps
-    (`kept_without_attention_bytes`). On a CPU, where norms, rotary embeddings, gated activations and log-probabilities
-    are several torch operators each, whose results are tensors of their own, a layer keeps `unfused_bytes` more, and
-    `backward_bytes` are alive in its backward pass. `vocab_size` is that of the logits.
+    `block_bytes` is the size of a KV block of one layer, and `vocab_size` the number of logits of a token. All other
+    sizes are per token of one layer on a rank: `cached_elements` in the KV cache, `inputs_bytes` of its input,
+    `working_bytes` alive at the widest point of its forward pass, and `kept_bytes` saved for its backward pass, or
+    `kept_without_attention_bytes` if what flash attention saves is recomputed. By torch operators, a layer saves
+    `unfused_bytes` more, and `backward_bytes` are alive in its backward pass; both are 0 if operators are fused.
     """
 
     block_bytes: N
@@ -92,13 +96,13 @@ class ShardSizes(Generic[N]):
 def shard_sizes(
     model: ModelSpec, layout: Layout, workload: Workload, element_bytes: int, *, is_fused: bool
 ) -> ShardSizes[float]:
-    """Return the sizes of one layout's shard of a model, by fused operators or by those of torch."""
+    """Return the sizes of one layout's shard of a model, with fused operators or with those of torch."""
     shard, experts = model.shard(layout.tp), model.experts
-    # The load of the busiest expert rank over the mean (loads follow a power law), for the longest sequences of all
-    # replicas that share experts.
+    # `imbalance` is the load of the busiest expert rank over the mean (loads follow a power law), when each of the
+    # replicas that share experts has one sequence of maximum length.
     tokens = float(workload.max_tokens * layout.expert_replicas)
     imbalance = experts.imbalance(tokens, layout.ep) if experts else 1.0
-    replicated_share = 1 / layout.tp if layout.sp else 1.0  # of what tensor parallelism replicates
+    replicated_share = 1 / layout.tp if layout.sp else 1.0  # of activations that tensor parallelism does not shard
     kept = _kept_elements(shard, imbalance, replicated_share, layout.fold_size) * element_bytes
     working = _working_elements(shard, imbalance, replicated_share, layout.fold_size)
     if not is_fused:
@@ -145,10 +149,10 @@ def _working_elements(shard: ModelSpec, imbalance: float, replicated_share: floa
 
 
 def _unfused_elements(shard: ModelSpec, imbalance: float, replicated_share: float) -> float:
-    """Return the elements per token that one layer keeps more where its operators are not fused.
+    """Return the elements per token that one layer saves in addition if its operators are not fused.
 
     They are the normalised inputs of both norms, a copy of the queries and the rotated queries and keys beside the
-    projection that holds all of them, and the offset up projection of a gated MLP.
+    projection that holds all of them, and the up projection of a gated MLP plus its offset.
     """
     rotated = 0 if shard.latent else 2 * shard.attention_size + shard.kv_size
     gate = shard.active_ffn_size(imbalance) * shard.gated_mlp
@@ -163,19 +167,19 @@ def _backward_elements(shard: ModelSpec, imbalance: float, replicated_share: flo
 
 
 def _unfused_working_elements(shard: ModelSpec, imbalance: float, replicated_share: float) -> float:
-    """Return the elements per token that are alive besides in a forward pass where operators are not fused.
+    """Return the elements per token that are alive in addition in a forward pass if operators are not fused.
 
     They are the inputs of the first layer and of this one, both factors of the gated MLP's product, and the sines and
     cosines of the rotary embedding.
     """
     gate = _GATE_ELEMENTS * shard.active_ffn_size(imbalance) * shard.gated_mlp
-    return _BLOCK_INPUTS * shard.hidden_size * replicated_share + 2 * shard.head_dim + gate
+    return _LAYER_INPUTS * shard.hidden_size * replicated_share + 2 * shard.head_dim + gate
 
 
 def _dispatched_elements(shard: ModelSpec, imbalance: float, fold_size: int) -> float:
     """Return the elements per token dispatched to its experts and combined from them.
 
-    Sharded experts have them on every tensor-parallel rank, whole experts only on the rank of the expert.
+    Experts that are sharded by tensor parallelism hold them on all of their ranks, whole experts on one rank only.
     """
     experts = shard.experts
     return 2 * imbalance * experts.experts_per_token * shard.hidden_size / fold_size if experts else 0.0
@@ -201,23 +205,23 @@ class LayoutMemory:
             kind(stage, shards, part, sizes, workload=workload, element_bytes=element_bytes, is_fused=is_fused)
             for part in shards.parts
         ]
-        self._known: Memo[Schedule, Bytes] = Memo()
+        self._bytes_by_schedule: Memo[Schedule, Bytes] = Memo()
 
     def bytes(self, schedule: Schedule) -> Bytes:
         """Return the same totals as `memory`, without terms."""
-        return self._known.memoize(schedule, lambda: self._bytes(schedule))
+        return self._bytes_by_schedule.memoize(schedule, lambda: self._bytes(schedule))
 
     def memory(self, schedule: Schedule) -> Memory:
         """Return the memory of the fullest pipeline stage, with the largest host memory of any stage."""
         per_rank = [rank.memory(schedule) for rank in self._ranks]
-        fullest = max(per_rank, key=lambda of_rank: of_rank.peak_bytes)
-        host = max((of_rank.host for of_rank in per_rank), key=lambda cost: cost.total)
+        fullest = max(per_rank, key=lambda memory: memory.peak_bytes)
+        host = max((memory.host for memory in per_rank), key=lambda cost: cost.total)
         return fullest if fullest.host is host else replace(fullest, host=host)
 
     def _bytes(self, schedule: Schedule) -> Bytes:
         per_rank = [Bytes(*rank.totals(schedule, rank.state(schedule.offload))) for rank in self._ranks]
-        fullest = max(per_rank, key=lambda of_rank: math.ceil(of_rank.peak))
-        return fullest._replace(host=max([of_rank.host for of_rank in per_rank]))
+        fullest = max(per_rank, key=lambda rank_bytes: math.ceil(rank_bytes.peak))
+        return fullest._replace(host=max([rank_bytes.host for rank_bytes in per_rank]))
 
 
 def bytes_of_choices(
@@ -229,24 +233,25 @@ def bytes_of_choices(
     element_bytes: int,
     is_fused: bool,
 ) -> BytesColumns:
-    """Return the bytes of choices of a stage that does not generate, as `LayoutMemory.bytes` does of one."""
+    """Return the bytes of several choices of a stage that does not generate; see `LayoutMemory.bytes` for one."""
     sizes = [
         shard_sizes(shards.model, layout, workload, element_bytes, is_fused=is_fused) for layout in choices.layouts
     ]
-    columns = ShardSizes(*choices.layout.of_each([amounts_of(one) for one in sizes]))
+    size_columns = ShardSizes(*choices.layout.of_each([amounts_of(one) for one in sizes]))
     ranks = [
-        RankMemory(stage, shards, part, columns, workload=workload, element_bytes=element_bytes, is_fused=is_fused)
+        RankMemory(stage, shards, part, size_columns, workload=workload, element_bytes=element_bytes, is_fused=is_fused)
         for part in shards.parts
     ]
     per_rank = [BytesColumns(*rank.totals(choices, rank.state_of_each(choices))) for rank in ranks]
-    fullest = np.array([np.ceil(of_rank.peak) for of_rank in per_rank]).argmax(axis=0)
-    of_fullest = BytesColumns(*(np.choose(fullest, of_ranks) for of_ranks in zip(*per_rank, strict=True)))
-    return of_fullest._replace(host=np.max([of_rank.host for of_rank in per_rank], axis=0))
+    fullest_rank = np.array([np.ceil(rank_bytes.peak) for rank_bytes in per_rank]).argmax(axis=0)
+    fullest = BytesColumns(*(np.choose(fullest_rank, columns) for columns in zip(*per_rank, strict=True)))
+    return fullest._replace(host=np.max([rank_bytes.host for rank_bytes in per_rank], axis=0))
 
 
 @dataclass(frozen=True)
 class _State(Generic[N]):
-    """Weights and optimizer state: terms that stay on the device, of which `weights`, and those that are offloaded."""
+    """Weights and optimizer state: the terms that stay on the device, those that are offloaded while the stage does not
+    run, and the bytes of the resident weights that may be shared with another stage."""
 
     resident: list[Addend[N]]
     weights: N
@@ -255,7 +260,7 @@ class _State(Generic[N]):
 
 @dataclass(frozen=True)
 class _WorkingMemory(Generic[N]):
-    """Terms of a stage besides its state: `cached` between its runs, and `running` only during one."""
+    """Terms of a stage besides its state: `cached` stays between its runs, and `running` is freed after each run."""
 
     cached: list[Addend[N]]
     running: list[Addend[N]]
@@ -314,8 +319,8 @@ class RankMemory(Generic[N]):
         for offload in choices.offloads:
             state = self.state(offload)
             zero = 0 * state.weights
-            in_all = np.array([_total(state.resident) + zero, state.weights, _total(state.offloaded) + zero])
-            totals = np.where(choices.has_offload(offload), in_all, totals)
+            with_offload = np.array([_total(state.resident) + zero, state.weights, _total(state.offloaded) + zero])
+            totals = np.where(choices.has_offload(offload), with_offload, totals)
         resident, weights, offloaded = totals
         return _State([("state", resident, Source.ANALYTIC)], weights, [("state", offloaded, Source.ANALYTIC)])
 
@@ -332,21 +337,21 @@ class RankMemory(Generic[N]):
     def _weights(self) -> TermSums[N]:
         """Return the weight copy of this rank.
 
-        It counts as the parameters of the fullest pipeline stage: a stage that shares the copy may be fullest on
-        another rank.
+        Every rank counts the parameters of the fullest pipeline stage: another stage that shares the copy may need
+        most memory on another rank.
         """
         return weight_copy(self._shards.most_params, self._size)
 
     def _working_memory(self, settings: MicroBatchLimits[N]) -> _WorkingMemory[N]:
         passes: TermSums[N] = self._training_memory(settings) if self._stage.trains else self._forward_memory(settings)
         running: list[Addend[N]] = self._streaming_cache(settings) + passes.addends
-        return _WorkingMemory([], self._or_exchange_buffer(running))
+        return _WorkingMemory([], self._or_larger_weight_buffer(running))
 
-    def _or_exchange_buffer(self, running: list[Addend[N]]) -> list[Addend[N]]:
-        """Return the buffer of weights that other ranks send, if it takes more than what runs at other times.
+    def _or_larger_weight_buffer(self, running: list[Addend[N]]) -> list[Addend[N]]:
+        """Return the terms of a running stage or, if it is larger, the buffer for weights that other ranks send.
 
-        In a refit all trained weights arrive before they overwrite the old ones. After an update gloo gathers the
-        weights of all replicas into a buffer of its own, and NCCL does so in place.
+        The two are never alive at the same time. In a refit all trained weights arrive before they overwrite the old
+        ones. After an update gloo gathers the weights of all replicas into a separate buffer; NCCL does so in place.
         """
         is_gathered = self._stage.trains and not self._is_fused
         if not self._stage.needs_refit and not is_gathered:
@@ -390,16 +395,17 @@ class RankMemory(Generic[N]):
     def _training_memory(self, settings: MicroBatchLimits[N]) -> TermSums[N]:
         """Return the activations of every micro-batch in flight, and the logits of one.
 
-        `micro_batches_in_flight` counts micro-batches as if every row were the longest: a token cap may make more of
-        them, with fewer tokens together. Full recomputation keeps the input of each layer, and all activations of one.
+        Micro-batches are counted as if every row had the maximum length: with shorter rows a token cap may make more
+        micro-batches, but they have fewer tokens in total. Full recomputation saves the input of each layer, and holds
+        all activations of one layer at a time.
         """
         tokens, layout, longest = self._micro_batch_tokens(settings), self._layout, self._workload.max_tokens
         rows = -(-self._workload.batch_size // (self._workload.num_minibatches * layout.dp))
-        most_tokens = where(
+        max_tokens = where(
             settings.micro_batch_tokens > 0, settings.micro_batch_tokens, settings.micro_batch_size * longest
         )
-        num_batches = -(-rows * longest // most_tokens)
-        in_flight = micro_batches_in_flight(layout, self._part.num_behind, num_batches)
+        num_micro_batches = -(-rows * longest // max_tokens)
+        in_flight = micro_batches_in_flight(layout, self._part.num_behind, num_micro_batches)
         sizes, num_layers, is_recomputed = self._sizes, self._part.num_layers, settings.is_recomputed > 0
         kept_bytes = where(settings.is_attention_recomputed > 0, sizes.kept_without_attention_bytes, sizes.kept_bytes)
         tally = TermSums[N]()
@@ -414,10 +420,10 @@ class RankMemory(Generic[N]):
         return tally
 
     def _micro_batch_tokens(self, settings: MicroBatchLimits[N]) -> N:
-        """Return the most tokens of a rank in one pass.
+        """Return the maximum number of tokens of a rank in one pass.
 
-        A pass has whole sequences, their context-parallel shards, or prompts and chunks. A token cap is on the tokens
-        of all context-parallel ranks together.
+        A row of a pass is a whole sequence or its context-parallel shard; of a stage that streams, it is a prompt or a
+        chunk of a response. A token cap applies to all context-parallel ranks together.
         """
         workload, cp = self._workload, self._layout.cp
         chunk = minimum(settings.chunk_tokens, workload.response.max)
@@ -429,7 +435,7 @@ class RankMemory(Generic[N]):
     def _add_gathered(self, tally: TermSums[N], tokens: N, *, trains: bool) -> None:
         """Add the gathered keys and values of one layer from all context-parallel ranks.
 
-        They are not kept: the backward pass gathers them again.
+        They are not saved: the backward pass gathers them again.
         """
         cp = self._layout.cp
         num_bytes = tokens * cp * self._sizes.cached_elements * self._size * _GATHERED_COPIES[trains]
@@ -450,7 +456,7 @@ class GenerationMemory(RankMemory[float]):
     """Memory of a rank of a generation stage."""
 
     def _weights(self) -> TermSums[float]:
-        """Return the weight copy of this rank; 8-bit copies are never shared and count this stage's parameters."""
+        """Return the weight copy of this rank. An 8-bit copy is never shared, so it counts this rank's parameters."""
         if not self._stage.is_quantised:
             return super()._weights()
         linears = linears_of(self._shard)
@@ -461,13 +467,13 @@ class GenerationMemory(RankMemory[float]):
         return tally
 
     def _working_memory(self, settings: MicroBatchLimits[float]) -> _WorkingMemory[float]:
-        """Return the KV cache, blocks for the sequences in flight, and what a pass needs besides."""
+        """Return the KV cache, with blocks for the sequences in flight, and the working memory of a pass."""
         assert isinstance(settings, Schedule), settings
-        cache, of_passes = TermSums[float](), self._generation_memory(settings).addends
+        cache, running = TermSums[float](), self._generation_memory(settings).addends
         cache.add("kv cache", self._cache_bytes(self._blocks(settings), self._slots(settings)))
         if settings.keeps_in_flight:
-            return _WorkingMemory(cache.addends, self._or_exchange_buffer(of_passes))
-        return _WorkingMemory([], self._or_exchange_buffer([*cache.addends, *of_passes]))
+            return _WorkingMemory(cache.addends, self._or_larger_weight_buffer(running))
+        return _WorkingMemory([], self._or_larger_weight_buffer([*cache.addends, *running]))
 
     @cached_property
     def _shard(self) -> ModelSpec:
@@ -483,12 +489,12 @@ class GenerationMemory(RankMemory[float]):
 
     def _generation_memory(self, schedule: Schedule) -> TermSums[float]:
         """Return the larger of a prefill's working set and that of attention in a decode step, plus sampling."""
-        group = int(-(-self._slots(schedule) // self._layout.pp))
-        prefill = max_prefill_tokens(group, self._workload.prompt.max) * self._sizes.working_bytes
+        slot_group = int(-(-self._slots(schedule) // self._layout.pp))  # pipeline stages work on different slot groups
+        prefill = max_prefill_tokens(slot_group, self._workload.prompt.max) * self._sizes.working_bytes
         tally = TermSums[float]()
         tally.add("working set", max(prefill, self._blocks(schedule) * self._decode_attention_bytes()))
         if self._part.is_last:
-            tally.add("logits", group * self._model.padded_vocab_size * (self._size + _SAMPLING_BYTES))
+            tally.add("logits", slot_group * self._model.padded_vocab_size * (self._size + _SAMPLING_BYTES))
         return tally
 
     def _decode_attention_bytes(self) -> float:
@@ -525,12 +531,13 @@ def weight_copy(num_params: N, element_bytes: int) -> TermSums[N]:
 
 
 def optimizer_state(stage: Stage, layout: Degrees[N], part: StagePart[N], element_bytes: int) -> TermSums[N]:
-    """Return what a training stage keeps besides its weights: whole fp32 gradients, and optimizer state over dp x cp.
+    """Return what a training stage holds besides its weights: all fp32 gradients, and a shard of the optimizer state.
 
-    The state of an expert is divided over the replicas that hold it. Context-parallel ranks hold the same weights, and
-    share the state as replicas do. Without experts, and with the weights, it is 2 + 4 + (4 + 8)/(dp x cp) bytes per
-    parameter in bf16, 4 + 4 + 8/(dp x cp) in fp32 (Megatron-core, docs of the distributed optimizer; Rajbhandari et
-    al., ZeRO stage 1, arXiv:1910.02054, section 5.1). With an adapter only its parameters have gradients and state.
+    The state is sharded over dp x cp ranks: context-parallel ranks hold the same weights, as replicas do. The state of
+    an expert is sharded over the replicas that hold it. Without experts the weights, gradients and state are together
+    2 + 4 + (4 + 8)/(dp x cp) bytes per parameter in bf16, and 4 + 4 + 8/(dp x cp) in fp32 (Megatron-core, docs of the
+    distributed optimizer; Rajbhandari et al., ZeRO stage 1, arXiv:1910.02054, section 5.1). With an adapter only its
+    parameters have gradients and state.
     """
     tally, trained = TermSums[N](), part.trained
     if stage.trains:

@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """A query: one stage under one choice of layout and schedule, on the smallest range of ranks that holds the layout.
+    """A query for the cost of one stage with one layout and schedule, on as many neighbouring ranks as the layout has.
 
     `max_deferral` is the number of periods beyond its first that a sequence may stay in flight when the schedule
-    overcommits. `part` is the index of the cluster part, or pair of parts, that the ranks are in. With
+    overcommits. `part` is the index of the cluster part (nodes of one kind), or pair of parts, with the ranks. With
     `recomputes_cache`, every period recomputes the keys and values of the sequences in flight. `replica_rows` is the
     number of rows of the fullest replica (of a batch, or of a minibatch if the stage trains) when the `dp` replicas do
     not share them equally, and 0 otherwise.
@@ -73,7 +73,8 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """A transfer of one role's weights between two layouts; `overlap` is the number of ranks in both pools.
+    """A query for the cost of a refit, the transfer of one role's weights between two layouts; `overlap` is the number
+    of ranks that are in both pools.
 
     The cost depends on the ranks of the source, the slices that it sends to the target, the sharding of the target,
     and whether the two layouts are equal. `source_part` and `target_part` are the indices of the cluster parts of the
@@ -168,7 +169,7 @@ class ChoiceCosts(Protocol):
 
 
 class OneByOne:
-    """The costs of several choices or moves from a cost model that is queried for one at a time."""
+    """A mixin for cost models that have a method for one choice or refit only: it asks for several one by one."""
 
     def seconds_of_moves(self: MoveCosts, moves: Sequence[Move]) -> FloatArray:
         """Return the seconds of several refits, [moves]."""
@@ -179,8 +180,8 @@ class OneByOne:
         calls = list(calls_of(call, choices))
         seconds = [self.seconds(one).total for one in calls]
         tails = [
-            self.tail_seconds(one) if one.schedule.chunk_tokens else in_all
-            for one, in_all in zip(calls, seconds, strict=True)
+            self.tail_seconds(one) if one.schedule.chunk_tokens else whole_seconds
+            for one, whole_seconds in zip(calls, seconds, strict=True)
         ]
         return SecondsColumns(np.array(seconds, dtype=np.float64), np.array(tails, dtype=np.float64))
 
@@ -191,7 +192,7 @@ class OneByOne:
 
 
 def calls_of(call: Call, choices: ChoiceTable) -> Iterator[Call]:
-    """Yield the call with each choice's layout and schedule; its `max_deferral` is for choices that overcommit."""
+    """Yield the call with each choice's layout and schedule; `max_deferral` is 0 for choices that do not overcommit."""
     for layout, schedule in choices:
         deferral = call.max_deferral if schedule.overcommit else 0
         yield replace(call, layout=layout, schedule=schedule, max_deferral=deferral)
@@ -271,7 +272,7 @@ class CostModel(Protocol):
 
 @dataclass(frozen=True)
 class TotalCosts:
-    """Layout costs from a cost model that is queried for one schedule at a time."""
+    """Layout costs for a cost model without a faster way: each schedule is one query, of which only totals are kept."""
 
     model: ChoiceCosts
     call: Call

@@ -71,7 +71,7 @@ def read_agent_trace(path: Path, count_tokens: Callable[[str], int]) -> RolloutT
 
     Raises BadInput naming a malformed line, and for a file without a rollout.
     """
-    prompts, numbers, turn_tokens, result_tokens, seconds, longest = [], [], [], [], [], 0
+    prompts, num_turns, turn_tokens, result_tokens, seconds, longest = [], [], [], [], [], 0
     for number, line in enumerate(read_text(path, "agent trace").splitlines(), start=1):
         if not line.strip():
             continue
@@ -82,7 +82,7 @@ def read_agent_trace(path: Path, count_tokens: Callable[[str], int]) -> RolloutT
             raise BadInput(f"agent trace {path}, line {number} has no message of an assistant; leave it out.")
         sizes = [max(1, sum(count_tokens(message.text) for message in group)) for _, group in parts]
         prompts.append(sum(sizes[: turns[0]]) or 1)
-        numbers.append(len(turns))
+        num_turns.append(len(turns))
         turn_tokens += [sizes[index] for index in turns]
         result_tokens += [sizes[index] for index in range(turns[0] + 1, turns[-1], 2)]
         seconds += list(_latencies(parts, turns))
@@ -90,7 +90,7 @@ def read_agent_trace(path: Path, count_tokens: Callable[[str], int]) -> RolloutT
     if not prompts:
         raise BadInput(f"agent trace {path} has no rollouts; give a line of JSON for each.")
     return RolloutTrace(
-        tuple(prompts), tuple(numbers), tuple(turn_tokens), tuple(result_tokens), tuple(seconds), longest
+        tuple(prompts), tuple(num_turns), tuple(turn_tokens), tuple(result_tokens), tuple(seconds), longest
     )
 
 
@@ -217,7 +217,7 @@ def _groups_with_signal(path: Path) -> tuple[float, ...]:
 
 
 def _read_lines(path: Path, keys: Mapping[str, str]) -> ObservedLengths:
-    prompts, numbers, turn_tokens, result_tokens, seconds, longest = [], [], [], [], [], 0
+    prompts, num_turns, turn_tokens, result_tokens, seconds, longest = [], [], [], [], [], 0
     has_turns = False
     for number, line in enumerate(read_text(path, "trace").splitlines(), start=1):
         if not line.strip():
@@ -225,7 +225,7 @@ def _read_lines(path: Path, keys: Mapping[str, str]) -> ObservedLengths:
         rollout = _Line(json_value(line, f"trace {path}, line {number}"), f"trace {path}, line {number}", keys)
         turns, results = rollout.tokens("response"), rollout.tokens("result")
         prompts += rollout.tokens("prompt")
-        numbers.append(len(turns))
+        num_turns.append(len(turns))
         turn_tokens += turns
         result_tokens += results
         seconds += rollout.numbers("latency")
@@ -234,7 +234,7 @@ def _read_lines(path: Path, keys: Mapping[str, str]) -> ObservedLengths:
     if not prompts:
         raise BadInput(f"trace {path} has no rollouts; give a line of JSON for each.")
     trace = RolloutTrace(
-        tuple(prompts), tuple(numbers), tuple(turn_tokens), tuple(result_tokens), tuple(seconds), longest
+        tuple(prompts), tuple(num_turns), tuple(turn_tokens), tuple(result_tokens), tuple(seconds), longest
     )
     workload = trace.workload()
     if not has_turns:

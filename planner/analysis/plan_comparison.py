@@ -35,10 +35,8 @@ class StageComparison:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanComparison:
-    """The comparison of two plans.
-
-    `difference` is `other` minus `one`; `facts` are the keys in which their jobs differ.
-    """
+    """The comparison of two plans: the key numbers of each, their differences (`other` minus `one`), the stages side by
+    side, and the keys in which the facts of the two jobs differ."""
 
     one: Outlook
     other: Outlook

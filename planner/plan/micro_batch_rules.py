@@ -69,12 +69,13 @@ def offered_micro_batches(
         rows //= layout.pp
     sizes = micro_batch_sizes(rows, is_even=is_even) if layout.cp == 1 or extra_choices.by_rows else (1,)
     is_capped = usual and layout.pp == 1 and not extra_choices.by_rows
+    # Token caps replace all row counts but the largest: every cap is below the tokens of all rows.
     return MicroBatchOptions(sizes[-1:] if is_capped else sizes, tuple(sorted({*usual, *legal})), sizes, longest)
 
 
-def token_capped_schedule(most_tokens: int) -> Schedule:
-    """A default schedule with micro-batches of up to `most_tokens` tokens."""
-    return Schedule(micro_batch_size=0, micro_batch_tokens=most_tokens)
+def token_capped_schedule(max_tokens: int) -> Schedule:
+    """A default schedule with micro-batches of up to `max_tokens` tokens."""
+    return Schedule(micro_batch_size=0, micro_batch_tokens=max_tokens)
 
 
 def micro_batch_sizes(rows: int, *, is_even: bool) -> tuple[int, ...]:
@@ -107,7 +108,7 @@ def token_caps(workload: Workload, stage: Stage, layout: Layout, rows: int) -> t
 
 
 def row_rules(layout: Layout, schedule: Schedule, rows: int, *, is_even: bool) -> Iterator[str]:
-    """Rules that micro-batches of a number of rows break."""
+    """Messages on the rules that a schedule with a row count breaks."""
     sizes = micro_batch_sizes(rows, is_even=is_even)
     if schedule.micro_batch_size not in sizes:
         rule = "does not divide" if is_even else f"is not one of {', '.join(map(str, sizes))}, which split"
@@ -124,7 +125,7 @@ def row_rules(layout: Layout, schedule: Schedule, rows: int, *, is_even: bool) -
 
 
 def token_rules(stage: Stage, layout: Layout, schedule: Schedule, rows: int, longest: int) -> Iterator[str]:
-    """Rules that micro-batches of a number of tokens break."""
+    """Messages on the rules that a schedule with a token cap breaks."""
     cap, reasons = schedule.micro_batch_tokens, _reasons_against_token_caps(stage, layout)
     if schedule.chunk_tokens:
         yield f"micro_batch_tokens={cap} with chunk_tokens={schedule.chunk_tokens}, which are read row by row; use 0."

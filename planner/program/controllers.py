@@ -16,7 +16,7 @@ from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.trace import NUM_CHUNK_TOKENS, NUM_OVERCOMMIT
 
 OVERCOMMIT_STEPS = 8
-"""Overcommit changes by about the plan's overcommit over this number, in equal shares for the replicas."""
+"""A change of the overcommit is about the plan's overcommit divided by this number, the same for all replicas."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ class Controllers:
         self._largest = Setting(
             chunk_tokens=max(_chunk_sizes(plan), default=0), overcommit=plan.placement(GENERATE).schedule.overcommit
         )
-        self._known: dict[int, StepObservation] = {}
+        self._observations: dict[int, StepObservation] = {}
         self._staleness_bound = plan.staleness
         self._scores_by_version: dict[int, tuple[int, float]] = {}
         """The number of delivered sequences and the sum of their scores, by the version of the starting policy."""
@@ -150,17 +150,17 @@ class Controllers:
 
     def observe(self, observation: StepObservation) -> None:
         """Add the observation of a step; steps must be passed in order from step 0."""
-        self._known[observation.step] = observation
+        self._observations[observation.step] = observation
 
     def missing_steps(self, period: int) -> range:
         """Return the steps whose observations the period's setting needs and that are not known yet."""
-        return range(self._next + len(self._known), period - self.delay + 1)
+        return range(self._next + len(self._observations), period - self.delay + 1)
 
     def setting(self, period: int) -> Setting:
         """Return the setting of a period; periods must be requested in order."""
         assert not self.missing_steps(period), "all observations that a period needs are known when it starts"
         while self._next <= period - self.delay:
-            self._process(self._known.pop(self._next))
+            self._process(self._observations.pop(self._next))
         return Setting(
             chunk_tokens=self._chunks.chunk_tokens(max(period, 0)) if self._chunks else self._largest.chunk_tokens,
             overcommit=self._overcommit.overcommit if self._overcommit else self._largest.overcommit,
@@ -174,10 +174,8 @@ class Controllers:
             self._overcommit = self._with_observation(self._overcommit, observation)
 
     def _with_observation(self, tuner: OvercommitTuner, observation: StepObservation) -> OvercommitTuner:
-        """Return the tuner after an observation.
-
-        Once the staleness bound excludes further sequences of a version, all that it started have been delivered.
-        """
+        """Return the tuner after an observation, which completes the mean of the oldest version within the staleness
+        bound: no later step may train on sequences that this version started."""
         for age, (number, mean) in enumerate(observation.scores_by_age):
             version = observation.step - age
             count, total = self._scores_by_version.get(version, (0, 0.0))

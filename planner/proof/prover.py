@@ -1,6 +1,7 @@
 """Finds a tree of cases that proves a lower bound close to the period of a plan.
 
-The case with the smallest bound is split, again and again, until the bound is close enough.
+The case with the smallest bound is split repeatedly, until the bound is close enough. The quick bound of a case follows
+from the work of its choices (seconds x ranks) alone, and the full bound also from the order of the stages.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ TARGET_GAP = 1e-3
 _SPLIT_AMOUNTS = ("ranks", "own", "weights", "transient", "seconds")
 """The amounts by which choices are split."""
 
-_NUM_BY_WORK, _NUM_BOUNDED = 14, 3
-"""Numbers of candidate splits of a case whose halves are bounded by their work alone, and of the best of these, whose
-halves are bounded in full."""
+_NUM_BY_WORK, _NUM_IN_FULL = 14, 3
+"""Number of candidate splits of a case whose halves are bounded by their work alone, which is quick, and number of the
+best of these whose halves are then bounded in full."""
 
 _BETTER_HALF_WEIGHT = 0.3
 """Weight of the better of two halves relative to the worse one in the score of a split."""
@@ -48,9 +49,10 @@ class _Branch:
     halves: tuple[_Branch, ...] = ()
 
     def nodes(self, case: Case, target: float) -> Iterator[Node]:
-        """Yield the nodes of this subtree for a case with no more plans than the branch's own, depth first.
+        """Yield the nodes of this subtree, depth first, with its splits applied to `case`.
 
-        A case that is empty, or takes at least `target` seconds, is closed rather than split.
+        The plans of `case` must be among those of the branch's own case. A case is closed as soon as it is empty or its
+        bound reaches `target`.
         """
         stack: list[tuple[_Branch, Case]] = [(self, case)]
         while stack:
@@ -65,7 +67,11 @@ class _Branch:
 
 
 def prove(plan: Plan, model: CostModel, *, max_splits: int = MAX_SPLITS) -> Proof:
-    """Return a proof with at most `max_splits` splits. `model` is the cost model that the plan was made with."""
+    """Return a proof with at most `max_splits` splits. `model` is the cost model that the plan was made with.
+
+    The splits are found in the spaces of all choices that a plan of this period may have, and prove some bound. The
+    proof then enumerates only the choices that a plan faster than that bound may have, which needs fewer splits.
+    """
     search_cases = all_search_cases(plan)
     spaces = Enumeration(plan.facts, model, plan.period_seconds).spaces(search_cases)
     target = plan.period_seconds * (1 - TARGET_GAP)
@@ -89,7 +95,7 @@ def prove(plan: Plan, model: CostModel, *, max_splits: int = MAX_SPLITS) -> Proo
 
 
 def _grow(roots: list[_Branch], target: float, max_splits: int) -> None:
-    """Split the branch with the smallest bound until it reaches the target, or cannot be split."""
+    """Split the branch with the smallest bound, until all bounds reach the target or that branch cannot be split."""
     number = count()
     open_ = [(root.seconds, next(number), root) for root in roots if root.seconds < target]
     for _ in range(max_splits):
@@ -107,7 +113,7 @@ def _grow(roots: list[_Branch], target: float, max_splits: int) -> None:
 
 
 def _best_split(branch: _Branch, target: float) -> tuple[Split | Overlap, tuple[_Branch, ...]] | None:
-    """Return the split whose halves have the best bounds, among those that are most promising by their work."""
+    """Return the split whose halves have the best bounds in full, among those with the best bounds by work alone."""
     case = branch.case
     by_gain = sorted(_splits(case), key=lambda pair: -pair[0])[:_NUM_BY_WORK]
     candidates: list[Split | Overlap] = [candidate for _, candidate in by_gain]
@@ -117,7 +123,7 @@ def _best_split(branch: _Branch, target: float) -> tuple[Split | Overlap, tuple[
         candidates, key=lambda candidate: -_score(*(half.least_seconds_by_work() for half in split(case, candidate)))
     )
     best: tuple[float, Split | Overlap, tuple[_Branch, ...]] | None = None
-    for candidate in by_work[:_NUM_BOUNDED]:
+    for candidate in by_work[:_NUM_IN_FULL]:
         halves = tuple(_bounded(half, target) for half in split(case, candidate))
         score = _score(*(min(half.seconds, target) for half in halves))
         if best is None or score > best[0]:
@@ -159,9 +165,9 @@ def _splits(case: Case) -> Iterator[tuple[float, Split]]:
             )
             for cut in sorted(cuts):
                 below = np.nextafter(values[cut], -math.inf)  # the mean of two neighbouring floats may round up
-                most = float(min((values[cut - 1] + values[cut]) / 2, below))
+                upper_bound = float(min((values[cut - 1] + values[cut]) / 2, below))
                 added = [
                     max(work[half].min() - work.min(), seconds[half].min() - seconds.min())
-                    for half in (row <= most, row > most)
+                    for half in (row <= upper_bound, row > upper_bound)
                 ]
-                yield _score(*added), Split(stage=name, amount=amount, upper_bound=most)
+                yield _score(*added), Split(stage=name, amount=amount, upper_bound=upper_bound)

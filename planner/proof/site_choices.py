@@ -1,8 +1,8 @@
 """Enumerates the legal layouts and schedules of a stage, and keeps the undominated choices of one site.
 
-A site is a layout on a part of the cluster. The proof is about plans with a period of at most a given length; a choice
-that takes more time than the other stages leave in such a period is dropped. A dominated choice can be replaced by the
-one that dominates it in every plan.
+A site is a layout on a part of the cluster. The proof is about plans with a short period, that is one of at most a
+given length; a choice that takes more time than the other stages leave in such a period is dropped. A dominated choice
+can be replaced by the one that dominates it in every plan.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ROUNDING = 1e-9
 
 
 class LeastTime(NamedTuple):
-    """Lower bounds over the remaining choices of a stage: tail seconds, and tail seconds x ranks."""
+    """Lower bounds over the choices of a stage: tail seconds, and tail seconds x ranks (`work`)."""
 
     seconds: float
     work: float
@@ -33,17 +33,17 @@ class LeastTime(NamedTuple):
 
 @dataclass(frozen=True)
 class Allowance:
-    """The most that one stage may take in a short enough period: seconds, and ranks x seconds (`work`)."""
+    """The maximum time of one stage in a short period: seconds, and ranks x seconds (`work`)."""
 
     seconds: float
     work: float
 
     def allows(self, num_ranks: int, seconds: float) -> bool:
-        """Return True if a choice on this many ranks may be in a short enough period."""
+        """Return True if a choice on `num_ranks` ranks that takes `seconds` may be in a short period."""
         return seconds <= self.seconds and num_ranks * seconds <= self.work
 
     def holds(self, other: Allowance) -> bool:
-        """Return True if this allowance leaves at least as much as the other."""
+        """Return True if this allowance is at least as large as the other."""
         return other.seconds <= self.seconds and other.work <= self.work
 
 
@@ -116,13 +116,13 @@ def families_in(schedules: Iterable[Schedule]) -> tuple[Family, ...]:
 def legal_layouts(facts: Facts, stage: Stage, num_ranks: int, part: int) -> Iterator[Layout]:
     """Yield every legal factorisation of `num_ranks` into tp x pp x cp x dp with the other degrees of a layout.
 
-    A rule that the plain layout violates is also violated with chunks and expert parallelism.
+    A rule that the plain layout violates is also violated with virtual pipeline chunks and expert parallelism.
     """
-    num_layers, most_cp = facts.models.spec(stage.role).num_layers, max_context_parallel(facts, stage)
+    num_layers, max_cp = facts.models.spec(stage.role).num_layers, max_context_parallel(facts, stage)
     for tp in divisors(num_ranks):
         for pp in divisors(num_ranks // tp):
             for cp in divisors(num_ranks // (tp * pp)):
-                if cp > most_cp:
+                if cp > max_cp:
                     break
                 dp = num_ranks // (tp * pp * cp)
                 for sp in (False, True) if tp > 1 else (False,):
@@ -140,15 +140,16 @@ def legal_layouts(facts: Facts, stage: Stage, num_ranks: int, part: int) -> Iter
 
 
 Row: TypeAlias = tuple[float, float, float, float, float]
-"""Seconds and tail seconds; bytes of own memory, of shareable weights, and transient bytes."""
+"""Seconds and tail seconds; resident bytes without shareable weights, bytes of these weights, and transient bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParetoFront:
-    """The front of one stage on one site.
+    """The Pareto front of one stage on one site: the choices that no other choice beats in seconds and bytes.
 
-    `least` returns a lower bound on the seconds of every schedule that differs from the given one only in ways that
-    cost time; `fits` tells if device and host have room.
+    `shares` is True if the stage may share its weights with another. `least` returns a lower bound on the seconds of a
+    schedule and of its slower variants, which recompute or offload. `fits` returns True if these bytes fit on the
+    device and its host.
     """
 
     num_ranks: int
@@ -159,23 +160,23 @@ class ParetoFront:
     least: Callable[[Schedule], float]
     fits: Callable[[Bytes], bool]
     rows: list[Row] = field(default_factory=list)
-    _least: Memo[Schedule, float] = field(default_factory=Memo)
+    _lower_bounds: Memo[Schedule, float] = field(default_factory=Memo)
 
     def add(self, family: Family) -> None:
         """Add the schedules of a family."""
         for schedule, quickest in family.members:
-            least = self._least.memoize(quickest, partial(self.least, quickest))
-            if not self.allowance.allows(self.num_ranks, least):
+            lower_bound = self._lower_bounds.memoize(quickest, partial(self.least, quickest))
+            if not self.allowance.allows(self.num_ranks, lower_bound):
                 continue
             required = self.costs.bytes(schedule)
-            if self.fits(required):  # the others are still tried: no law says that more rows at a time take more memory
-                self._add_fitting(schedule, required, least)
+            if self.fits(required):  # otherwise larger members are still tried: they may need less memory
+                self._add_fitting(schedule, required, lower_bound)
 
-    def _add_fitting(self, schedule: Schedule, required: Bytes, least: float) -> None:
+    def _add_fitting(self, schedule: Schedule, required: Bytes, lower_bound: float) -> None:
         """Add a schedule that fits; its seconds are computed only if no row dominates its lower bound."""
         weights = required.weights if self.shares else 0.0
         amounts = required.resident - weights, weights, required.transient
-        if self._is_dominated((least, least, *amounts)):
+        if self._is_dominated((lower_bound, lower_bound, *amounts)):
             return
         seconds = self.costs.seconds(schedule)
         tail = self.costs.tail_seconds(schedule) if schedule.chunk_tokens else seconds

@@ -1,12 +1,13 @@
 """NeMo-RL: export of plans to its configuration, and import from a YAML file over the base files of its `defaults`.
 
-Megatron-core trains policy and value model, vLLM generates, a PyTorch worker scores. Reference and log-probabilities
-have the policy's degrees, values those of the value model; both models share the ranks that train. Generation shares
-them too or has its own ranks, whole nodes where there are several. One batch ahead, it must have its own ranks, the
-asynchronous engine and the importance correction (examples/configs/ppo_math_1B.yaml). A reward model is an environment
-on its own ranks, with tensor parallelism alone, and a reward function an environment that a program registers.
+Megatron-core trains the policy and the value model, vLLM generates, and a PyTorch worker runs the reward model. The
+reference and log-probability stages have the parallel degrees of the policy, and the value stage those of the value
+model; both models train on the same ranks. Generation runs on these ranks too or on its own, which are whole nodes if
+the cluster has several. If it runs one batch ahead, it needs its own ranks, the asynchronous engine and the importance
+sampling correction (examples/configs/ppo_math_1B.yaml). A reward model is an environment on its own ranks, with tensor
+parallelism alone; a reward function is an environment that a program registers.
 
-`TABLES` has a row for each key; above it are the functions of rows that no other trainer needs.
+`TABLES` has a row for each key. The functions above it read and write the rows that only NeMo-RL has.
 """
 
 from __future__ import annotations
@@ -76,10 +77,10 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Offload, Recompute
 from meshwright.profiles.stages import GENERATE, Role
 
-_G = "policy.generation"
-_RM = "env.reward_model"
+_GENERATION = "policy.generation"
+_REWARD_MODEL = "env.reward_model"
 _FUNCTION_KEY = f"env.{HOOK_MODULE}.function"
-"""A key of the environment that an export writes; NeMo-RL gives it to the environment, which does not read it."""
+"""Records the reward function in an exported configuration, so that an import finds it; NeMo-RL ignores this key."""
 _ESTIMATORS: Mapping[str, Estimator] = {
     "gae": PPO_ESTIMATOR,
     "grpo": GRPO_ESTIMATOR,
@@ -97,7 +98,7 @@ _OTHER_FILES = re.compile(r"^(dpo|sft|distillation|rm|eval)\b|^(dpo|sft|distilla
 _PRECISIONS = {
     "policy.precision": ("bfloat16",),
     "value.precision": ("bfloat16", None),
-    f"{_G}.vllm_cfg.precision": ("bfloat16", "fp8"),
+    f"{_GENERATION}.vllm_cfg.precision": ("bfloat16", "fp8"),
 }
 """Precisions that a job can have, by key."""
 
@@ -107,18 +108,22 @@ _STAGES = {"policy": ("actor_train", "actor_logprob", "ref_logprob"), "value": (
 def deployment_modes(facts: Facts) -> Iterator[DeploymentMode]:
     """Yield the ways in which NeMo-RL can place the stages: generation on the ranks that train, or one batch ahead on
     its own ranks; a reward model always has its own ranks."""
-    trained = tuple(name for name in ppo_stages() if name != "reward_score")
+    on_train_pool = tuple(name for name in ppo_stages() if name != "reward_score")
     if facts.rewards:
         all_pool = all_ranks(facts.cluster)
-        yield _mode("colocated", (*on_pool(all_pool, trained), *on_pool(all_pool, (GENERATE,))))
+        yield _mode("colocated", (*on_pool(all_pool, on_train_pool), *on_pool(all_pool, (GENERATE,))))
         for train, generate in pool_divisions(facts.cluster, 2):
-            pool_pins = (*on_pool(train, trained), *on_pool(generate, (GENERATE,)))
+            pool_pins = (*on_pool(train, on_train_pool), *on_pool(generate, (GENERATE,)))
             yield _mode(f"async, {generate} generates", pool_pins, steps_ahead=ONE_AHEAD)
         return
     for train, score in pool_divisions(facts.cluster, 2):
-        yield _mode("colocated", (*on_pool(train, (GENERATE, *trained)), *on_pool(score, ("reward_score",))))
+        yield _mode("colocated", (*on_pool(train, (GENERATE, *on_train_pool)), *on_pool(score, ("reward_score",))))
     for train, generate, score in pool_divisions(facts.cluster, 3):
-        pool_pins = (*on_pool(train, trained), *on_pool(generate, (GENERATE,)), *on_pool(score, ("reward_score",)))
+        pool_pins = (
+            *on_pool(train, on_train_pool),
+            *on_pool(generate, (GENERATE,)),
+            *on_pool(score, ("reward_score",)),
+        )
         yield _mode(f"async_ppo, {generate} generates", pool_pins, steps_ahead=ONE_AHEAD)
 
 
@@ -147,7 +152,7 @@ def _mode(name: str, pool_pins: tuple[str, ...], *, steps_ahead: int = 0) -> Dep
     )
 
 
-# What is peculiar to NeMo-RL in an import
+# Functions that read rows which only NeMo-RL has
 
 
 def _is_megatron(config: TrainerConfig) -> bool:
@@ -172,7 +177,7 @@ def _if_trained(model: str, read: Read) -> Read:
 
 
 def _has_reward_model(setup: TrainingSetup) -> bool:
-    return setup.config.has(f"{_RM}.model_name")
+    return setup.config.has(f"{_REWARD_MODEL}.model_name")
 
 
 def _pools(config: TrainerConfig) -> Iterator[tuple[str, str]]:
@@ -180,10 +185,10 @@ def _pools(config: TrainerConfig) -> Iterator[tuple[str, str]]:
     per_node = config.integer("cluster.gpus_per_node")
     num_ranks = config.integer("cluster.num_nodes") * per_node
     taken = {}
-    if not config.value(f"{_G}.colocated.enabled"):
-        taken["generate"] = _pool_size(config, f"{_G}.colocated.resources", per_node)
-    if config.has(f"{_RM}.model_name"):
-        taken["score"] = _pool_size(config, f"{_RM}.resources", per_node)
+    if not config.value(f"{_GENERATION}.colocated.enabled"):
+        taken["generate"] = _pool_size(config, f"{_GENERATION}.colocated.resources", per_node)
+    if config.has(f"{_REWARD_MODEL}.model_name"):
+        taken["score"] = _pool_size(config, f"{_REWARD_MODEL}.resources", per_node)
     if sum(taken.values()) >= num_ranks:
         raise BadInput(f"cluster.num_nodes={config.value('cluster.num_nodes')} leaves no rank to train; give it more.")
     yield from consecutive_pools([("train", num_ranks - sum(taken.values())), *taken.items()])
@@ -203,10 +208,12 @@ def _read_pools(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
     pools = dict(_pools(config))
     for what, key in (("nodes", row.key), ("ranks_per_node", per_node_key)):
         yield ParsedField(f"cluster.{what}", config.integer(key), (key,))
-    keys = (f"{_G}.colocated.enabled", f"{_G}.colocated.resources.num_nodes")
+    keys = (f"{_GENERATION}.colocated.enabled", f"{_GENERATION}.colocated.resources.num_nodes")
     yield ParsedField(f"{GENERATE}.pool", pools.get("generate", pools["train"]), keys)
     if setup.reward is None:
-        yield ParsedField("reward_score.pool", pools.get("score", pools["train"]), (f"{_RM}.resources.num_nodes",))
+        yield ParsedField(
+            "reward_score.pool", pools.get("score", pools["train"]), (f"{_REWARD_MODEL}.resources.num_nodes",)
+        )
     for stage in setup.stages(*_STAGES["policy"], *_STAGES["value"]):
         yield ParsedField(f"{stage}.pool", pools["train"], (row.key, per_node_key))
 
@@ -241,7 +248,7 @@ def _read_layout(model: str) -> Read:
 
 
 def _read_recompute(model: str) -> Read:
-    """All activations are recomputed, unless the second key names some."""
+    """Read recomputation: full if activation checkpointing is on and no `recompute_granularity` is set."""
 
     def read(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
         keys = (row.key, f"{model}.megatron_cfg.recompute_granularity")
@@ -261,12 +268,12 @@ _PACKINGS = ("sequence_packing", "dynamic_batching")
 
 
 def _packing(config: TrainerConfig, model: str) -> str | None:
-    """How a model packs its micro-batches to a number of tokens; None where they have a number of rows."""
+    """The key of the method by which a model fills micro-batches up to a token cap; None if they have fixed rows."""
     return next((name for name in _PACKINGS if config.value(f"{model}.{name}.enabled")), None)
 
 
 def _read_rows(model: str, *stages: str) -> Read:
-    """Rows of a micro-batch, where the model does not pack."""
+    """Read the rows of a micro-batch, for a model without a token cap."""
 
     def read(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
         if _packing(setup.config, model) is None:
@@ -276,8 +283,8 @@ def _read_rows(model: str, *stages: str) -> Read:
     return _if_trained(model, read)
 
 
-def _read_budget(model: str, packing: str, *stages: str) -> Read:
-    """Tokens of a micro-batch for a whole context-parallel group, where the model packs in this way."""
+def _read_token_cap(model: str, packing: str, *stages: str) -> Read:
+    """Read the token cap of a micro-batch over a whole context-parallel group, for a model that packs in this way."""
 
     def read(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
         if _packing(setup.config, model) == packing:
@@ -288,10 +295,16 @@ def _read_budget(model: str, packing: str, *stages: str) -> Read:
     return _if_trained(model, read)
 
 
-def _longest(config: TrainerConfig) -> tuple[int, int]:
-    """The longest prompt and response. A prompt that may fill the whole sequence has what the response leaves of it, or
-    half of it if that is nothing."""
-    total, response = config.integer("policy.max_total_sequence_length"), config.integer(f"{_G}.max_new_tokens")
+def _max_lengths(config: TrainerConfig) -> tuple[int, int]:
+    """The maximum lengths of a prompt and of a response.
+
+    If prompts may be as long as the whole sequence, their maximum is the sequence less the maximum response, or half
+    the sequence if the response may fill it too.
+    """
+    total, response = (
+        config.integer("policy.max_total_sequence_length"),
+        config.integer(f"{_GENERATION}.max_new_tokens"),
+    )
     prompt = config.integer("data.max_input_seq_length")
     if prompt >= total:
         prompt = max(1, total - response if response < total else total // 2)
@@ -299,12 +312,12 @@ def _longest(config: TrainerConfig) -> tuple[int, int]:
 
 
 def _read_prompt(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
-    yield ParsedField("workload.prompt", _longest(setup.config)[0], (row.key,))
+    yield ParsedField("workload.prompt", _max_lengths(setup.config)[0], (row.key,))
 
 
 def _read_response(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
     keys = (row.key, "policy.max_total_sequence_length")
-    yield ParsedField("workload.response", _longest(setup.config)[1], keys)
+    yield ParsedField("workload.response", _max_lengths(setup.config)[1], keys)
 
 
 def _num_sequences(group: str) -> Callable[[TrainingSetup], int]:
@@ -338,14 +351,14 @@ def _read_loss_mean(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
     yield from setup.setting("loss_mean", "token" if setup.config.value(row.key) else "sequence", row.key)
 
 
-def _read_by_std(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
-    """Whether advantages are divided by the deviation, under its present key where the configuration gives that."""
-    present, former = "grpo.adv_estimator.normalize_rewards", "grpo.normalize_rewards"
-    if row.key == (present if setup.config.has(present) else former):
+def _read_normalise_by_std(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    """Read whether advantages are divided by the standard deviation: from the newer of its two keys if that is set."""
+    newer, older = "grpo.adv_estimator.normalize_rewards", "grpo.normalize_rewards"
+    if row.key == (newer if setup.config.has(newer) else older):
         yield from setup.setting("normalise_by_std", bool(setup.config.value(row.key)), row.key)
 
 
-# What is peculiar to NeMo-RL in an export
+# Functions that write rows which only NeMo-RL has
 
 
 def _recomputes_all(stage: str) -> Write:
@@ -385,6 +398,7 @@ def _write_token_mean(source: ExportInput, _row: Row) -> ConfigValue:
 
 
 def _write_engine_experts(source: ExportInput, _row: Row) -> ConfigValue:
+    """The expert-parallel size of vLLM: all ranks of the neighbouring replicas that together hold all experts."""
     layout = source.plan.placement(GENERATE).layout
     return layout.expert_replicas * layout.tp if layout.ep > 1 else None
 
@@ -421,11 +435,11 @@ def _model_rows(model: str) -> tuple[Row, ...]:
 
 
 def _packing_rows(packing: str) -> tuple[Row, ...]:
-    """The rows of micro-batches with a number of tokens; the value model packs for context parallelism."""
+    """The rows of token caps, with the key that enables them for the policy."""
 
     def tokens(model: str, kind: str, *stages: str) -> Row:
         field = f"placements.{stages[0]}.schedule.micro_batch_tokens"
-        return Row(f"{model}.{packing}.{kind}_mb_tokens", field, _read_budget(model, packing, *stages), None)
+        return Row(f"{model}.{packing}.{kind}_mb_tokens", field, _read_token_cap(model, packing, *stages), None)
 
     enabled = "rule: micro-batches are packed"
     return (
@@ -464,16 +478,16 @@ def _has_lora(config: TrainerConfig) -> bool:
     return not _has_peft(config) and bool(config.value("policy.dtensor_cfg.lora_cfg.enabled"))
 
 
-def _by_megatron(setup: TrainingSetup) -> bool:
+def _megatron_trains(setup: TrainingSetup) -> bool:
     return _is_megatron(setup.config)
 
 
-def _by_dtensor(setup: TrainingSetup) -> bool:
+def _dtensor_trains(setup: TrainingSetup) -> bool:
     return not _is_megatron(setup.config)
 
 
 def _table(group: str) -> tuple[Row, ...]:
-    """The table of a configuration whose algorithm's keys are below `ppo` or `grpo`."""
+    """The rows of a configuration of one algorithm; `group` is the key prefix of the algorithm, `ppo` or `grpo`."""
     ahead, scored = f"placements.{GENERATE}.steps_ahead", "placements.reward_score"
     generation, generation_pool = f"placements.{GENERATE}", f"pools: the pool of {GENERATE}"
     is_grpo, shaping = group == "grpo", f"{group}.reward_shaping"
@@ -551,8 +565,9 @@ def _table(group: str) -> tuple[Row, ...]:
             reads.models(Role.ACTOR, Role.REF), writes.model_path(Role.ACTOR)),
         Row("value.model_name", "job: models.critic.path", reads.models(Role.CRITIC), writes.model_path(Role.CRITIC)),
         Row(f"{group}.adv_estimator.name", "job: algorithm", reads.estimator, None),
-        Row("policy.megatron_cfg.optimizer.lr", "setting: actor_learning_rate", reads.if_(_by_megatron, read_field)),
-        Row("policy.optimizer.kwargs.lr", "setting: actor_learning_rate", reads.if_(_by_dtensor, read_field), None),
+        Row("policy.megatron_cfg.optimizer.lr", "setting: actor_learning_rate",
+            reads.if_(_megatron_trains, read_field)),
+        Row("policy.optimizer.kwargs.lr", "setting: actor_learning_rate", reads.if_(_dtensor_trains, read_field), None),
         Row("value.megatron_cfg.optimizer.lr", "setting: critic_learning_rate"),
         Row("ppo.adv_estimator.gae_lambda", "setting: gae_lambda"),
         Row("ppo.adv_estimator.gae_gamma", "setting: gamma"),
@@ -579,16 +594,16 @@ def _table(group: str) -> tuple[Row, ...]:
         Row("value.precision", "facts.precision", None, None, "read as bf16, with a note where it is another"),
         # settings that are read and not written
         Row("policy.megatron_cfg.optimizer.weight_decay", "setting: weight_decay",
-            reads.if_(_by_megatron, read_field), None),
+            reads.if_(_megatron_trains, read_field), None),
         Row("policy.optimizer.kwargs.weight_decay", "setting: weight_decay",
-            reads.if_(_by_dtensor, read_field), None),
+            reads.if_(_dtensor_trains, read_field), None),
         Row("policy.max_grad_norm", "setting: max_grad_norm", write=None),
         Row("policy.generation.top_p", "setting: top_p", reads.top_p, None),
         Row("policy.generation.top_k", "setting: top_k", reads.top_k, None),
         Row("policy.megatron_cfg.scheduler.lr_warmup_iters", "setting: actor_schedule",
-            reads.if_(_by_megatron, reads.warmup_steps(Role.ACTOR)), None),
+            reads.if_(_megatron_trains, reads.warmup_steps(Role.ACTOR)), None),
         Row("value.megatron_cfg.scheduler.lr_warmup_iters", "setting: critic_schedule",
-            reads.if_(_by_megatron, reads.warmup_steps(Role.CRITIC)), None),
+            reads.if_(_megatron_trains, reads.warmup_steps(Role.CRITIC)), None),
         Row(f"{shaping}.overlong_buffer_length", "setting: overlong_tokens", if_shaped(reads.overlong_tokens), None),
         Row(f"{shaping}.overlong_buffer_penalty", "setting: overlong_penalty",
             if_shaped(reads.overlong_penalty(f"{shaping}.overlong_buffer_length")), None),
@@ -596,30 +611,30 @@ def _table(group: str) -> tuple[Row, ...]:
         *_adapter_rows("policy.dtensor_cfg.lora_cfg", _has_lora),
         Row("loss_fn.token_level_loss", "job: loss_mean", _read_loss_mean, _write_token_mean),
         Row("grpo.adv_estimator.normalize_rewards", "setting: normalise_by_std",
-            _read_by_std, None, "instead of the next key"),
+            _read_normalise_by_std, None, "instead of the next key"),
         Row("grpo.normalize_rewards", "setting: normalise_by_std",
-            _read_by_std, write_field if is_grpo else None, "for a configuration of grpo"),
+            _read_normalise_by_std, write_field if is_grpo else None, "for a configuration of grpo"),
     )  # fmt: skip
 
 
 TABLES = {group: _table(group) for group in ("ppo", "grpo")}
-"""NeMo-RL's keys and our fields, in the order of an export, by the group of the algorithm's keys."""
+"""NeMo-RL's keys and the fields of a job or plan, in the order of an export, by the algorithm's key prefix."""
 
 
-def settings(origin: ExportInput) -> Iterator[KeyValue]:
+def settings(source: ExportInput) -> Iterator[KeyValue]:
     """The keys of NeMo-RL's configuration that express a plan. Raises BadInput for a GRPO of several epochs."""
-    group, epochs = _group(origin), origin.plan.facts.workload.num_epochs
+    group, epochs = _group(source), source.plan.facts.workload.num_epochs
     if group == "grpo" and epochs > 1:
         raise BadInput(f"workload.num_epochs={epochs}: NeMo-RL trains GRPO for one epoch in a step; use 1.")
-    yield from write_table(TABLES[group], origin)
+    yield from write_table(TABLES[group], source)
 
 
-def _group(origin: ExportInput) -> str:
-    return "grpo" if origin.algorithm == "grpo" else "ppo"
+def _group(source: ExportInput) -> str:
+    return "grpo" if source.algorithm == "grpo" else "ppo"
 
 
-def _files(origin: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, str]:
-    group, function = _group(origin), origin.reward_function
+def _files(source: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, str]:
+    group, function = _group(source), source.reward_function
     base, example, config = f"{group}_math_1B_megatron.yaml", f"examples/run_{group}.py", "examples/configs/config.yaml"
     head = (
         "Runs NeMo-RL with this plan, from the root of its repository. Copy config.yaml into examples/configs first:\n"
@@ -635,7 +650,7 @@ def _files(origin: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, st
         "run.sh": script(head, f'uv run "$(dirname "$0")/{_LAUNCHER}" --config {config}', ()),
         "config.yaml": f"defaults: {base}\n{nested_yaml([*settings, environment])}",
         _LAUNCHER: _LAUNCHER_TEXT.substitute(hook=HOOK_MODULE, example=example),
-        **reward_hook("nemo-rl", origin),
+        **reward_hook("nemo-rl", source),
     }
 
 
@@ -742,7 +757,7 @@ def _unused_keys(setup: TrainingSetup) -> Iterator[str]:
 
 
 def _other_training(config: TrainerConfig) -> str | None:
-    """The key or base file by which a configuration is not one of reinforcement learning; None if it is one."""
+    """A key or base file that shows that a configuration is not for reinforcement learning; None if there is none."""
     for name in config.missing:
         if _OTHER_FILES.match(Path(name).name):
             return f"defaults: {name}"
@@ -750,8 +765,8 @@ def _other_training(config: TrainerConfig) -> str | None:
 
 
 def _training_setup(config: TrainerConfig, group: str) -> TrainingSetup:
-    """The algorithm: a reference model runs unless it is skipped; the KL penalty is in the loss or inside the
-    reward."""
+    """The algorithm of a configuration: its advantage estimator, whether there is a reference model, whether the KL
+    penalty is in the loss or in the reward, and the reward function."""
     key, kl = f"{group}.adv_estimator.name", "loss_fn.reference_policy_kl_penalty"
     estimator = estimator_of(config, key, _ESTIMATORS)
     if estimator is REINFORCE_ESTIMATOR and config.value("grpo.adv_estimator.minus_baseline"):
@@ -765,12 +780,13 @@ def _training_setup(config: TrainerConfig, group: str) -> TrainingSetup:
         has_ref=has_ref,
         kl_in_loss=kl if has_ref and not in_reward else None,
         kl_in_reward=kl if in_reward and has_ref else None,
-        reward=None if config.has(f"{_RM}.model_name") else _function_reward(config),
+        reward=None if config.has(f"{_REWARD_MODEL}.model_name") else _function_reward(config),
     )
 
 
 def _function_reward(config: TrainerConfig) -> FunctionReward:
-    """The reward of the job: the function that an export wrote, or our checks of answers for NeMo-RL's own."""
+    """The reward function of the job: the one that an export recorded, or else Meshwright's built-in check of answers
+    in place of NeMo-RL's."""
     if config.value("data.default.env_name") == HOOK_MODULE:
         function = config.text(_FUNCTION_KEY) or USER_FUNCTION
         return FunctionReward(function, ("data.default.env_name", _FUNCTION_KEY))

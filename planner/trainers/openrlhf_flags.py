@@ -84,10 +84,12 @@ CURRENT_NAMES: Mapping[str, str] = {
     "value_clip": "critic.value_clip",
     "zero_stage": "ds.zero_stage",
 }
+"""The names in 0.11 of flags before it; `config_keys.read_flags` renames by this table."""
 
 
 def with_current_flags(config: TrainerConfig) -> TrainerConfig:
-    """Rename flags to those of 0.11: merged and split flags, and a group that is renamed in later versions."""
+    """Convert the flags that `CURRENT_NAMES` cannot: those that 0.11 merged or split, and the group that later versions
+    renamed. Flags in `CURRENT_NAMES` are renamed already."""
 
     def rename(values: Mapping[str, Any]) -> dict[str, Any]:
         return {_current_name(config, key): value for key, value in _merge_old(values).items()}

@@ -33,7 +33,7 @@ _OTHER_DEVICE = re.compile(r"^python3? -c .*\bimport torch_npu\b|^npu-smi\b")
 _MAX_STATEMENTS = 20_000
 _MAX_ITERATIONS = 64
 _LIST_OPERANDS = 2
-"""Commands on the two sides of `&&` or `||`."""
+"""Number of operands of `&&` or `||`, which tree-sitter calls a list."""
 
 _MAX_DEPTH = 24
 _MAX_QUOTED = 80
@@ -282,7 +282,7 @@ class _Shell:
             if holds:
                 break
         else:
-            possible = [[], *possible]
+            possible = [[], *possible]  # without `else`, no branch may run
         if possible != [[]]:
             self._run_undecided(possible, question)
 
@@ -296,7 +296,10 @@ class _Shell:
         self._run_all(body)
 
     def _run_undecided(self, branches: list[list[Node]], question: str) -> None:
-        """Run the first or the last of several possible branches, without those that end the script."""
+        """Run the first or the last of several possible branches, leaving out those that end the script.
+
+        Imports evaluate a script twice, with and without `first`, so that the first and the last branch are run.
+        """
         continuing = [body for body in branches if not _ends(body)]
         if not continuing:
             return
@@ -494,6 +497,7 @@ class _Shell:
 
 
 _UNKNOWN = "\0"
+"""Stands in `printed` for output that is not known from the script."""
 
 _STATEMENTS: Mapping[str, Callable[[_Shell, Node], object]] = {
     "variable_assignment": _Shell.assign,

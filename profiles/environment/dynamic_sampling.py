@@ -9,8 +9,8 @@ probabilities over w >= 0.
 A step trains on the first P groups kept, in the order of their prompts, which is fixed before anything is sampled;
 later ones are dropped. The first P successes of independent trials are independent samples of the distribution of a
 success, however many trials they took. So the estimator is the unbiased mean gradient over groups with non-zero
-variance, which is that over all groups times 1 / a. The P groups that finish first would be a biased
-choice: short responses finish first.
+variance. The other groups have a gradient of zero, so this is 1 / a times the mean over all groups. The P groups that
+finish first would be a biased choice, because short responses finish first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Analyses of a plan without running it, other plans beside it, and re-planning of a running job."""
+"""Analyses of a plan without running it, searches for alternatives to it, and re-planning of a running job."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ def structures(
 ) -> tuple[Ranked, ...]:
     """The `count` best plans that differ in some stage's layout, `best` among them, ranked by mean simulated step.
 
-    Each takes several searches under the pins of `best`, and its bound holds for the whole space; there may be fewer.
+    Each takes several searches under the pins of `best`; the bound of each plan is one on the whole space. Fewer are
+    returned if no more exist.
     Raises BadInput for a plan that breaks a rule.
     """
     model_of = cost_model_builder(table)
@@ -120,8 +121,9 @@ def explain(
 ) -> FullExplanation:
     """Why a plan is as it is: the critical path of its period, the binding memory limits, and its sensitivities.
 
-    With `runner_ups` also what each choice gains, and with `sizes`, numbers of ranks, the best plan on each of them;
-    both search again. `price` is that of a GPU-hour, in any currency. The table is the one that the plan was made with.
+    With `runner_ups` it also has what each choice gains over the best plan without it, and with `sizes`, which are
+    numbers of ranks, the best plan on each of them; both search again. `price` is that of a GPU-hour, in any currency.
+    The table is the one that the plan was made with.
     Raises BadInput for a plan that breaks a rule and a size that is not a number of whole nodes.
 
     >>> why = api.explain(plan)
@@ -176,7 +178,7 @@ def whatif(
 
 
 def _search_counter(progress: Progress | None, what: str, total: int) -> Callable[[], None] | None:
-    """A callback that reports one more search as done; none is reported as done right away."""
+    """A callback that reports one more search as done; the first report, of none done, is made at once."""
     if progress is None:
         return None
     report, done = progress, counting(1)

@@ -34,7 +34,7 @@ def require_data(job: Job, directory: Path, allowed_modules: Collection[str]) ->
 
     Raises BadInput for data that cannot be read or lacks a column, and for functions of modules that are not allowed.
     """
-    require_allowed_rewards(job.rewards, allowed_modules, has_answers=True)
+    require_allowed_rewards(job.rewards, allowed_modules, has_answers=True)  # answers are checked below, once read
     if job.tool:
         require_allowed_tool(job.tool, allowed_modules)
     elif job.workload.turns:

@@ -29,7 +29,8 @@ from meshwright.runtime.model.mesh import Mesh
 
 @dataclass(frozen=True, kw_only=True)
 class TurnLimits:
-    """Limits of a rollout: turns, sampled tokens of a turn, tokens of an answer, and all tokens after the prompt."""
+    """Limits of a rollout: its turns, the `sampled` tokens of a turn, the tokens of a tool's `answer`, and all tokens
+    after the prompt (`response`)."""
 
     num_turns: int
     sampled: int
@@ -75,7 +76,7 @@ class ToolTurns:
         its slot and cache."""
         self.call_end = call_end
         self.num_calls, self.seconds = 0, 0.0
-        """The number of calls that this rank has made, and the seconds until they were answered, summed."""
+        """The number of calls that were answered on this rank, and the sum of the seconds that they took."""
         self._tools, self._limits, self._keeps_cache = tools, limits, keeps_cache
         self._describe, self._encode = describe, encode
         self._new_calls: list[LiveSequence] = []
@@ -86,7 +87,7 @@ class ToolTurns:
         self._suspended: dict[int, _Suspended] = {}
         self._without_slot: dict[int, PartialResponse] = {}
         self._answers: dict[int, tuple[int, ...]] = {}
-        """Answers, by sample id, whose sequences are not resumed yet: another slot group has its decode round."""
+        """Answers, by sample id, to sequences that keep their slot until the next decode round of their slot group."""
         self._answered_calls: queue.SimpleQueue[tuple[int, Future[ToolAnswer]]] = queue.SimpleQueue()
         self._waits = False
         self._messages = _Messages(mesh, device)

@@ -41,7 +41,7 @@ def listen(launcher: int | None = None, stop_file: Path | None = None) -> None:
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _stop_signals())
     _stop_files[:] = [stop_file] if stop_file else []
-    threading.Thread(target=_wait, args=(launcher,), name="signals", daemon=True).start()
+    threading.Thread(target=_receive_signals, args=(launcher,), name="signals", daemon=True).start()
 
 
 def _stop_signals() -> tuple[signal.Signals, ...]:
@@ -80,7 +80,8 @@ def nothing_to_finish() -> Iterator[None]:
         _waits_for_nodes.clear()
 
 
-def _wait(launcher: int | None) -> None:
+def _receive_signals(launcher: int | None) -> None:
+    """Record requests to stop; exit on the second terminating signal, or on the first from the launcher."""
     first = math.inf
     while True:
         received = signal.sigwaitinfo(_stop_signals())
@@ -106,7 +107,7 @@ def shield_helpers() -> None:
 
 
 def unblock_signals() -> None:
-    """Unblock the stop signals in a process that was forked from such a helper and does not call `listen`."""
+    """Unblock the stop signals in a process that was forked by a helper of `shield_helpers` and does not `listen`."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 

@@ -91,7 +91,7 @@ def keep_steps_before(path: Path, first_step: int, *, with_evaluation: bool = Fa
         is_evaluation = with_evaluation and value.get("kind") == "evaluate"
         return bool(value["step"] >= first_step + is_evaluation)
 
-    def is_settled(line: Line) -> bool:
+    def is_settled(line: Line) -> bool:  # all earlier lines are of steps before `first_step`
         return line.is_complete and bool(_parsed(line, lambda value: value["step"]) < first_step - MAX_STEPS_AHEAD)
 
     drop_lines(path, is_dropped, is_settled)
@@ -121,7 +121,7 @@ class Tail:
 
     def __init__(self, path: Path, max_lines: int = 100_000) -> None:
         self._max_lines = max_lines
-        self._path, self._offset, self._file = path, 0, 0
+        self._path, self._offset, self._inode = path, 0, 0
 
     def read(self) -> tuple[bool, list[str]]:
         """Return (True if the file was replaced, new lines); (False, []) if it does not exist."""
@@ -142,7 +142,7 @@ class Tail:
         return is_replaced, [line.decode("utf-8", errors="replace") for line in lines]
 
     def skip(self) -> bool:
-        """Return True if the file was replaced; then its lines are skipped, as the caller reads them in another way."""
+        """Skip the lines of a file that was replaced, as the caller reads them otherwise; return True if it was."""
         if not self._path.exists():
             return False
         require_file(self._path, "the record of a run", sys.maxsize)
@@ -154,8 +154,8 @@ class Tail:
 
     def _is_replaced(self, descriptor: int) -> bool:
         status = os.fstat(descriptor)
-        is_known, self._file = status.st_ino == self._file, status.st_ino
-        return not is_known or status.st_size < self._offset
+        is_same_file, self._inode = status.st_ino == self._inode, status.st_ino
+        return not is_same_file or status.st_size < self._offset
 
 
 def _end_of_lines(path: Path, file: BinaryIO) -> int:

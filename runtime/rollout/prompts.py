@@ -29,7 +29,8 @@ _TOKENIZER_CONFIG = "tokenizer_config.json"
 
 @dataclass(frozen=True, kw_only=True)
 class PromptData:
-    """The encoded prompts of a job, what ends a response to them, and the seed."""
+    """The encoded prompts of a job, the end tokens and stop strings of a response (`ends`; `stop` finds the strings in
+    sampled text), and the seed."""
 
     train: tuple[tuple[int, ...], ...]
     held_out: tuple[tuple[int, ...], ...]
@@ -51,7 +52,7 @@ class PromptData:
     """Number of prompts that waves of dynamic sampling had used before this run started or was resumed."""
     train_columns: tuple[Mapping[str, Any], ...] = ()
     held_out_columns: tuple[Mapping[str, Any], ...] = ()
-    """The other columns of the job by name, for each prompt."""
+    """The columns that the job names besides the prompt, by name, for each prompt."""
     tokenizer: Tokenizer | None = None
 
     def batch(self, step: int) -> tuple[Prompt, ...]:
@@ -65,9 +66,9 @@ class PromptData:
         )
 
     def wave(self, step: int, rows: range, num_wave_prompts: int) -> tuple[Prompt, ...]:
-        """Return the prompts of a wave of a step, in these rows, each repeated for every sample of its group. They
-        follow the first `num_wave_prompts` prompts of the shuffled passes, however many of those earlier steps have
-        kept."""
+        """Return the prompts of a wave of a step, in these rows, each repeated for every sample of its group. Earlier
+        waves have used the first `num_wave_prompts` prompts of the shuffled passes, whether their groups were kept or
+        not."""
         size = self.group_size
         return tuple(
             Prompt(step=step, row=row, sample_id=sample_id, tokens=self._training_prompt(sample_id // size))
@@ -123,8 +124,8 @@ class PromptData:
 
     def _training_index(self, position: int) -> int:
         """Return the index, among the training prompts, of the one at a position in the concatenated passes."""
-        passes, offset = divmod(position, len(self.train))
-        return _order(self.seed, passes, len(self.train))[offset]
+        pass_number, offset = divmod(position, len(self.train))
+        return _order(self.seed, pass_number, len(self.train))[offset]
 
 
 def _digest(prompts: tuple[tuple[int, ...], ...]) -> str:
@@ -132,10 +133,10 @@ def _digest(prompts: tuple[tuple[int, ...], ...]) -> str:
 
 
 @functools.lru_cache(maxsize=2)
-def _order(seed: int, passes: int, count: int) -> tuple[int, ...]:
+def _order(seed: int, pass_number: int, count: int) -> tuple[int, ...]:
     """Return the order in which one pass visits `count` prompts."""
     order = list(range(count))
-    random.Random(f"{seed}/{passes}").shuffle(order)
+    random.Random(f"{seed}/{pass_number}").shuffle(order)
     return tuple(order)
 
 

@@ -44,10 +44,11 @@ class DirectlySavedOptimizer(DistributedOptimizer):
     def sharded_param_state_fully_reshardable(
         self, model_sharded_state_dict: dict[str, Any], is_loading: bool = False, _metadata: Any = None
     ) -> dict[int, dict[str, Sharded]]:
-        """The state of parameters by number, as Megatron's sharded tensors. Collective over the replicas.
+        """The state of parameters by their index, as Megatron's sharded tensors. Collective over the replicas.
 
-        For saving: the parameters that this rank writes; a state that one rank holds whole is the tensor that training
-        changes, not a copy. For loading: empty host tensors for all parameters that this rank holds a part of.
+        For saving, it has the parameters that this rank writes; if this rank holds the whole state of a parameter, the
+        tensors are those that training updates, not copies. For loading, it has empty host tensors for all parameters
+        of which this rank holds a shard.
         """
         parameters, _ = extract_sharded_tensors_and_factories(model_sharded_state_dict)
         sharded_of = {sharded.data: sharded for sharded in nested_values(parameters)}
@@ -57,6 +58,7 @@ class DirectlySavedOptimizer(DistributedOptimizer):
             if is_loading:
                 empty = {name: torch.empty(parameter.shape, dtype=torch.float32, device="cpu") for name in _STATE}
                 state[number] = _sharded_as(sharded, empty, sharded.replica_id)
+            # A replica id is (pp, tp, dp); of the copies of a parameter within a replica only (0, 0, dp) is written.
             elif not any(sharded.replica_id[:-1]) and (whole := self._gather_state(parameter, sizes)):
                 state[number] = _sharded_as(sharded, whole, (0,) * len(sharded.replica_id))
         return state

@@ -30,9 +30,9 @@ class Buckets:
     """The bucket size of overlapped gradient reduction and weight gathering."""
 
     min_params: int
-    """Minimum number of parameters of a bucket, so that bandwidth and not latency dominates its time. A bucket has at
-    least one whole layer, except the last bucket and tied embeddings: the backward pass might complete two buckets
-    within one layer in the opposite order."""
+    """Minimum number of parameters of a bucket, so that bandwidth and not latency dominates its time. A bucket also has
+    at least one whole layer, except the last bucket and tied embeddings. If two buckets ended within one layer, the
+    backward pass might complete them in the opposite order."""
 
     def size(self, chunk: Decoder) -> int:
         """Minimum number of parameters of a bucket of this chunk."""
