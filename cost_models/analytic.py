@@ -36,18 +36,18 @@ from meshwright.cost_models.params import ShardedModel, sharded, sharded_by_each
 from meshwright.cost_models.pipeline import BatchCompute, Pipeline, PipelineCosts, RankCompute, Updates, step_addends
 from meshwright.cost_models.protocol import (
     BytesColumns,
-    Call,
     LayoutCosts,
     Memo,
-    Move,
-    OneByOne,
+    QueriedLayoutCosts,
+    QueryLoop,
+    RefitQuery,
     SecondsColumns,
-    TotalCosts,
+    StageQuery,
 )
 from meshwright.cost_models.rollout_cost import Replica, RolloutCosts
 from meshwright.cost_models.rounds import replica_responses
 from meshwright.cost_models.steady_state import Overlap, SteadyState
-from meshwright.profiles.choice_table import ChoiceTable, LayoutColumns, MicroBatchLimits, ScheduleTable, amounts_of
+from meshwright.profiles.choice_table import ChoiceTable, LayoutColumns, PassSettings, ScheduleTable, field_values
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
 from meshwright.profiles.elementwise import BoolArray, FloatArray, IntArray, N, sum_of
 from meshwright.profiles.errors import BadInput
@@ -98,7 +98,7 @@ class WorkloadSplits(NamedTuple):
     batches: MicroBatchCache
     streams: StreamingCache
     periods: SteadyState
-    works: Memo[tuple[int, int, Overlap, int, int, int | None], Work]
+    generation_works: Memo[tuple[int, int, Overlap, int, int, int | None], Work]
     tables: Memo[tuple[ScheduleTable, int, int, ChunkFunction], TablePasses]
     rollouts: RolloutCosts | None
 
@@ -123,11 +123,11 @@ class WorkloadSplits(NamedTuple):
         """
 
         def make() -> TablePasses:
-            each = [np.array(self._passes(split, num_rows, cp, chunks_of)) for split in table.splits]
+            each = [np.array(self._passes(split, num_rows, cp, chunks_of)) for split in table.batch_splits]
             return TablePasses(
                 np.concatenate(each).T,
                 np.array([len(passes) for passes in each]),
-                np.array([split.chunk_tokens > 0 for split in table.splits]),
+                np.array([split.chunk_tokens > 0 for split in table.batch_splits]),
             )
 
         return self.tables.memoize((table, num_rows, cp, chunks_of), make)
@@ -142,7 +142,7 @@ class WorkloadSplits(NamedTuple):
         return [(*batch, 0.0) for batch in batches]
 
 
-class AnalyticModel(OneByOne):
+class AnalyticModel(QueryLoop):
     """A cost model for one cluster, workload and precision; of this project's runtime unless a `framework` is given.
 
     `make_shard` may replace the analytic times of a shard, `efficiency` the constants of the device's family. Without
@@ -173,8 +173,8 @@ class AnalyticModel(OneByOne):
         self._collectives = table.collectives if table else ()
         self._networks: Memo[bool, Network] = Memo()
         self._splits = WorkloadSplits.for_workload(workload)
-        self._costs: Memo[Call, Cost] = Memo()
-        self._memories: Memo[Call, Memory] = Memo()
+        self._costs: Memo[StageQuery, Cost] = Memo()
+        self._memories: Memo[StageQuery, Memory] = Memo()
         self._layout_memories: Memo[tuple[str, ModelSpec, Layout], LayoutMemory] = Memo()
         self._layout_costs: Memo[tuple[str, ModelSpec, Layout, int], PipelineCosts] = Memo()
         self._generations: Memo[tuple[ModelSpec, Layout], Generation] = Memo()
@@ -198,7 +198,7 @@ class AnalyticModel(OneByOne):
         rank_seconds = rank_seconds_lower_bound(stage, model, self._cluster, self._workload, self._precision)
         return rank_seconds / num_ranks / max(1.0, self._efficiency.gemm.flops)
 
-    def generation_lower_bound(self, call: Call) -> float:
+    def generation_lower_bound(self, call: StageQuery) -> float:
         """A bound from the fewest possible rounds; 0 if times are measured."""
         if not self.seconds_are_monotone:
             return 0.0
@@ -212,23 +212,23 @@ class AnalyticModel(OneByOne):
             num_tokens, longest = min(num_tokens, num_rows * self._workload.response_lengths.mean), 0
         return generation_lower_bound(generation, num_tokens - num_rows, num_slots, num_slots, longest)
 
-    def with_row_split(self, call: Call) -> Schedule:
+    def with_row_split(self, call: StageQuery) -> Schedule:
         """Return the schedule unchanged: all nodes are of one kind."""
         return call.schedule
 
-    def seconds(self, call: Call) -> Cost:
+    def seconds(self, call: StageQuery) -> Cost:
         """Return the seconds of one step. Raises BadInput for a layout that does not divide the model."""
         return self._costs.memoize(call, lambda: self._seconds(call))
 
-    def tail_seconds(self, call: Call) -> float:
+    def tail_seconds(self, call: StageQuery) -> float:
         if not call.schedule.chunk_tokens:
             return self.seconds(call).total
         return self._pipeline_costs(call).tail_seconds(call.schedule)
 
-    def memory(self, call: Call) -> Memory:
+    def memory(self, call: StageQuery) -> Memory:
         return self._memories.memoize(call, lambda: self._layout_memory(call).memory(call.schedule))
 
-    def _layout_memory(self, call: Call) -> LayoutMemory:
+    def _layout_memory(self, call: StageQuery) -> LayoutMemory:
         """Return the memory model, which every schedule of a layout shares."""
         return self._layout_memories.memoize(
             (call.stage.name, call.model, call.layout),
@@ -242,17 +242,21 @@ class AnalyticModel(OneByOne):
             ),
         )
 
-    def seconds_of_choices(self, call: Call, choices: ChoiceTable) -> SecondsColumns:
+    def seconds_of_choices(self, call: StageQuery, choices: ChoiceTable) -> SecondsColumns:
         if call.stage.generates:
             return super().seconds_of_choices(call, choices)
         pipeline = self._pipeline(call, sharded_by_each(call.model, choices.layout), choices)
         layouts = [replace(call, layout=layout) for layout in choices.layouts]
-        compute = BatchCompute(*choices.gather(self._compute_of_tables(layouts, choices.tables, all_chunks)))
-        num_rows = choices.layout.of_each([[self._rows(one)] for one in layouts])[0]
+        compute = BatchCompute(
+            *choices.gather_by_schedule(self._compute_of_tables(layouts, choices.tables, all_chunks))
+        )
+        num_rows = choices.layout.expand_to_choices([[self._rows(one)] for one in layouts])[0]
         addends = step_addends(pipeline, compute, self._updates_of_each(call, choices.layout, layouts), num_rows)
         seconds = tails = sum_of([amount for _, amount, _ in addends])
         if choices.chunk_tokens.any():
-            last = BatchCompute(*choices.gather(self._compute_of_tables(layouts, choices.tables, last_chunks)))
+            last = BatchCompute(
+                *choices.gather_by_schedule(self._compute_of_tables(layouts, choices.tables, last_chunks))
+            )
             tail_seconds = sum_of([amount for _, amount, _ in pipeline.addends(last)])
             tails = np.where(choices.chunk_tokens > 0, tail_seconds, seconds)
         for offload in choices.offloads:
@@ -268,7 +272,7 @@ class AnalyticModel(OneByOne):
         tails = np.where(choices.chunk_tokens > 0, np.minimum(tails, seconds), seconds)
         return SecondsColumns(seconds, tails)
 
-    def bytes_of_choices(self, call: Call, choices: ChoiceTable) -> BytesColumns:
+    def bytes_of_choices(self, call: StageQuery, choices: ChoiceTable) -> BytesColumns:
         if call.stage.generates:
             return super().bytes_of_choices(call, choices)
         shards = sharded_by_each(call.model, choices.layout)
@@ -277,7 +281,7 @@ class AnalyticModel(OneByOne):
         )
 
     def _compute_of_tables(
-        self, layouts: Sequence[Call], tables: Sequence[ScheduleTable], chunks_of: ChunkFunction
+        self, layouts: Sequence[StageQuery], tables: Sequence[ScheduleTable], chunks_of: ChunkFunction
     ) -> list[FloatArray]:
         """Return the amounts of `BatchCompute` on each layout for each schedule of its table, [amounts, schedules].
 
@@ -288,7 +292,7 @@ class AnalyticModel(OneByOne):
             (self._rank_compute(layout), layout.stage.trains, self._rows(layout), table, chunks_of)
             for layout, table in zip(layouts, tables, strict=True)
         ]
-        new_keys: dict[RankCompute, dict[_TableKey, Call]] = {}
+        new_keys: dict[RankCompute, dict[_TableKey, StageQuery]] = {}
         for key, layout in zip(keys, layouts, strict=True):
             if key not in self._table_computes:
                 new_keys.setdefault(key[0], {})[key] = layout
@@ -297,7 +301,7 @@ class AnalyticModel(OneByOne):
         return [self._table_computes[key] for key in keys]
 
     def _new_tables(
-        self, rank_compute: RankCompute, layouts: Mapping[_TableKey, Call]
+        self, rank_compute: RankCompute, layouts: Mapping[_TableKey, StageQuery]
     ) -> Iterator[tuple[_TableKey, FloatArray]]:
         """Yield the compute of new tables on layouts that compute the same, by key."""
         all_passes = [
@@ -320,33 +324,35 @@ class AnalyticModel(OneByOne):
         first = 0
         for key in layouts:
             table = key[3]
-            of_schedules = amounts[:, first + table.split_index]
-            first += len(table.splits)
+            of_schedules = amounts[:, first + table.batch_split_index]
+            first += len(table.batch_splits)
             whole, attention = table.columns.is_recomputed, table.columns.is_attention_recomputed
             # rows 4 and 5 of `compute_of_each`: recomputing whole layers, and core attention alone
             recompute = whole * of_schedules[4] + attention * of_schedules[5]
             yield key, np.concatenate([of_schedules[:4], recompute[np.newaxis]])
 
-    def _updates_of_each(self, call: Call, layout: LayoutColumns, layouts: Sequence[Call]) -> Updates[FloatArray]:
+    def _updates_of_each(
+        self, call: StageQuery, layout: LayoutColumns, layouts: Sequence[StageQuery]
+    ) -> Updates[FloatArray]:
         """Return the updates of a stage on each choice's layout."""
         each = [self._updates(one) for one in layouts]
-        layer, ends = layout.of_each([(updates.layer, updates.ends) for updates in each])
+        layer, ends = layout.expand_to_choices([(updates.layer, updates.ends) for updates in each])
         return Updates(self._num_updates(call.stage), layer, ends, least_trusted(one.source for one in each))
 
-    def on_layout(self, call: Call) -> LayoutCosts:
+    def on_layout(self, call: StageQuery) -> LayoutCosts:
         if call.stage.generates:
-            return TotalCosts(self, call)
+            return QueriedLayoutCosts(self, call)
         return self._pipeline_costs(call)
 
-    def move_seconds(self, move: Move) -> Cost:
+    def move_seconds(self, move: RefitQuery) -> Cost:
         return communication.refit_seconds(move, self._cluster, self._efficiency, self._size, self._engine)
 
-    def seconds_of_moves(self, moves: Sequence[Move]) -> FloatArray:
+    def seconds_of_moves(self, moves: Sequence[RefitQuery]) -> FloatArray:
         uses_loader = self._engine is not None and not self._engine.refit.in_place
         if not moves or any(move.quantises or (move.generates and uses_loader) for move in moves):
             return super().seconds_of_moves(moves)
         (model,) = {move.model for move in moves}
-        columns = np.array([amounts_of(communication.transfer_of(move)) for move in moves], dtype=np.float64).T
+        columns = np.array([field_values(communication.transfer_of(move)) for move in moves], dtype=np.float64).T
         transfers = communication.WeightTransfer(*columns)
         terms: TermSums[FloatArray] = communication.sharded_refit(
             transfers, model, self._cluster, self._efficiency, self._size
@@ -356,7 +362,7 @@ class AnalyticModel(OneByOne):
     def transfer_seconds(self, num_bytes: float) -> Cost:
         return communication.experience_seconds(num_bytes, self._cluster, self._efficiency)
 
-    def _seconds(self, call: Call) -> Cost:
+    def _seconds(self, call: StageQuery) -> Cost:
         if not call.stage.generates:
             return cost_of(self._pipeline_costs(call).addends(call.schedule))
         if call.schedule.offload is not Offload.NONE:
@@ -364,11 +370,11 @@ class AnalyticModel(OneByOne):
             return self.seconds(without_offload) + cost_of(self._offload_seconds(call, call.schedule.offload).addends)
         return self._generation_seconds(call)
 
-    def _pipeline_costs(self, call: Call) -> PipelineCosts:
+    def _pipeline_costs(self, call: StageQuery) -> PipelineCosts:
         key = call.stage.name, call.model, call.layout, call.replica_rows
         return self._layout_costs.memoize(key, lambda: self._make_pipeline_costs(call))
 
-    def _make_pipeline_costs(self, call: Call) -> PipelineCosts:
+    def _make_pipeline_costs(self, call: StageQuery) -> PipelineCosts:
         rank_compute, rows, shards = self._rank_compute(call), self._rows(call), sharded(call.model, call.layout)
         return PipelineCosts(
             num_rows=rows,
@@ -380,7 +386,9 @@ class AnalyticModel(OneByOne):
             memory=self._layout_memory(call),
         )
 
-    def _compute_of(self, call: Call, rank_compute: RankCompute, rows: int, schedule: Schedule) -> BatchCompute[float]:
+    def _compute_of(
+        self, call: StageQuery, rank_compute: RankCompute, rows: int, schedule: Schedule
+    ) -> BatchCompute[float]:
         """Return the compute of one pass over `rows` rows."""
         if schedule.chunk_tokens:
             return self._streamed(call.stage, rank_compute, rows, schedule, all_chunks)
@@ -393,7 +401,7 @@ class AnalyticModel(OneByOne):
             ),
         )
 
-    def _updates(self, call: Call) -> Updates[float]:
+    def _updates(self, call: StageQuery) -> Updates[float]:
         """Return the optimizer updates of a step of the call's stage."""
         time = self._rank_compute(call).shard.time(TimedPass.OPTIMIZER, 0, 0)
         return Updates(self._num_updates(call.stage), time.layer, time.ends, time.source)
@@ -401,19 +409,19 @@ class AnalyticModel(OneByOne):
     def _num_updates(self, stage: Stage) -> int:
         return self._workload.num_minibatches * self._workload.num_epochs if stage.trains else 0
 
-    def _rows(self, call: Call) -> int:
+    def _rows(self, call: StageQuery) -> int:
         """Return the rows of one replica: of a batch, or of a minibatch if the stage trains."""
         workload = self._workload
         parts = call.layout.dp * (workload.num_minibatches if call.stage.trains else 1)
         return call.replica_rows or -(-workload.batch_size // parts)
 
-    def _offload_seconds(self, call: Call, offload: Offload) -> TermSums[float]:
+    def _offload_seconds(self, call: StageQuery, offload: Offload) -> TermSums[float]:
         shards = sharded(call.model, call.layout)
         return communication.offload_seconds(
             call.stage, shards, offload, cluster=self._cluster, efficiency=self._efficiency, element_bytes=self._size
         )
 
-    def _generation_seconds(self, call: Call) -> Cost:
+    def _generation_seconds(self, call: StageQuery) -> Cost:
         replica, overlap = self._replica(call)
         num_rows, num_slots, pp, same_prompt, _ = replica
         max_prefill_tokens = self._generation_framework.max_tokens
@@ -427,7 +435,7 @@ class AnalyticModel(OneByOne):
             cost = self._splits.rollouts.seconds(generation, replica)
         else:
             key = num_rows, num_slots, overlap, pp, same_prompt, max_prefill_tokens
-            cost = generation.seconds(self._splits.works.memoize(key, work))
+            cost = generation.seconds(self._splits.generation_works.memoize(key, work))
         need = self._workload.cache_need(call.schedule, call.layout.dp)
         if need.preemptions:
             mean_prompt = self._workload.prompt_lengths.mean
@@ -437,7 +445,7 @@ class AnalyticModel(OneByOne):
             return cost
         return cost + generation.recomputation(num_in_flight, self._tokens_in_flight(), min(pp, num_slots))
 
-    def _replica(self, call: Call) -> tuple[Replica, Overlap]:
+    def _replica(self, call: StageQuery) -> tuple[Replica, Overlap]:
         """Return the fullest replica and how its batches overlap. Raises BadInput if there are no slots."""
         layout, schedule, batch_size = call.layout, call.schedule, self._workload.batch_size
         num_rows, slots = -(-batch_size // layout.dp), schedule.generation_slots
@@ -452,7 +460,7 @@ class AnalyticModel(OneByOne):
         """Return the mean number of tokens of a sequence in flight."""
         return self._workload.prompt_lengths.mean + self._workload.response_lengths.mean_tokens_in_flight
 
-    def _generation(self, call: Call) -> Generation:
+    def _generation(self, call: StageQuery) -> Generation:
         """Return the generation model, which every schedule of a layout shares."""
 
         def make() -> Generation:
@@ -467,7 +475,7 @@ class AnalyticModel(OneByOne):
 
         return self._generations.memoize((call.model, call.layout), make)
 
-    def _overlap(self, call: Call, num_rows: int) -> Overlap:
+    def _overlap(self, call: StageQuery, num_rows: int) -> Overlap:
         """Return how one replica's batches overlap. Raises BadInput for an overcommit without deferral, or above
         the batch size."""
         schedule, batch_size = call.schedule, self._workload.batch_size
@@ -503,7 +511,7 @@ class AnalyticModel(OneByOne):
 
         return self._batch_computes.memoize((rank_compute, chunks_of, stage.trains, num_rows, size, width), make)
 
-    def _pipeline(self, call: Call, shards: ShardedModel[N], settings: MicroBatchLimits[N]) -> Pipeline[N]:
+    def _pipeline(self, call: StageQuery, shards: ShardedModel[N], settings: PassSettings[N]) -> Pipeline[N]:
         return Pipeline(
             stage=call.stage,
             shards=shards,
@@ -525,7 +533,7 @@ class AnalyticModel(OneByOne):
     def _groups(self, layout: Layout) -> Groups[float]:
         return self._layout_groups.memoize(layout, lambda: groups_of(layout, self._cluster))
 
-    def _shards(self, call: Call) -> tuple[Shard, AnalyticShard]:
+    def _shards(self, call: StageQuery) -> tuple[Shard, AnalyticShard]:
         layout, quantised = call.layout, call.stage.is_quantised
         own_engine = call.stage.generates and (self._has_own_engine or quantised)
         return self._shard_pairs.memoize(
@@ -533,7 +541,7 @@ class AnalyticModel(OneByOne):
             lambda: self._make_shards(call.model, layout, own_engine, quantised),
         )
 
-    def _rank_compute(self, call: Call) -> RankCompute:
+    def _rank_compute(self, call: StageQuery) -> RankCompute:
         """Return what one rank computes. Under context parallelism, measured times of whole sequences are adjusted."""
         layout = call.layout
 

@@ -19,13 +19,13 @@ from meshwright.cost_models.measured import MeasuredShard, Peaks, with_peaks
 from meshwright.cost_models.mixed import MixedModel, PairModel, homogeneous_cluster
 from meshwright.cost_models.protocol import (
     BytesColumns,
-    Call,
     CostModel,
     LayoutCosts,
     Memo,
-    Move,
-    OneByOne,
-    TotalCosts,
+    QueriedLayoutCosts,
+    QueryLoop,
+    RefitQuery,
+    StageQuery,
 )
 from meshwright.profiles.choice_table import ChoiceTable
 from meshwright.profiles.efficiency import Efficiency
@@ -63,23 +63,23 @@ class BlendedModel(AnalyticModel):
         super().__init__(cluster, workload, precision, table=table, make_shard=shard_of, engine=engine_facts)
         self._has_own_engine = not engine_is_timed
         self._table = table
-        self._measured_memories: Memo[Call, Memory] = Memo()
+        self._measured_memories: Memo[StageQuery, Memory] = Memo()
         self._peaks: dict[tuple[ModelSpec, int], Peaks] = {}
 
-    def memory(self, call: Call) -> Memory:
+    def memory(self, call: StageQuery) -> Memory:
         return self._measured_memories.memoize(call, lambda: self._memory(call))
 
-    def on_layout(self, call: Call) -> LayoutCosts:
-        return TotalCosts(self, call)
+    def on_layout(self, call: StageQuery) -> LayoutCosts:
+        return QueriedLayoutCosts(self, call)
 
-    def bytes_of_choices(self, call: Call, choices: ChoiceTable) -> BytesColumns:
-        return OneByOne.bytes_of_choices(self, call, choices)
+    def bytes_of_choices(self, call: StageQuery, choices: ChoiceTable) -> BytesColumns:
+        return QueryLoop.bytes_of_choices(self, call, choices)
 
-    def move_seconds(self, move: Move) -> Cost:
+    def move_seconds(self, move: RefitQuery) -> Cost:
         return _corrected_cost(super().move_seconds(move), self._table, Traffic.REFIT)
 
-    def seconds_of_moves(self, moves: Sequence[Move]) -> FloatArray:
-        return OneByOne.seconds_of_moves(self, moves)
+    def seconds_of_moves(self, moves: Sequence[RefitQuery]) -> FloatArray:
+        return QueryLoop.seconds_of_moves(self, moves)
 
     def transfer_seconds(self, num_bytes: float) -> Cost:
         return _corrected_cost(super().transfer_seconds(num_bytes), self._table, Traffic.TRANSFER)
@@ -89,7 +89,7 @@ class BlendedModel(AnalyticModel):
             return _CorrectedNetwork(self._cluster, self._efficiency, self._table, peer_reductions=peer_reductions)
         return super()._make_network(peer_reductions)
 
-    def _memory(self, call: Call) -> Memory:
+    def _memory(self, call: StageQuery) -> Memory:
         key = (call.model, call.layout.tp)
         if key not in self._peaks:
             self._peaks[key] = Peaks(self._table, *key)

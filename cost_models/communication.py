@@ -25,7 +25,7 @@ from meshwright.cost_models.cost import Cost, Source, Tally, TermSums, cost_of, 
 from meshwright.cost_models.measured import Curve
 from meshwright.cost_models.memory_cost import offloaded_state
 from meshwright.cost_models.params import ShardedModel, fullest_part
-from meshwright.cost_models.protocol import Move
+from meshwright.cost_models.protocol import RefitQuery
 from meshwright.profiles.choice_table import Degrees
 from meshwright.profiles.efficiency import Efficiency, Protocol
 from meshwright.profiles.elementwise import FloatArray, N, maximum, minimum, where
@@ -221,7 +221,7 @@ _TENSORS_PER_ADAPTED = 2
 
 
 def refit_seconds(
-    move: Move, cluster: Cluster, efficiency: Efficiency, element_bytes: int, engine: Engine | None = None
+    move: RefitQuery, cluster: Cluster, efficiency: Efficiency, element_bytes: int, engine: Engine | None = None
 ) -> Cost:
     """Return the seconds of a refit: `loader_refit_seconds` through the loader of a generation engine, else
     `sharded_refit_seconds`.
@@ -235,7 +235,7 @@ def refit_seconds(
     return moved + _quantising_seconds(move, cluster, efficiency, element_bytes) if move.quantises else moved
 
 
-def _quantising_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, element_bytes: int) -> Cost:
+def _quantising_seconds(move: RefitQuery, cluster: Cluster, efficiency: Efficiency, element_bytes: int) -> Cost:
     """Return the seconds of the fullest rank, which reads the weights twice (scales, rounding) and writes 8 bits."""
     model, target = move.model, move.target
     num_weights = max(layers_per_stage(model, target.pp)) * linears_of(model.shard(target.tp)).num_weights
@@ -245,7 +245,7 @@ def _quantising_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, el
     return tally.cost()
 
 
-def loader_refit_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, element_bytes: int) -> Cost:
+def loader_refit_seconds(move: RefitQuery, cluster: Cluster, efficiency: Efficiency, element_bytes: int) -> Cost:
     """Return the seconds of a refit through an engine's weight loader: message latencies + all weights / bandwidth.
 
     Whole tensors are broadcast; every rank of the engine receives all of them and keeps its part. A broadcast passes
@@ -264,7 +264,7 @@ def loader_refit_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, e
     return tally.cost()
 
 
-def sharded_refit_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, element_bytes: int) -> Cost:
+def sharded_refit_seconds(move: RefitQuery, cluster: Cluster, efficiency: Efficiency, element_bytes: int) -> Cost:
     """Return the seconds of a refit of trained weights; see `sharded_refit`."""
     return cost_of(sharded_refit(transfer_of(move), move.model, cluster, efficiency, element_bytes).addends)
 
@@ -286,7 +286,7 @@ class WeightTransfer(Generic[N]):
     num_unmoved: N
 
 
-def transfer_of(move: Move) -> WeightTransfer[float]:
+def transfer_of(move: RefitQuery) -> WeightTransfer[float]:
     """Return what the seconds of a move depend on."""
     source, target = move.source, move.target
     return WeightTransfer(

@@ -27,7 +27,7 @@ from meshwright.cost_models.communication import (
 from meshwright.cost_models.compute import Pass, Passes, Shard
 from meshwright.cost_models.cost import Cost, Tally
 from meshwright.cost_models.params import LayerCounts
-from meshwright.cost_models.protocol import Call
+from meshwright.cost_models.protocol import StageQuery
 from meshwright.cost_models.rounds import Rounds, RoundWindow
 from meshwright.profiles.frameworks import Framework
 from meshwright.profiles.table import TimedPass
@@ -71,7 +71,7 @@ class Work(NamedTuple):
 class Generation:
     """Cost of `actor_generate` on one replica."""
 
-    call: Call
+    call: StageQuery
     shard: Shard
     groups: Groups[float]
     network: Network

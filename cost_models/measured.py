@@ -20,7 +20,7 @@ import numpy as np
 from meshwright.cost_models.compute import PassSeconds, Shard
 from meshwright.cost_models.cost import Cost, Memory, Source, Term, least_trusted
 from meshwright.cost_models.params import micro_batches_in_flight
-from meshwright.cost_models.protocol import Call
+from meshwright.cost_models.protocol import StageQuery
 from meshwright.profiles.elementwise import FloatArray
 from meshwright.profiles.layout import layers_per_stage
 from meshwright.profiles.model_shape import ModelSpec
@@ -174,7 +174,7 @@ class Peaks:
         return num_layers * layer + ends.at(rows, tokens)[0], source
 
 
-def with_peaks(counted: Memory, call: Call, workload: Workload, peaks: Peaks) -> Memory:
+def with_peaks(counted: Memory, call: StageQuery, workload: Workload, peaks: Peaks) -> Memory:
     """Return the memory of a stage with its measured working memory; unchanged if there is none."""
     stage, schedule, layout = call.stage, call.schedule, call.layout
     if stage.generates or schedule.chunk_tokens or schedule.recompute is Recompute.FULL or layout.sp or layout.cp > 1:
@@ -195,6 +195,6 @@ def with_peaks(counted: Memory, call: Call, workload: Workload, peaks: Peaks) ->
     return replace(counted, transient=Cost((*other_terms, Term(MEASURED, *measured))))
 
 
-def _rows(call: Call, workload: Workload) -> int:
+def _rows(call: StageQuery, workload: Workload) -> int:
     """Return the rows of one replica in one update."""
     return -(-workload.batch_size // (workload.num_minibatches * call.layout.dp))

@@ -23,7 +23,7 @@ from meshwright.cost_models.cost import WEIGHTS, Addend, Memory, Source, TermSum
 from meshwright.cost_models.micro_batches import context_parallel_tokens
 from meshwright.cost_models.params import ShardedModel, StagePart, micro_batches_in_flight, sharded
 from meshwright.cost_models.protocol import Bytes, BytesColumns, Memo
-from meshwright.profiles.choice_table import ChoiceTable, Degrees, MicroBatchLimits, amounts_of
+from meshwright.profiles.choice_table import ChoiceTable, Degrees, PassSettings, field_values
 from meshwright.profiles.elementwise import FloatArray, N, maximum, minimum, sum_of, where
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
@@ -60,7 +60,7 @@ one, to which the callers still hold references."""
 
 _GATE_ELEMENTS = 2
 """Elements that torch operators keep alive, in widths of a gated MLP per token: in a forward pass the activated gate
-and the up projection plus its offset (Megatron's `glu_linear_offset`), besides the tensors that they are computed from;
+and the up projection plus its offset (Megatron's glu_linear_offset), besides the tensors that they are computed from;
 in a backward pass their gradients."""
 
 _SAMPLING_BYTES = 16
@@ -237,7 +237,7 @@ def bytes_of_choices(
     sizes = [
         shard_sizes(shards.model, layout, workload, element_bytes, is_fused=is_fused) for layout in choices.layouts
     ]
-    size_columns = ShardSizes(*choices.layout.of_each([amounts_of(one) for one in sizes]))
+    size_columns = ShardSizes(*choices.layout.expand_to_choices([field_values(one) for one in sizes]))
     ranks = [
         RankMemory(stage, shards, part, size_columns, workload=workload, element_bytes=element_bytes, is_fused=is_fused)
         for part in shards.parts
@@ -299,7 +299,7 @@ class RankMemory(Generic[N]):
             host=offloaded,
         )
 
-    def totals(self, settings: MicroBatchLimits[N], state: _State[N]) -> tuple[N, N, N, N]:
+    def totals(self, settings: PassSettings[N], state: _State[N]) -> tuple[N, N, N, N]:
         """Return the resident bytes, those of weights among them, the transient bytes, and those in host memory."""
         working: _WorkingMemory[N] = self._working_memory(settings)
         return (
@@ -340,9 +340,9 @@ class RankMemory(Generic[N]):
         Every rank counts the parameters of the fullest pipeline stage: another stage that shares the copy may need
         most memory on another rank.
         """
-        return weight_copy(self._shards.most_params, self._size)
+        return weight_copy(self._shards.max_params, self._size)
 
-    def _working_memory(self, settings: MicroBatchLimits[N]) -> _WorkingMemory[N]:
+    def _working_memory(self, settings: PassSettings[N]) -> _WorkingMemory[N]:
         passes: TermSums[N] = self._training_memory(settings) if self._stage.trains else self._forward_memory(settings)
         running: list[Addend[N]] = self._streaming_cache(settings) + passes.addends
         return _WorkingMemory([], self._or_larger_weight_buffer(running))
@@ -362,7 +362,7 @@ class RankMemory(Generic[N]):
             return [("working memory", maximum(buffer_bytes, running_bytes), Source.ANALYTIC)]
         return [(name, buffer_bytes, Source.ANALYTIC)] if buffer_bytes > running_bytes else running
 
-    def _streaming_cache(self, settings: MicroBatchLimits[N]) -> list[Addend[N]]:
+    def _streaming_cache(self, settings: PassSettings[N]) -> list[Addend[N]]:
         """Return the KV cache of a stage that streams: blocks for as many sequences of maximum length as it has rows,
         plus one spare block."""
         blocks = self._rows * num_blocks_for(self._workload.max_tokens)
@@ -384,7 +384,7 @@ class RankMemory(Generic[N]):
         window_blocks = minimum(num_blocks, num_rows * (num_blocks_for(window.num_tokens) + 1)) + 1
         return (full_blocks + part.num_window_layers * window_blocks) * self._sizes.block_bytes
 
-    def _forward_memory(self, settings: MicroBatchLimits[N]) -> TermSums[N]:
+    def _forward_memory(self, settings: PassSettings[N]) -> TermSums[N]:
         tokens = self._micro_batch_tokens(settings)
         tally = TermSums[N]()
         tally.add("working set", tokens * self._sizes.working_bytes)
@@ -392,7 +392,7 @@ class RankMemory(Generic[N]):
         self._add_logits(tally, tokens, trains=False)
         return tally
 
-    def _training_memory(self, settings: MicroBatchLimits[N]) -> TermSums[N]:
+    def _training_memory(self, settings: PassSettings[N]) -> TermSums[N]:
         """Return the activations of every micro-batch in flight, and the logits of one.
 
         Micro-batches are counted as if every row had the maximum length: with shorter rows a token cap may make more
@@ -405,7 +405,7 @@ class RankMemory(Generic[N]):
             settings.micro_batch_tokens > 0, settings.micro_batch_tokens, settings.micro_batch_size * longest
         )
         num_micro_batches = -(-rows * longest // max_tokens)
-        in_flight = micro_batches_in_flight(layout, self._part.num_behind, num_micro_batches)
+        in_flight = micro_batches_in_flight(layout, self._part.num_stages_to_end, num_micro_batches)
         sizes, num_layers, is_recomputed = self._sizes, self._part.num_layers, settings.is_recomputed > 0
         kept_bytes = where(settings.is_attention_recomputed > 0, sizes.kept_without_attention_bytes, sizes.kept_bytes)
         tally = TermSums[N]()
@@ -419,7 +419,7 @@ class RankMemory(Generic[N]):
         self._add_logits(tally, tokens, trains=True)
         return tally
 
-    def _micro_batch_tokens(self, settings: MicroBatchLimits[N]) -> N:
+    def _micro_batch_tokens(self, settings: PassSettings[N]) -> N:
         """Return the maximum number of tokens of a rank in one pass.
 
         A row of a pass is a whole sequence or its context-parallel shard; of a stage that streams, it is a prompt or a
@@ -466,7 +466,7 @@ class GenerationMemory(RankMemory[float]):
         tally.add("weight scales", self._part.num_layers * linears.num_outputs * SCALE_BYTES)
         return tally
 
-    def _working_memory(self, settings: MicroBatchLimits[float]) -> _WorkingMemory[float]:
+    def _working_memory(self, settings: PassSettings[float]) -> _WorkingMemory[float]:
         """Return the KV cache, with blocks for the sequences in flight, and the working memory of a pass."""
         assert isinstance(settings, Schedule), settings
         cache, running = TermSums[float](), self._generation_memory(settings).addends

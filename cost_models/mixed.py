@@ -25,13 +25,13 @@ from meshwright.cost_models.kernels import element_bytes
 from meshwright.cost_models.pipeline import UPDATE
 from meshwright.cost_models.protocol import (
     BytesColumns,
-    Call,
     CostModel,
     LayoutCosts,
-    Move,
-    OneByOne,
+    QueriedLayoutCosts,
+    QueryLoop,
+    RefitQuery,
     SecondsColumns,
-    TotalCosts,
+    StageQuery,
 )
 from meshwright.profiles.choice_table import ChoiceTable
 from meshwright.profiles.efficiency import efficiency_of
@@ -44,7 +44,7 @@ from meshwright.profiles.stages import Stage
 from meshwright.profiles.workload import Workload
 
 
-class MixedModel(OneByOne):
+class MixedModel(QueryLoop):
     """A cost model of a mixed cluster, which delegates each call to the cost model of the part that it runs on.
 
     `models` are the cost models of the cluster's parts, `pairs` those of every two neighbouring parts, in order.
@@ -69,31 +69,31 @@ class MixedModel(OneByOne):
     def lower_bound_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
         return self._by_part[part].lower_bound_seconds(stage, model, num_ranks, 0)
 
-    def with_row_split(self, call: Call) -> Schedule:
+    def with_row_split(self, call: StageQuery) -> Schedule:
         return self._by_part[call.part].with_row_split(call)
 
-    def generation_lower_bound(self, call: Call) -> float:
+    def generation_lower_bound(self, call: StageQuery) -> float:
         return self._models[call.part].generation_lower_bound(call)
 
-    def seconds(self, call: Call) -> Cost:
+    def seconds(self, call: StageQuery) -> Cost:
         return self._by_part[call.part].seconds(call)
 
-    def tail_seconds(self, call: Call) -> float:
+    def tail_seconds(self, call: StageQuery) -> float:
         return self._by_part[call.part].tail_seconds(call)
 
-    def memory(self, call: Call) -> Memory:
+    def memory(self, call: StageQuery) -> Memory:
         return self._by_part[call.part].memory(call)
 
-    def on_layout(self, call: Call) -> LayoutCosts:
+    def on_layout(self, call: StageQuery) -> LayoutCosts:
         return self._by_part[call.part].on_layout(call)
 
-    def seconds_of_choices(self, call: Call, choices: ChoiceTable) -> SecondsColumns:
+    def seconds_of_choices(self, call: StageQuery, choices: ChoiceTable) -> SecondsColumns:
         return self._by_part[call.part].seconds_of_choices(call, choices)
 
-    def bytes_of_choices(self, call: Call, choices: ChoiceTable) -> BytesColumns:
+    def bytes_of_choices(self, call: StageQuery, choices: ChoiceTable) -> BytesColumns:
         return self._by_part[call.part].bytes_of_choices(call, choices)
 
-    def move_seconds(self, move: Move) -> Cost:
+    def move_seconds(self, move: RefitQuery) -> Cost:
         """Return the seconds of a refit, over the fabric if it goes between parts or involves a pair of parts."""
         if move.source_part == move.target_part < len(self._cluster.parts):
             return self._models[move.target_part].move_seconds(move)
@@ -111,7 +111,7 @@ class MixedModel(OneByOne):
         inside = (model.transfer_seconds(num_bytes) for model in self._models)
         return max((*across, *inside), key=lambda cost: cost.total)
 
-    def _refit_between(self, move: Move, part: Cluster) -> Cost:
+    def _refit_between(self, move: RefitQuery, part: Cluster) -> Cost:
         efficiency = efficiency_of(part.kind, part.device.name)
         return communication.refit_seconds(move, self._over_fabric(part), efficiency, self._size, self._engine)
 
@@ -122,7 +122,7 @@ class MixedModel(OneByOne):
 
 
 @dataclass(frozen=True)
-class PairModel(OneByOne):
+class PairModel(QueryLoop):
     """A cost model of stages on two kinds of nodes.
 
     For each kind, `models` has a cost model of the cluster built by `homogeneous_cluster`, and `num_ranks` the ranks
@@ -141,7 +141,7 @@ class PairModel(OneByOne):
         each = [one.lower_bound_seconds(stage, model, num_here, 0) for one, num_here in pairs]
         return 1 / sum(1 / least for least in each) if all(each) else 0.0
 
-    def with_row_split(self, call: Call) -> Schedule:
+    def with_row_split(self, call: StageQuery) -> Schedule:
         """Return the schedule with the split of rows that ends soonest.
 
         A binary search finds the fewest rows per replica with which the first kind finishes last; they are compared
@@ -163,27 +163,27 @@ class PairModel(OneByOne):
         best = min((each for each in (last, last + 1) if each in candidates), key=lambda each: max(seconds_with(each)))
         return replace(call.schedule, rows=rows_with(best))
 
-    def seconds(self, call: Call) -> Cost:
+    def seconds(self, call: StageQuery) -> Cost:
         costs = self._costs(call)
         passes = tuple(term for term in max(costs, key=_pass_seconds).terms if term.name not in UPDATE)
         update_terms = [[term for cost in costs for term in cost.terms if term.name == name] for name in UPDATE]
         return Cost((*passes, *(max(terms, key=lambda term: term.amount) for terms in update_terms if terms)))
 
-    def tail_seconds(self, call: Call) -> float:
+    def tail_seconds(self, call: StageQuery) -> float:
         return self.seconds(call).total
 
-    def memory(self, call: Call) -> Memory:
+    def memory(self, call: StageQuery) -> Memory:
         memories = (model.memory(mine) for model, mine in zip(self.models, self._calls_by_kind(call), strict=True))
         return max(memories, key=lambda memory: memory.peak_bytes)
 
-    def on_layout(self, call: Call) -> LayoutCosts:
-        return TotalCosts(self, call)
+    def on_layout(self, call: StageQuery) -> LayoutCosts:
+        return QueriedLayoutCosts(self, call)
 
-    def _costs(self, call: Call) -> list[Cost]:
+    def _costs(self, call: StageQuery) -> list[Cost]:
         """Return the seconds of the replicas of each kind."""
         return [model.seconds(mine) for model, mine in zip(self.models, self._calls_by_kind(call), strict=True)]
 
-    def _calls_by_kind(self, call: Call) -> Iterator[Call]:
+    def _calls_by_kind(self, call: StageQuery) -> Iterator[StageQuery]:
         """Yield the call for each kind, with the rows of its fullest replica."""
         schedule = replace(call.schedule, rows=())
         for rows, number in zip(call.schedule.rows, self._replicas(call.layout), strict=True):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache, reduce
 from typing import Generic
 
-from meshwright.profiles.choice_table import Degrees, LayoutColumns, amounts_of
+from meshwright.profiles.choice_table import Degrees, LayoutColumns, field_values
 from meshwright.profiles.elementwise import BoolArray, FloatArray, N, maximum, minimum, where
 from meshwright.profiles.layout import Layout, chunk_layers, layers_per_stage
 from meshwright.profiles.model_shape import ModelSpec
@@ -17,14 +17,14 @@ from meshwright.profiles.model_shape import ModelSpec
 class StagePart(Generic[N]):
     """The layers and parameters of a rank of one pipeline stage, in one layout or in those of several choices.
 
-    `num_behind` counts the pipeline stages from its own to the last. `expert_params` are its parameters in experts,
-    which are replicated only on every `spread`-th replica; `adapter_params` are those of an adapter, and then the only
-    trained ones. `num_window_layers` of its layers use sliding-window attention.
+    `num_stages_to_end` counts the pipeline stages from its own to the last. `expert_params` are its parameters in
+    experts, which are replicated only on every `spread`-th replica; `adapter_params` are those of an adapter, and then
+    the only trained ones. `num_window_layers` of its layers use sliding-window attention.
     """
 
     num_layers: N
     num_params: N
-    num_behind: N
+    num_stages_to_end: N
     expert_params: N
     adapter_params: N
     num_window_layers: N
@@ -43,7 +43,7 @@ class StagePart(Generic[N]):
 
     @property
     def is_last(self) -> bool | BoolArray:
-        is_last: bool | BoolArray = self.num_behind == 1
+        is_last: bool | BoolArray = self.num_stages_to_end == 1
         return is_last
 
 
@@ -112,7 +112,7 @@ class ShardedModel(Generic[N]):
     parts: tuple[StagePart[N], ...]
 
     @property
-    def most_params(self) -> N:
+    def max_params(self) -> N:
         """The most parameters of any of the `parts`."""
         return reduce(maximum, [part.num_params for part in self.parts])
 
@@ -132,9 +132,12 @@ def sharded_by_each(model: ModelSpec, layout: LayoutColumns) -> ShardedModel[Flo
     return ShardedModel(
         model,
         layout,
-        LayerCounts(*layout.of_each([amounts_of(one.layer_counts) for one in each])),
-        StagePart(*layout.of_each([amounts_of(one.fullest) for one in each])),
-        tuple(StagePart(*layout.of_each([amounts_of(p) for p in parts])) for parts in zip(*padded, strict=True)),
+        LayerCounts(*layout.expand_to_choices([field_values(one.layer_counts) for one in each])),
+        StagePart(*layout.expand_to_choices([field_values(one.fullest) for one in each])),
+        tuple(
+            StagePart(*layout.expand_to_choices([field_values(p) for p in parts]))
+            for parts in zip(*padded, strict=True)
+        ),
     )
 
 

@@ -31,7 +31,7 @@ from meshwright.cost_models.memory_cost import LayoutMemory
 from meshwright.cost_models.micro_batches import MicroBatches
 from meshwright.cost_models.params import ShardedModel, StagePart
 from meshwright.cost_models.protocol import Bytes, Memo
-from meshwright.profiles.choice_table import Degrees, MicroBatchLimits
+from meshwright.profiles.choice_table import Degrees, PassSettings
 from meshwright.profiles.elementwise import FloatArray, IntArray, N, maximum, minimum, sum_of, where
 from meshwright.profiles.frameworks import Framework
 from meshwright.profiles.model_parts.adapter import Adapter
@@ -136,7 +136,7 @@ class Pipeline(Generic[N]):
 
     stage: Stage
     shards: ShardedModel[N]
-    settings: MicroBatchLimits[N]
+    settings: PassSettings[N]
     groups: Groups[N]
     network: Network
     element_bytes: int

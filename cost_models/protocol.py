@@ -1,4 +1,4 @@
-"""The queries to a cost model (`Call` and `Move`), the protocol of a cost model, and a cache for its answers.
+"""The queries to a cost model (`StageQuery` and `RefitQuery`), the protocol of a cost model, and a cache for its answers.
 
 A query holds facts and one choice, so a cost model knows nothing of the search.
 """
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class StageQuery:
     """A query for the cost of one stage with one layout and schedule, on as many neighbouring ranks as the layout has.
 
     `max_deferral` is the number of periods beyond its first that a sequence may stay in flight when the schedule
@@ -72,7 +72,7 @@ class Call:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Move:
+class RefitQuery:
     """A query for the cost of a refit, the transfer of one role's weights between two layouts; `overlap` is the number
     of ranks that are in both pools.
 
@@ -152,32 +152,32 @@ class LayoutCosts(Protocol):
     def bytes(self, schedule: Schedule) -> Bytes: ...
 
 
-class MoveCosts(Protocol):
+class RefitCosts(Protocol):
     """Seconds of single refits."""
 
-    def move_seconds(self, move: Move) -> Cost: ...
+    def move_seconds(self, move: RefitQuery) -> Cost: ...
 
 
 class ChoiceCosts(Protocol):
     """Seconds and bytes of single choices."""
 
-    def seconds(self, call: Call) -> Cost: ...
+    def seconds(self, call: StageQuery) -> Cost: ...
 
-    def tail_seconds(self, call: Call) -> float: ...
+    def tail_seconds(self, call: StageQuery) -> float: ...
 
-    def memory(self, call: Call) -> Memory: ...
+    def memory(self, call: StageQuery) -> Memory: ...
 
 
-class OneByOne:
+class QueryLoop:
     """A mixin for cost models that have a method for one choice or refit only: it asks for several one by one."""
 
-    def seconds_of_moves(self: MoveCosts, moves: Sequence[Move]) -> FloatArray:
+    def seconds_of_moves(self: RefitCosts, moves: Sequence[RefitQuery]) -> FloatArray:
         """Return the seconds of several refits, [moves]."""
         return np.array([self.move_seconds(move).total for move in moves], dtype=np.float64)
 
-    def seconds_of_choices(self: ChoiceCosts, call: Call, choices: ChoiceTable) -> SecondsColumns:
+    def seconds_of_choices(self: ChoiceCosts, call: StageQuery, choices: ChoiceTable) -> SecondsColumns:
         """Return the seconds of choices of the call's stage, each in place of the call's layout and schedule."""
-        calls = list(calls_of(call, choices))
+        calls = list(queries_of(call, choices))
         seconds = [self.seconds(one).total for one in calls]
         tails = [
             self.tail_seconds(one) if one.schedule.chunk_tokens else whole_seconds
@@ -185,13 +185,13 @@ class OneByOne:
         ]
         return SecondsColumns(np.array(seconds, dtype=np.float64), np.array(tails, dtype=np.float64))
 
-    def bytes_of_choices(self: ChoiceCosts, call: Call, choices: ChoiceTable) -> BytesColumns:
+    def bytes_of_choices(self: ChoiceCosts, call: StageQuery, choices: ChoiceTable) -> BytesColumns:
         """Return the bytes of choices of the call's stage."""
-        rows = [bytes_of(self.memory(one)) for one in calls_of(call, choices)]
+        rows = [bytes_of(self.memory(one)) for one in queries_of(call, choices)]
         return BytesColumns(*np.array(rows, dtype=np.float64).reshape(-1, len(Bytes._fields)).T)
 
 
-def calls_of(call: Call, choices: ChoiceTable) -> Iterator[Call]:
+def queries_of(call: StageQuery, choices: ChoiceTable) -> Iterator[StageQuery]:
     """Yield the call with each choice's layout and schedule; `max_deferral` is 0 for choices that do not overcommit."""
     for layout, schedule in choices:
         deferral = call.max_deferral if schedule.overcommit else 0
@@ -215,37 +215,37 @@ class CostModel(Protocol):
         """Return a lower bound on the seconds of any choice of the stage on `num_ranks` ranks; 0 if none is known."""
         ...
 
-    def generation_lower_bound(self, call: Call) -> float:
+    def generation_lower_bound(self, call: StageQuery) -> float:
         """Return a lower bound on the seconds of a generation, without simulating its periods; 0 if none is known."""
         ...
 
-    def with_row_split(self, call: Call) -> Schedule:
+    def with_row_split(self, call: StageQuery) -> Schedule:
         """Return the call's schedule; on two kinds of nodes, with the split of rows that ends the stage soonest."""
         ...
 
-    def seconds(self, call: Call) -> Cost:
+    def seconds(self, call: StageQuery) -> Cost:
         """Return the seconds of the whole stage for one step on its pool."""
         ...
 
-    def tail_seconds(self, call: Call) -> float:
+    def tail_seconds(self, call: StageQuery) -> float:
         """Return the seconds of the stage after the last token is sampled: all of them, unless the stage streams."""
         ...
 
-    def memory(self, call: Call) -> Memory:
+    def memory(self, call: StageQuery) -> Memory:
         """Return the bytes on the fullest rank of the pool.
 
         Bytes in the host's memory depend neither on the micro-batch nor on the slots.
         """
         ...
 
-    def on_layout(self, call: Call) -> LayoutCosts:
+    def on_layout(self, call: StageQuery) -> LayoutCosts:
         """Return the totals of `seconds`, `tail_seconds` and `memory` for any schedule in place of the call's.
 
         The call's `max_deferral` applies to schedules that overcommit.
         """
         ...
 
-    def seconds_of_choices(self, call: Call, choices: ChoiceTable) -> SecondsColumns:
+    def seconds_of_choices(self, call: StageQuery, choices: ChoiceTable) -> SecondsColumns:
         """Return the totals of `seconds` and `tail_seconds` of several choices of the call's stage.
 
         Each choice takes the place of the call's layout and schedule; the call's `max_deferral` applies to those that
@@ -253,15 +253,15 @@ class CostModel(Protocol):
         """
         ...
 
-    def bytes_of_choices(self, call: Call, choices: ChoiceTable) -> BytesColumns:
+    def bytes_of_choices(self, call: StageQuery, choices: ChoiceTable) -> BytesColumns:
         """Return the totals of `memory` of several choices of the call's stage."""
         ...
 
-    def move_seconds(self, move: Move) -> Cost:
+    def move_seconds(self, move: RefitQuery) -> Cost:
         """Return the seconds that a refit takes on the ranks of both pools."""
         ...
 
-    def seconds_of_moves(self, moves: Sequence[Move]) -> FloatArray:
+    def seconds_of_moves(self, moves: Sequence[RefitQuery]) -> FloatArray:
         """Return the totals of `move_seconds` of several refits, [moves]."""
         ...
 
@@ -271,11 +271,11 @@ class CostModel(Protocol):
 
 
 @dataclass(frozen=True)
-class TotalCosts:
+class QueriedLayoutCosts:
     """Layout costs for a cost model without a faster way: each schedule is one query, of which only totals are kept."""
 
     model: ChoiceCosts
-    call: Call
+    call: StageQuery
 
     def seconds(self, schedule: Schedule) -> float:
         return self.model.seconds(self._with(schedule)).total
@@ -286,7 +286,7 @@ class TotalCosts:
     def bytes(self, schedule: Schedule) -> Bytes:
         return bytes_of(self.model.memory(self._with(schedule)))
 
-    def _with(self, schedule: Schedule) -> Call:
+    def _with(self, schedule: Schedule) -> StageQuery:
         deferral = self.call.max_deferral if schedule.overcommit else 0
         return replace(self.call, schedule=schedule, max_deferral=deferral)
 
@@ -304,34 +304,34 @@ class DelegatingCostModel:
     def lower_bound_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
         return self.model.lower_bound_seconds(stage, model, num_ranks, part)
 
-    def generation_lower_bound(self, call: Call) -> float:
+    def generation_lower_bound(self, call: StageQuery) -> float:
         return self._delegate().generation_lower_bound(call)
 
-    def with_row_split(self, call: Call) -> Schedule:
+    def with_row_split(self, call: StageQuery) -> Schedule:
         return self._delegate().with_row_split(call)
 
-    def seconds(self, call: Call) -> Cost:
+    def seconds(self, call: StageQuery) -> Cost:
         return self._delegate().seconds(call)
 
-    def tail_seconds(self, call: Call) -> float:
+    def tail_seconds(self, call: StageQuery) -> float:
         return self._delegate().tail_seconds(call)
 
-    def memory(self, call: Call) -> Memory:
+    def memory(self, call: StageQuery) -> Memory:
         return self._delegate().memory(call)
 
-    def on_layout(self, call: Call) -> LayoutCosts:
+    def on_layout(self, call: StageQuery) -> LayoutCosts:
         return self._delegate().on_layout(call)
 
-    def seconds_of_choices(self, call: Call, choices: ChoiceTable) -> SecondsColumns:
+    def seconds_of_choices(self, call: StageQuery, choices: ChoiceTable) -> SecondsColumns:
         return self._delegate().seconds_of_choices(call, choices)
 
-    def bytes_of_choices(self, call: Call, choices: ChoiceTable) -> BytesColumns:
+    def bytes_of_choices(self, call: StageQuery, choices: ChoiceTable) -> BytesColumns:
         return self._delegate().bytes_of_choices(call, choices)
 
-    def move_seconds(self, move: Move) -> Cost:
+    def move_seconds(self, move: RefitQuery) -> Cost:
         return self._delegate().move_seconds(move)
 
-    def seconds_of_moves(self, moves: Sequence[Move]) -> FloatArray:
+    def seconds_of_moves(self, moves: Sequence[RefitQuery]) -> FloatArray:
         return self._delegate().seconds_of_moves(moves)
 
     def transfer_seconds(self, num_bytes: float) -> Cost:

@@ -16,12 +16,12 @@ import numpy as np
 from meshwright.cost_models.cost import Cost, Memory, Term
 from meshwright.cost_models.protocol import (
     BytesColumns,
-    Call,
     CostModel,
     DelegatingCostModel,
     LayoutCosts,
+    QueriedLayoutCosts,
     SecondsColumns,
-    TotalCosts,
+    StageQuery,
 )
 from meshwright.profiles.choice_table import ChoiceTable
 from meshwright.profiles.environment.latency import Latencies
@@ -54,10 +54,10 @@ class WavesModel(DelegatingCostModel):
             return super().lower_bound_seconds(stage, model, num_ranks, part)
         return self.num_waves * self.wave.lower_bound_seconds(stage, model, num_ranks, part)
 
-    def generation_lower_bound(self, call: Call) -> float:
+    def generation_lower_bound(self, call: StageQuery) -> float:
         return self.num_waves * (self.wave.generation_lower_bound(call) + self.reward_seconds)
 
-    def seconds(self, call: Call) -> Cost:
+    def seconds(self, call: StageQuery) -> Cost:
         if not processes_all_samples(call.stage):
             return super().seconds(call)
         cost = self.wave.seconds(call).scaled(self.num_waves)
@@ -65,13 +65,13 @@ class WavesModel(DelegatingCostModel):
             cost += Cost((Term(WAVE_REWARDS, self.num_waves * self.reward_seconds),))
         return cost
 
-    def tail_seconds(self, call: Call) -> float:
+    def tail_seconds(self, call: StageQuery) -> float:
         return self.seconds(call).total if processes_all_samples(call.stage) else super().tail_seconds(call)
 
-    def memory(self, call: Call) -> Memory:
+    def memory(self, call: StageQuery) -> Memory:
         return self.wave.memory(call) if processes_all_samples(call.stage) else super().memory(call)
 
-    def seconds_of_choices(self, call: Call, choices: ChoiceTable) -> SecondsColumns:
+    def seconds_of_choices(self, call: StageQuery, choices: ChoiceTable) -> SecondsColumns:
         if not processes_all_samples(call.stage):
             return super().seconds_of_choices(call, choices)
         seconds = self.num_waves * self.wave.seconds_of_choices(call, choices).seconds
@@ -79,13 +79,13 @@ class WavesModel(DelegatingCostModel):
             seconds = seconds + self.num_waves * self.reward_seconds
         return SecondsColumns(seconds, seconds)
 
-    def bytes_of_choices(self, call: Call, choices: ChoiceTable) -> BytesColumns:
+    def bytes_of_choices(self, call: StageQuery, choices: ChoiceTable) -> BytesColumns:
         if not processes_all_samples(call.stage):
             return super().bytes_of_choices(call, choices)
         return self.wave.bytes_of_choices(call, choices)
 
-    def on_layout(self, call: Call) -> LayoutCosts:
-        return TotalCosts(self, call) if processes_all_samples(call.stage) else super().on_layout(call)
+    def on_layout(self, call: StageQuery) -> LayoutCosts:
+        return QueriedLayoutCosts(self, call) if processes_all_samples(call.stage) else super().on_layout(call)
 
 
 def slowest_seconds(latencies: Sequence[Latencies], num_samples: int) -> float:

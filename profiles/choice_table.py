@@ -55,7 +55,7 @@ class Degrees(Protocol[N_co]):
     def num_ranks(self) -> N_co: ...
 
 
-class MicroBatchLimits(Protocol[N_co]):
+class PassSettings(Protocol[N_co]):
     """The settings of a schedule that decide its passes, or those of several choices; see `Schedule`."""
 
     @property
@@ -104,7 +104,7 @@ class ScheduleTable:
         return ScheduleColumns(*np.ascontiguousarray(rows.T))
 
     @cached_property
-    def splits(self) -> tuple[Schedule, ...]:
+    def batch_splits(self) -> tuple[Schedule, ...]:
         """The different ways to split a batch into micro-batches or chunks: of each the first schedule that has it."""
         first: dict[tuple[int, int, int], Schedule] = {}
         for schedule in self.schedules:
@@ -112,13 +112,13 @@ class ScheduleTable:
         return tuple(first.values())
 
     @cached_property
-    def split_index(self) -> IntArray:
+    def batch_split_index(self) -> IntArray:
         """The position in `splits` of each schedule's way, [schedules]."""
-        positions = {_split_of(schedule): position for position, schedule in enumerate(self.splits)}
+        positions = {_split_of(schedule): position for position, schedule in enumerate(self.batch_splits)}
         return np.array([positions[_split_of(schedule)] for schedule in self.schedules])
 
     @cached_property
-    def rows_by_chunk(self) -> dict[int, BoolArray]:
+    def has_chunk_size(self) -> dict[int, BoolArray]:
         """For each chunk size of a schedule that streams, which schedules have it, [schedules]."""
         sizes = sorted({schedule.chunk_tokens for schedule in self.schedules} - {0})
         return {size: np.array([schedule.chunk_tokens == size for schedule in self.schedules]) for size in sizes}
@@ -154,13 +154,13 @@ class LayoutColumns:
         self.expert_replicas: FloatArray = self.ep // self.fold_size
         self.num_ranks: FloatArray = self.tp * self.pp * self.dp * self.cp
 
-    def of_each(self, amounts: Sequence[Sequence[float]]) -> FloatArray:
+    def expand_to_choices(self, amounts: Sequence[Sequence[float]]) -> FloatArray:
         """Return amounts of each of the `layouts`, [layouts][amounts], for each choice, [amounts, choices]."""
-        of_each: FloatArray = np.array(amounts, dtype=np.float64)[self._index].T
-        return of_each
+        expanded: FloatArray = np.array(amounts, dtype=np.float64)[self._index].T
+        return expanded
 
 
-def amounts_of(record: object) -> list[float]:
+def field_values(record: object) -> list[float]:
     """Return the fields of a dataclass of numbers, in order."""
     return list(vars(record).values())
 
@@ -178,7 +178,7 @@ class ChoiceTable:
     schedule_index: IntArray
 
     @classmethod
-    def of(cls, layouts: Sequence[Layout], tables: Sequence[ScheduleTable]) -> ChoiceTable:
+    def from_product(cls, layouts: Sequence[Layout], tables: Sequence[ScheduleTable]) -> ChoiceTable:
         """Return the table of every layout with every schedule of its own table."""
         lengths = np.array([len(table) for table in tables], dtype=np.int64)
         layout_index = np.repeat(np.arange(len(layouts)), lengths)
@@ -186,7 +186,7 @@ class ChoiceTable:
         return cls(tuple(layouts), tuple(tables), layout_index, schedule_index)
 
     @classmethod
-    def joined(cls, tables: Sequence[ChoiceTable]) -> ChoiceTable:
+    def concatenate(cls, tables: Sequence[ChoiceTable]) -> ChoiceTable:
         """Return the choices of one table after the other."""
         starts = np.cumsum([0, *(len(table.layouts) for table in tables)])
         indices = [start + table.layout_index for start, table in zip(starts, tables, strict=False)]
@@ -207,11 +207,11 @@ class ChoiceTable:
     def __iter__(self) -> Iterator[tuple[Layout, Schedule]]:
         return (self[choice] for choice in range(len(self)))
 
-    def where(self, is_kept: BoolArray) -> ChoiceTable:
+    def filter(self, is_kept: BoolArray) -> ChoiceTable:
         """Return the choices for which `is_kept`, [choices], is true."""
         return ChoiceTable(self.layouts, self.tables, self.layout_index[is_kept], self.schedule_index[is_kept])
 
-    def gather(self, of_layouts: Sequence[FloatArray]) -> FloatArray:
+    def gather_by_schedule(self, of_layouts: Sequence[FloatArray]) -> FloatArray:
         """Return amounts of each layout's own table, [amounts, schedules of the table], for each choice, [amounts,
         choices]."""
         starts = np.cumsum([0, *(len(table) for table in self.tables[:-1])])
@@ -224,7 +224,7 @@ class ChoiceTable:
 
     @cached_property
     def _settings(self) -> ScheduleColumns:
-        return ScheduleColumns(*self.gather([np.stack(table.columns) for table in self.tables]))
+        return ScheduleColumns(*self.gather_by_schedule([np.stack(table.columns) for table in self.tables]))
 
     @property
     def micro_batch_size(self) -> FloatArray:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from meshwright.cost_models.cost import Memory
-from meshwright.cost_models.protocol import Call, CostModel
+from meshwright.cost_models.protocol import CostModel, StageQuery
 from meshwright.planner.job.job import Facts, read_job, resolve
 from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.plan.pool_rules import pool_sizes
@@ -44,16 +44,16 @@ def main(path: Path, table: Table | None) -> None:
         print(f"{stage.name:15} {len(new):5} of {len(calls):5} candidates fit; {seconds}; {others}")
 
 
-def _calls(facts: Facts, stage: Stage) -> list[Call]:
+def _calls(facts: Facts, stage: Stage) -> list[StageQuery]:
     model = facts.models.spec(stage.role)
     return [
-        Call(stage=stage, model=model, layout=choice.layout, schedule=choice.schedule)
+        StageQuery(stage=stage, model=model, layout=choice.layout, schedule=choice.schedule)
         for size in pool_sizes(facts.cluster)
         for choice in legal_choices(facts, stage, size, ())
     ]
 
 
-def _microseconds(facts: Facts, model: CostModel, calls: Sequence[Call]) -> tuple[list[float], list[float]]:
+def _microseconds(facts: Facts, model: CostModel, calls: Sequence[StageQuery]) -> tuple[list[float], list[float]]:
     """Of the seconds of each candidate that fits, and of the bytes of each."""
     new, held = [], []
     for call in calls:
@@ -68,7 +68,7 @@ def _fits(facts: Facts, memory: Memory) -> bool:
     return memory.peak_bytes <= facts.cluster.device.usable_bytes
 
 
-def _timed(ask: Callable[[Call], T], call: Call) -> tuple[T, float]:
+def _timed(ask: Callable[[StageQuery], T], call: StageQuery) -> tuple[T, float]:
     start = time.thread_time()
     answer = ask(call)
     return answer, 1e6 * (time.thread_time() - start)

@@ -14,7 +14,7 @@ from benchmarks.fidelity.shapes import model_named
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Cost, Tally
 from meshwright.cost_models.params import fullest_part
-from meshwright.cost_models.protocol import Call
+from meshwright.cost_models.protocol import StageQuery
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.frameworks import framework_named
 from meshwright.profiles.hardware import Cluster
@@ -100,7 +100,7 @@ class _Job:
         rows = batches_in_flight * -(-self.workload.batch_size // layout.dp)
         slots = min(rows, self._cached_rows(cluster, memory_share), framework_named(_ENGINE).max_rows)
         schedule = Schedule(generation_slots=slots, batches_in_flight=batches_in_flight)
-        call = Call(stage=PPO_GRAPH.by_name["actor_generate"], model=self.model, layout=layout, schedule=schedule)
+        call = StageQuery(stage=PPO_GRAPH.by_name["actor_generate"], model=self.model, layout=layout, schedule=schedule)
         return self._model(cluster, _ENGINE).seconds(call).total
 
     def _cached_rows(self, cluster: Cluster, memory_share: float) -> int:
@@ -122,7 +122,7 @@ class _Job:
             rows = max(1, round(together * (1 if stage.trains else self.recipe.forward_rows)))
             recompute = Recompute(self.recipe.recompute) if stage.trains else Recompute.NONE
             schedule = Schedule(micro_batch_size=rows, recompute=recompute)
-            call = Call(stage=stage, model=self.model, layout=layout, schedule=schedule)
+            call = StageQuery(stage=stage, model=self.model, layout=layout, schedule=schedule)
             found[name.replace("_", " ")] = self._model(cluster, _TRAINER).seconds(call).total
         return found
 

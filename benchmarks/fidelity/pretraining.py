@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Cost, Memory
-from meshwright.cost_models.protocol import Call
+from meshwright.cost_models.protocol import StageQuery
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.frameworks import Framework
@@ -52,8 +52,8 @@ def _model(iteration: Iteration, cluster: Cluster, precision: str, efficiency: E
     return AnalyticModel(cluster, workload, precision, framework=iteration.framework, efficiency=efficiency)
 
 
-def _call(iteration: Iteration) -> Call:
-    return Call(
+def _call(iteration: Iteration) -> StageQuery:
+    return StageQuery(
         stage=PPO_GRAPH.by_name["actor_train"],
         model=iteration.model,
         layout=iteration.layout,

@@ -14,7 +14,7 @@ from benchmarks.fidelity.score import Answer
 from benchmarks.fidelity.shapes import model_named
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Cost, Tally, total
-from meshwright.cost_models.protocol import Call
+from meshwright.cost_models.protocol import StageQuery
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import Framework, framework_named
@@ -110,19 +110,19 @@ class Experiment:
         tally.add("function calls", len(_STAGES) * framework.call_seconds)
         return Step(layout, total([*costs, tally.cost()]).merged())
 
-    def _choices(self, stage: Stage, layout: Layout) -> list[Call]:
+    def _choices(self, stage: Stage, layout: Layout) -> list[StageQuery]:
         """Training recomputes; generation has a slot for every row and takes turns over the pipeline stages."""
         rows, model = -(-self.workload.batch_size // layout.dp), self.models[stage.role]
         if stage.generates:
-            return [Call(stage=stage, model=model, layout=layout, schedule=Schedule(generation_slots=rows))]
+            return [StageQuery(stage=stage, model=model, layout=layout, schedule=Schedule(generation_slots=rows))]
         if stage.trains:
             rows = -(-rows // self.workload.num_minibatches)
         recompute = Recompute.FULL if stage.trains else Recompute.NONE
         sizes = {-(-rows // (times * _num_batches(stage, layout))) for times in _BATCHES}
         schedules = [Schedule(micro_batch_size=size, recompute=recompute) for size in sorted(sizes)]
-        return [Call(stage=stage, model=model, layout=layout, schedule=schedule) for schedule in schedules]
+        return [StageQuery(stage=stage, model=model, layout=layout, schedule=schedule) for schedule in schedules]
 
-    def _fits(self, model: AnalyticModel, call: Call, resident: int) -> bool:
+    def _fits(self, model: AnalyticModel, call: StageQuery, resident: int) -> bool:
         return resident + model.memory(call).transient.total < _MEMORY_SHARE * self.cluster.device.memory_bytes
 
 

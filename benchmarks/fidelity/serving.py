@@ -17,7 +17,7 @@ from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.generation_cost import Generation, generation_work
 from meshwright.cost_models.kernels import Kernels, precision_named
 from meshwright.cost_models.params import fullest_part
-from meshwright.cost_models.protocol import Call
+from meshwright.cost_models.protocol import StageQuery
 from meshwright.cost_models.rounds import Prefill, Rounds, RoundWindow
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
@@ -130,7 +130,9 @@ class Serving:
         )
         schedule = Schedule(generation_slots=rows)
         generation = Generation(
-            call=Call(stage=PPO_GRAPH.by_name["actor_generate"], model=self.model, layout=layout, schedule=schedule),
+            call=StageQuery(
+                stage=PPO_GRAPH.by_name["actor_generate"], model=self.model, layout=layout, schedule=schedule
+            ),
             shard=shard,
             groups=groups_of(layout, self.cluster),
             network=Network(

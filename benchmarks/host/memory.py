@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from meshwright.cost_models.protocol import Call
+from meshwright.cost_models.protocol import StageQuery
 from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.plan.plan import Plan
@@ -63,7 +63,7 @@ def memory_rows(name: str, plan: Plan, table: Table | None) -> tuple[MemoryRow, 
     return tuple(rows)
 
 
-def _calls(plan: Plan) -> dict[Point, Call]:
+def _calls(plan: Plan) -> dict[Point, StageQuery]:
     """The stages' bodies without pipeline and recomputation, which the bodies alone do not show."""
     found = {}
     for p in plan.placements:
@@ -81,7 +81,7 @@ def _calls(plan: Plan) -> dict[Point, Call]:
             context=0,
         )
         schedule = Schedule(micro_batch_size=rows, recompute=Recompute.NONE)
-        found.setdefault(point, Call(stage=stage, model=spec, layout=Layout(tp=p.layout.tp), schedule=schedule))
+        found.setdefault(point, StageQuery(stage=stage, model=spec, layout=Layout(tp=p.layout.tp), schedule=schedule))
     return found
 
 

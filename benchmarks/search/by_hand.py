@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import permutations
 
-from meshwright.cost_models.protocol import Call, CostModel
+from meshwright.cost_models.protocol import CostModel, StageQuery
 from meshwright.planner.compile import best_plan
 from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.layout_and_schedule_rules import layout_rules
@@ -133,7 +133,9 @@ def _held_bytes(facts: Facts, model: CostModel, role: Role, layout: Layout) -> f
     """Resident bytes of a role on a rank under one layout."""
     stages = [stage for stage in PPO_GRAPH.stages if stage.role is role]
     calls = (
-        Call(stage=stage, model=facts.models.spec(role), layout=layout, schedule=Schedule(generation_slots=layout.pp))
+        StageQuery(
+            stage=stage, model=facts.models.spec(role), layout=layout, schedule=Schedule(generation_slots=layout.pp)
+        )
         for stage in stages
     )
     return max(model.memory(call).resident.total for call in calls)

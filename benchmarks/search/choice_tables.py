@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from meshwright.cost_models.protocol import Call, CostModel, calls_of
+from meshwright.cost_models.protocol import CostModel, StageQuery, queries_of
 from meshwright.planner.job.job import Facts, read_job, resolve
 from meshwright.planner.plan.cost_queries import Choice, cost_model_of, query_for_choice
 from meshwright.planner.plan.steps_ahead import max_deferral, search_cases, steps_ahead_patterns
@@ -88,7 +88,7 @@ def compared(path: Path) -> Iterator[Compared]:
         )
 
 
-def stage_choices(facts: Facts) -> Iterator[tuple[str, Call, ChoiceTable]]:
+def stage_choices(facts: Facts) -> Iterator[tuple[str, StageQuery, ChoiceTable]]:
     """Yield the legal choices of each stage that does not generate, on all ranks and in the widest search case."""
     ahead = steps_ahead_patterns(facts.graph, facts.staleness)[-1]
     case, deferral = search_cases(ahead, facts.staleness)[-1], max_deferral(ahead, facts.staleness)
@@ -99,22 +99,25 @@ def stage_choices(facts: Facts) -> Iterator[tuple[str, Call, ChoiceTable]]:
                 yield stage.name, query_for_choice(facts, stage, Choice(*choices[0]), deferral=deferral), choices
 
 
-def columns(model: CostModel, call: Call, choices: ChoiceTable) -> FloatArray:
+def columns(model: CostModel, call: StageQuery, choices: ChoiceTable) -> FloatArray:
     """Return seconds, tail seconds and bytes of all choices, [amounts, choices]."""
     return np.stack([*model.seconds_of_choices(call, choices), *model.bytes_of_choices(call, choices)])
 
 
-def one_by_one(model: CostModel, call: Call, choices: ChoiceTable) -> FloatArray:
+def one_by_one(model: CostModel, call: StageQuery, choices: ChoiceTable) -> FloatArray:
     """Return the same amounts from one query after the other, on one layout after the other."""
     rows = []
-    for one in calls_of(call, choices):
+    for one in queries_of(call, choices):
         costs = model.on_layout(replace(one, max_deferral=call.max_deferral))
         rows.append((costs.seconds(one.schedule), costs.tail_seconds(one.schedule), *costs.bytes(one.schedule)))
     return np.array(rows).T
 
 
 def timed(
-    costed: Callable[[CostModel, Call, ChoiceTable], FloatArray], model: CostModel, call: Call, choices: ChoiceTable
+    costed: Callable[[CostModel, StageQuery, ChoiceTable], FloatArray],
+    model: CostModel,
+    call: StageQuery,
+    choices: ChoiceTable,
 ) -> tuple[float, FloatArray]:
     """Return the processor seconds of costing choices in one of the two ways, and the amounts."""
     start = time.process_time()

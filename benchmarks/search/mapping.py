@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from benchmarks.search.by_hand import WHOLE_BATCHES, synchronous
 from benchmarks.search.unproven import unproven
-from meshwright.cost_models.protocol import CostModel, Move
+from meshwright.cost_models.protocol import CostModel, RefitQuery
 from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.evaluate import refit_name
 from meshwright.planner.plan.pins import Pin, Ranks
@@ -169,7 +169,7 @@ def _resharder(facts: Facts, model: CostModel, trained: str, name: str) -> Calla
 
     def seconds(source: Layout, target: Layout) -> float:
         if (source, target) not in known:
-            move = Move(model=spec, source=source, target=target, overlap=source.num_ranks)
+            move = RefitQuery(model=spec, source=source, target=target, overlap=source.num_ranks)
             known[source, target] = model.move_seconds(move).total
         return known[source, target]
 

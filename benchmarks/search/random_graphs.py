@@ -155,7 +155,7 @@ def _cluster(draw: random.Random, num_nodes: int) -> Cluster:
     device = Device(
         name="made up",
         kind="cpu",
-        memory_bytes=draw.choice((2**25, 2**26, 2**30)),
+        memory_bytes=draw.choice((2**26, 2**27, 2**30)),
         memory_bytes_per_second=1e10,
         flops_per_second={"fp32": 1e11, "bf16": 2e11},
         launch_seconds=1e-6,

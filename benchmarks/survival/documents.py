@@ -196,6 +196,7 @@ class Reader:
 
     def __init__(self, world: Path) -> None:
         self._world, self._writes, self._is_reading = world, set[str](), False
+        sys.dont_write_bytecode = True  # the first call of a command compiles what it imports
         sys.addaudithook(self._audit)
         signal.signal(signal.SIGALRM, _hangs)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from meshwright.planner.analysis.whatif import Consequence, Outlook, WhatIf, whatif
+from meshwright.planner.analysis.whatif import Consequence, PlanMetrics, WhatIf, whatif
 from meshwright.planner.compile import best_plan
 from meshwright.planner.job.job import Facts
 from meshwright.planner.job.whatif_settings import size_settings, with_setting
@@ -26,7 +26,7 @@ class SizePoint:
     """
 
     num_ranks: int
-    outlook: Outlook | None
+    outlook: PlanMetrics | None
     is_on_front_of_gpus: bool
     is_on_front_of_money: bool
     broken: tuple[str, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwright.planner.analysis.whatif import Outlook, outlook
+from meshwright.planner.analysis.whatif import PlanMetrics, plan_metrics
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.documents import Difference, differences
@@ -38,9 +38,9 @@ class PlanComparison:
     """The comparison of two plans: the key numbers of each, their differences (`other` minus `one`), the stages side by
     side, and the keys in which the facts of the two jobs differ."""
 
-    one: Outlook
-    other: Outlook
-    difference: Outlook
+    one: PlanMetrics
+    other: PlanMetrics
+    difference: PlanMetrics
     stages: tuple[StageComparison, ...]
     facts: tuple[Difference, ...]
     notes: tuple[str, ...]
@@ -48,7 +48,7 @@ class PlanComparison:
 
 def compare_plans(one: Plan, other: Plan) -> PlanComparison:
     """Compare two plans; stages are in the order of the first plan, followed by those of the second only."""
-    one_outlook, other_outlook = outlook(one), outlook(other)
+    one_outlook, other_outlook = plan_metrics(one), plan_metrics(other)
     names = dict.fromkeys(placement.stage for plan in (one, other) for placement in plan.placements)
     return PlanComparison(
         one=one_outlook,

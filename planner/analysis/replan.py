@@ -20,13 +20,13 @@ from pathlib import Path
 
 from meshwright.cost_models.cost import WEIGHTS, Cost, Term
 from meshwright.cost_models.protocol import (
-    Call,
     CostModel,
     DelegatingCostModel,
     LayoutCosts,
-    Move,
+    QueriedLayoutCosts,
+    RefitQuery,
     SecondsColumns,
-    TotalCosts,
+    StageQuery,
 )
 from meshwright.planner.analysis.calibration import Calibration, calibrate
 from meshwright.planner.compile import best_plan
@@ -35,7 +35,7 @@ from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.plan.pins import Pin, parse_pins
 from meshwright.planner.plan.plan import Placement, Plan, read_plan
 from meshwright.planner.search.neighbourhood import best_plan_nearby
-from meshwright.planner.search.re_evaluate import re_evaluate, start_from
+from meshwright.planner.search.re_evaluate import re_evaluate, re_evaluated_or_violation
 from meshwright.planner.search.search_control import ProgressCallback
 from meshwright.planner.simulation.sampled_durations import Sampled
 from meshwright.planner.simulation.simulate import simulate
@@ -133,22 +133,24 @@ class PacedCostModel(DelegatingCostModel):
     def lower_bound_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
         return super().lower_bound_seconds(stage, model, num_ranks, part) * self._min_factor(stage)
 
-    def generation_lower_bound(self, call: Call) -> float:
+    def generation_lower_bound(self, call: StageQuery) -> float:
         return super().generation_lower_bound(call) * self._factor(call)
 
-    def seconds(self, call: Call) -> Cost:
+    def seconds(self, call: StageQuery) -> Cost:
         cost, factor = super().seconds(call), self._factor(call)
         return Cost(tuple(Term(t.name, t.amount * factor, t.source) for t in cost.terms)) if factor != 1 else cost
 
-    def seconds_of_choices(self, call: Call, choices: ChoiceTable) -> SecondsColumns:
+    def seconds_of_choices(self, call: StageQuery, choices: ChoiceTable) -> SecondsColumns:
         seconds, tail_seconds = super().seconds_of_choices(call, choices)
-        paces = choices.layout.of_each([[self.pace(call.stage.name, layout)] for layout in choices.layouts])[0]
+        paces = choices.layout.expand_to_choices([[self.pace(call.stage.name, layout)] for layout in choices.layouts])[
+            0
+        ]
         return SecondsColumns(paces * seconds, paces * tail_seconds)
 
-    def on_layout(self, call: Call) -> LayoutCosts:
-        return TotalCosts(self, call)
+    def on_layout(self, call: StageQuery) -> LayoutCosts:
+        return QueriedLayoutCosts(self, call)
 
-    def tail_seconds(self, call: Call) -> float:
+    def tail_seconds(self, call: StageQuery) -> float:
         return super().tail_seconds(call) * self._factor(call)
 
     def pace(self, stage: str, layout: Layout) -> float:
@@ -156,7 +158,7 @@ class PacedCostModel(DelegatingCostModel):
         in_layout = self.layout_factors.get((stage, layout))
         return self.factors.get(stage, 1.0) if in_layout is None else in_layout
 
-    def _factor(self, call: Call) -> float:
+    def _factor(self, call: StageQuery) -> float:
         return self.pace(call.stage.name, call.layout)
 
     def _min_factor(self, stage: Stage) -> float:
@@ -227,7 +229,7 @@ def replan(
     The old plan and the choices in its neighbourhood are tried first. With limits, or if none of these fits, a full
     search starts from the best of them. Raises BadInput if no plan fits.
     """
-    kept = start_from(plan, facts, model, pins)
+    kept = re_evaluated_or_violation(plan, facts, model, pins)
     is_kept = isinstance(kept, Plan)
     candidates = [one for one in (kept, best_plan_nearby(plan, facts, model, Limits(), pins)) if isinstance(one, Plan)]
     best = min(candidates, key=lambda one: one.period_seconds, default=None)
@@ -283,11 +285,11 @@ def _is_unmoved(old: Plan, new: Plan, stage: str) -> bool:
     return one.layout == other.layout and old.pool_of(stage).ranks == new.pool_of(stage).ranks
 
 
-def _move_to(old: Plan, new: Plan, placement: Placement) -> Move:
+def _move_to(old: Plan, new: Plan, placement: Placement) -> RefitQuery:
     """The move of a stage's weights from its placement in the old plan to that in the new one."""
     stage = placement.stage
     common = set(old.pool_of(stage).ranks) & set(new.pool_of(stage).ranks)
-    return Move(
+    return RefitQuery(
         # without an adapter, so that all weights are moved
         model=replace(new.facts.models.spec(new.stage(stage).role), adapter=None),
         source=old.placement(stage).layout,

@@ -20,7 +20,7 @@ from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.no_plan import NoPlan
-from meshwright.planner.search.re_evaluate import re_evaluate, start_from, violations_under
+from meshwright.planner.search.re_evaluate import re_evaluate, re_evaluated_or_violation, violations_under
 from meshwright.planner.solver.result import Limits
 
 _REPORTED_STEPS = 1000
@@ -32,7 +32,7 @@ _TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outlook:
+class PlanMetrics:
     """The key numbers of a plan, or the differences between two plans."""
 
     step_seconds: float
@@ -43,8 +43,8 @@ class Outlook:
     gpu_hours: float  # per 1000 steps
     money: float | None  # per 1000 steps, in the unit of the price
 
-    def minus(self, other: Outlook) -> Outlook:
-        return Outlook(
+    def minus(self, other: PlanMetrics) -> PlanMetrics:
+        return PlanMetrics(
             step_seconds=self.step_seconds - other.step_seconds,
             tokens_per_second=self.tokens_per_second - other.tokens_per_second,
             idle_share=self.idle_share - other.idle_share,
@@ -66,8 +66,8 @@ class Consequence:
     setting: Setting
     fits: bool
     broken: tuple[str, ...]
-    outlook: Outlook | None
-    difference: Outlook | None
+    outlook: PlanMetrics | None
+    difference: PlanMetrics | None
     extrapolated: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -76,7 +76,7 @@ class Consequence:
 class WhatIf:
     """The answers to a what-if; `notes` are caveats about the baseline."""
 
-    baseline: Outlook
+    baseline: PlanMetrics
     replanned: bool
     answers: tuple[Consequence, ...]
     notes: tuple[str, ...]
@@ -96,7 +96,7 @@ def whatif(
     Raises BadInput for an unknown field or a value that breaks a rule.
     """
     before = re_evaluate(plan, plan.facts, rebuild_cost_model(plan.facts))
-    baseline = outlook(before, price)
+    baseline = plan_metrics(before, price)
     answers, max_ranks = [], 0
     for setting in settings:
         facts = with_setting(plan.facts, setting)
@@ -107,7 +107,7 @@ def whatif(
             else _re_evaluated(plan, facts, rebuild_cost_model)
         )
         broken, after = answer
-        consequence_outlook = outlook(after, price) if after else None
+        consequence_outlook = plan_metrics(after, price) if after else None
         answers.append(
             Consequence(
                 setting=setting,
@@ -130,12 +130,12 @@ def whatif(
     )
 
 
-def outlook(plan: Plan, price: float | None = None) -> Outlook:
+def plan_metrics(plan: Plan, price: float | None = None) -> PlanMetrics:
     """The key numbers of a plan, by its own costs."""
     cluster, workload, period = plan.facts.cluster, plan.facts.workload, plan.period_seconds
     busy = sum(item.cost.total * len(ranks_of(plan, item)) for item in items(plan))
     hours = period * cluster.num_ranks * _REPORTED_STEPS / _HOUR
-    return Outlook(
+    return PlanMetrics(
         step_seconds=period,
         tokens_per_second=workload.batch_size * workload.sampled_lengths.mean / period,
         idle_share=1 - busy / (period * cluster.num_ranks),
@@ -164,7 +164,7 @@ def _replanned(
     if violations := position_violations(facts.models.by_name, facts.workload):
         return violations, None
     model = rebuild_cost_model(facts)
-    kept = start_from(plan, facts, model, parse_pins(plan.pins, plan.graph))
+    kept = re_evaluated_or_violation(plan, facts, model, parse_pins(plan.pins, plan.graph))
     start = kept if isinstance(kept, Plan) else None
     planned = compile_plan(facts, model, pins=plan.pins, limits=limits, start=start)
     if isinstance(planned, NoPlan):

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.cost import Cost
-from meshwright.cost_models.protocol import Call, CostModel
+from meshwright.cost_models.protocol import CostModel, StageQuery
 from meshwright.cost_models.sampling_waves import WavesModel, processes_all_samples, slowest_seconds
 from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.plan import Placement, Plan
@@ -48,17 +48,17 @@ class Choice:
     schedule: Schedule
 
 
-def query_for_placement(plan: Plan, placement: Placement) -> Call:
+def query_for_placement(plan: Plan, placement: Placement) -> StageQuery:
     """The query to a cost model for a placement of a plan."""
     choice = Choice(placement.layout, placement.schedule)
     deferral, part = plan.facts.staleness - placement.steps_ahead, plan.part_of(placement.stage)
     return query_for_choice(plan.facts, plan.stage(placement.stage), choice, deferral=deferral, part=part)
 
 
-def query_for_choice(facts: Facts, stage: Stage, choice: Choice, *, deferral: int, part: int = 0) -> Call:
+def query_for_choice(facts: Facts, stage: Stage, choice: Choice, *, deferral: int, part: int = 0) -> StageQuery:
     """The query to a cost model for a choice. `deferral` is the maximum number of extra periods that a sequence may
     stay in flight; it matters only with overcommit."""
-    return Call(
+    return StageQuery(
         stage=stage,
         model=facts.models.spec(stage.role),
         layout=choice.layout,

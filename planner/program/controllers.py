@@ -110,7 +110,7 @@ class StepObservation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class ControllerSetting:
     """The controllers' values for one period: a stage that streams reads chunks of at most `chunk_tokens`; `overcommit`
     counts sequences over all replicas."""
 
@@ -118,7 +118,7 @@ class Setting:
     overcommit: int
 
 
-def setting_facts(setting: Setting) -> dict[str, float]:
+def setting_facts(setting: ControllerSetting) -> dict[str, float]:
     """Return the setting as facts of a generation's span in a trace."""
     return {NUM_CHUNK_TOKENS: float(setting.chunk_tokens), NUM_OVERCOMMIT: float(setting.overcommit)}
 
@@ -133,7 +133,7 @@ class Controllers:
     def __init__(self, plan: Plan) -> None:
         self.delay = 2 + max(plan.ahead.values())
         self._chunks, self._overcommit = _chunk_tuner(plan), _overcommit_tuner(plan)
-        self._largest = Setting(
+        self._largest = ControllerSetting(
             chunk_tokens=max(_chunk_sizes(plan), default=0), overcommit=plan.placement(GENERATE).schedule.overcommit
         )
         self._observations: dict[int, StepObservation] = {}
@@ -156,12 +156,12 @@ class Controllers:
         """Return the steps whose observations the period's setting needs and that are not known yet."""
         return range(self._next + len(self._observations), period - self.delay + 1)
 
-    def setting(self, period: int) -> Setting:
+    def setting(self, period: int) -> ControllerSetting:
         """Return the setting of a period; periods must be requested in order."""
         assert not self.missing_steps(period), "all observations that a period needs are known when it starts"
         while self._next <= period - self.delay:
             self._process(self._observations.pop(self._next))
-        return Setting(
+        return ControllerSetting(
             chunk_tokens=self._chunks.chunk_tokens(max(period, 0)) if self._chunks else self._largest.chunk_tokens,
             overcommit=self._overcommit.overcommit if self._overcommit else self._largest.overcommit,
         )

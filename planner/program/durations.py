@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 from meshwright.planner.job.rewards_and_tools import Reward, Tool
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.reward_workers import host_seconds
-from meshwright.planner.program.controllers import Setting
+from meshwright.planner.program.controllers import ControllerSetting
 from meshwright.planner.program.program import MoveWeights
 from meshwright.profiles.packing import rows_per_replica
 from meshwright.profiles.stages import GENERATE
@@ -51,7 +51,7 @@ class StepWork:
     tokens_by_staleness: Mapping[int, int] = field(default_factory=dict)
     tail_seconds: Mapping[str, float] = field(default_factory=dict)
     host_seconds: float | None = None
-    setting: Setting | None = None
+    setting: ControllerSetting | None = None
 
 
 class Durations(Protocol):

@@ -24,7 +24,7 @@ _ROUNDING = 1e-9
 """Relative difference that may occur between equal sums of seconds."""
 
 
-class LeastTime(NamedTuple):
+class TimeLowerBounds(NamedTuple):
     """Lower bounds over the choices of a stage: tail seconds, and tail seconds x ranks (`work`)."""
 
     seconds: float
@@ -42,7 +42,7 @@ class Allowance:
         """Return True if a choice on `num_ranks` ranks that takes `seconds` may be in a short period."""
         return seconds <= self.seconds and num_ranks * seconds <= self.work
 
-    def holds(self, other: Allowance) -> bool:
+    def covers(self, other: Allowance) -> bool:
         """Return True if this allowance is at least as large as the other."""
         return other.seconds <= self.seconds and other.work <= self.work
 
@@ -59,7 +59,7 @@ class ShortPeriod:
     names: tuple[str, ...]
     lags: Mapping[tuple[str, str], float]
 
-    def allowance_of(self, stage: str, least: Mapping[str, LeastTime]) -> Allowance:
+    def allowance_of(self, stage: str, least: Mapping[str, TimeLowerBounds]) -> Allowance:
         """Return the time that the other stages leave to a stage if each takes its lower bound in `least`.
 
         Both the longest path through the period and the total ranks x seconds limit it.
@@ -93,7 +93,7 @@ def _longest_paths(seconds: list[float], edges: list[tuple[int, int, float]]) ->
     return starts
 
 
-class Family(NamedTuple):
+class ScheduleFamily(NamedTuple):
     """Schedules that differ only in how much they process at a time, those that may need less memory first.
 
     Each member is paired with its quickest variant, which recomputes and offloads nothing.
@@ -103,13 +103,13 @@ class Family(NamedTuple):
     members: list[tuple[Schedule, Schedule]]
 
 
-def families_in(schedules: Iterable[Schedule]) -> tuple[Family, ...]:
+def group_by_family(schedules: Iterable[Schedule]) -> tuple[ScheduleFamily, ...]:
     """Group schedules into families."""
-    families: dict[Schedule, Family] = {}
+    families: dict[Schedule, ScheduleFamily] = {}
     for schedule in schedules:
         plain = replace(schedule, micro_batch_size=1, micro_batch_tokens=0, generation_slots=0)
         quickest = replace(schedule, recompute=Recompute.NONE, offload=Offload.NONE)
-        families.setdefault(plain, Family(plain, [])).members.append((schedule, quickest))
+        families.setdefault(plain, ScheduleFamily(plain, [])).members.append((schedule, quickest))
     return tuple(families.values())
 
 
@@ -153,7 +153,7 @@ class ParetoFront:
     """
 
     num_ranks: int
-    shares: bool
+    may_share_weights: bool
     max_period_seconds: float
     allowance: Allowance
     costs: LayoutCosts
@@ -162,7 +162,7 @@ class ParetoFront:
     rows: list[Row] = field(default_factory=list)
     _lower_bounds: Memo[Schedule, float] = field(default_factory=Memo)
 
-    def add(self, family: Family) -> None:
+    def add(self, family: ScheduleFamily) -> None:
         """Add the schedules of a family."""
         for schedule, quickest in family.members:
             lower_bound = self._lower_bounds.memoize(quickest, partial(self.least, quickest))
@@ -174,7 +174,7 @@ class ParetoFront:
 
     def _add_fitting(self, schedule: Schedule, required: Bytes, lower_bound: float) -> None:
         """Add a schedule that fits; its seconds are computed only if no row dominates its lower bound."""
-        weights = required.weights if self.shares else 0.0
+        weights = required.weights if self.may_share_weights else 0.0
         amounts = required.resident - weights, weights, required.transient
         if self._is_dominated((lower_bound, lower_bound, *amounts)):
             return

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost_models.protocol import Call, CostModel, LayoutCosts, Memo, Move
+from meshwright.cost_models.protocol import CostModel, LayoutCosts, Memo, RefitQuery, StageQuery
 from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import Choice, query_for_choice, stage_transfers
 from meshwright.planner.plan.layout_and_schedule_rules import available_bytes, schedules, streaming_rules
@@ -21,11 +21,11 @@ from meshwright.planner.plan.reward_workers import earliest_reward_seconds, rewa
 from meshwright.planner.plan.steps_ahead import SearchCase, SearchCaseKey, max_deferral
 from meshwright.planner.proof.site_choices import (
     Allowance,
-    Family,
-    LeastTime,
     ParetoFront,
+    ScheduleFamily,
     ShortPeriod,
-    families_in,
+    TimeLowerBounds,
+    group_by_family,
     legal_layouts,
 )
 from meshwright.profiles.layout import Layout
@@ -100,7 +100,7 @@ class Refits:
         nested = {min(sizes)} if may_meet else set()
         disjoint = {0} if sum(sizes) <= self.facts.cluster.num_ranks else set()
         moves = (
-            Move(
+            RefitQuery(
                 model=self.facts.models.spec(stage.role),
                 source=source.layout,
                 target=target.layout,
@@ -164,10 +164,10 @@ class Choices:
         return ChoiceSubset(numbers, dict(zip(AMOUNTS, least, strict=False)), frozenset(self.site[numbers].tolist()))
 
     @property
-    def least(self) -> LeastTime:
+    def least(self) -> TimeLowerBounds:
         """The least tail seconds and tail work of all choices; infinite if there are none."""
         kinds = (AMOUNTS.index(f"tail_{kind}") for kind in ("seconds", "work"))
-        return LeastTime(*(float(self.amounts[kind].min(initial=math.inf)) for kind in kinds))
+        return TimeLowerBounds(*(float(self.amounts[kind].min(initial=math.inf)) for kind in kinds))
 
     def allowed(self, allowance: Allowance) -> Choices:
         """Return the choices within the allowance."""
@@ -227,7 +227,7 @@ class Enumeration:
     max_period_seconds: float
     _choices: dict[tuple[str, SearchCaseKey], tuple[Allowance, Choices]] = field(default_factory=dict)
     sites: dict[Site, int] = field(default_factory=dict)
-    _families: Memo[int, tuple[object, tuple[Family, ...]]] = field(default_factory=Memo)
+    _families: Memo[int, tuple[object, tuple[ScheduleFamily, ...]]] = field(default_factory=Memo)
 
     def spaces(self, search_cases: Sequence[SearchCase]) -> tuple[Space, ...]:
         """Return the spaces of some search cases.
@@ -286,13 +286,13 @@ class Enumeration:
             least[stage.name] = by_stage[stage.name].least
         return {name: by_stage[name].allowed(period.allowance_of(name, least)) for name in graph.names}
 
-    def _least_of(self, stage: Stage) -> LeastTime:
+    def _least_of(self, stage: Stage) -> TimeLowerBounds:
         """Return a lower bound over all pools for a stage that does not stream; no choice is costed."""
         model = self.facts.models.spec(stage.role)
         seconds_by_size = [
             (size, self.model.lower_bound_seconds(stage, model, size, part)) for part, size in self._kinds
         ]
-        return LeastTime(
+        return TimeLowerBounds(
             min(seconds for _, seconds in seconds_by_size), min(size * seconds for size, seconds in seconds_by_size)
         )
 
@@ -305,7 +305,7 @@ class Enumeration:
 
     def _choices_of(self, stage: Stage, search_case: SearchCase, allowance: Allowance) -> Choices:
         key = stage.name, search_case.key_for(stage)
-        if key not in self._choices or not self._choices[key][0].holds(allowance):
+        if key not in self._choices or not self._choices[key][0].covers(allowance):
             numbers, rows = [], []
             for site in self._sites_of(stage, allowance, streams=search_case.streams(stage)):
                 for row in self._rows(stage, search_case, site, allowance):
@@ -343,7 +343,7 @@ class Enumeration:
         costs = self.model.on_layout(replace(call, max_deferral=deferral))
         front = ParetoFront(
             num_ranks=layout.num_ranks,
-            shares=stage.may_share,
+            may_share_weights=stage.may_share,
             max_period_seconds=self.max_period_seconds,
             allowance=allowance,
             costs=costs,
@@ -354,20 +354,20 @@ class Enumeration:
             front.add(family)
         return ((layout.num_ranks, *row) for row in front.rows)
 
-    def _call(self, stage: Stage, search_case: SearchCase, site: Site, schedule: Schedule) -> Call:
+    def _call(self, stage: Stage, search_case: SearchCase, site: Site, schedule: Schedule) -> StageQuery:
         deferral = max_deferral(search_case.ahead, self.facts.staleness)
         return query_for_choice(self.facts, stage, Choice(site.layout, schedule), deferral=deferral, part=site.part)
 
-    def _families_of(self, stage: Stage, search_case: SearchCase, site: Site) -> tuple[Family, ...]:
+    def _families_of(self, stage: Stage, search_case: SearchCase, site: Site) -> tuple[ScheduleFamily, ...]:
         """Return all schedules of a site by family; on two kinds of nodes with their rows split by speed."""
         facts, (part, layout) = self.facts, site
         all_schedules = schedules(facts, stage, layout, search_case)
         if len(facts.cluster.parts_of(part)) > 1:
-            return families_in(
+            return group_by_family(
                 self.model.with_row_split(self._call(stage, search_case, site, schedule)) for schedule in all_schedules
             )
         # Very many sites share one list of schedules. The list is kept with its families so that its id stays valid.
-        _, families = self._families.memoize(id(all_schedules), lambda: (all_schedules, families_in(all_schedules)))
+        _, families = self._families.memoize(id(all_schedules), lambda: (all_schedules, group_by_family(all_schedules)))
         return families
 
     def _least_seconds(

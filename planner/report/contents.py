@@ -23,7 +23,7 @@ class Contents:
     plan: Plan
     simulation: Simulation
     runs: tuple[Run, ...] = ()
-    learned: tuple[TrainingCurves, ...] = ()
+    training_curves: tuple[TrainingCurves, ...] = ()
     sizes: WhatIf | None = None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshwright.planner.analysis.whatif import outlook
+from meshwright.planner.analysis.whatif import plan_metrics
 from meshwright.planner.job.custom_graph import OwnGraph
 from meshwright.planner.plan.evaluate import fullest_rank
 from meshwright.planner.plan.plan import Plan
@@ -40,7 +40,7 @@ def report(contents: Contents) -> str:
         idle(contents.simulation, plan.graph),
         terms(plan),
         predicted_and_observed(contents),
-        training_section(contents.learned),
+        training_section(contents.training_curves),
         sizes(contents.sizes),
         proof(plan),
         facts(plan),
@@ -58,7 +58,7 @@ def _title(plan: Plan) -> str:
 
 def _cards(contents: Contents) -> tuple[_Card, ...]:
     plan, simulation = contents.plan, contents.simulation
-    plan_outlook = outlook(plan)
+    plan_outlook = plan_metrics(plan)
     fullest = fullest_rank(plan.facts.cluster, plan.peak_bytes_per_rank)
     peak, usable = plan.peak_bytes_per_rank[fullest], plan.facts.cluster.usable_bytes(fullest)
     staleness = "synchronous" if not plan.staleness else f"at most {plan.facts.staleness} allowed"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from meshwright.planner.analysis.whatif import Consequence, Outlook, WhatIf
+from meshwright.planner.analysis.whatif import Consequence, PlanMetrics, WhatIf
 from meshwright.planner.job.whatif_settings import Setting
 from meshwright.planner.report import formatting
 from meshwright.planner.report.charts import PlotPoint, Series, at_values, plot
@@ -49,7 +49,7 @@ def _num_ranks(setting: Setting) -> int:
     return int(setting["cluster.nodes"]) * int(setting["cluster.ranks_per_node"])
 
 
-def _sizes_plot(planned: dict[int, Outlook]) -> Markup:
+def _sizes_plot(planned: dict[int, PlanMetrics]) -> Markup:
     smallest = min(planned)
     work = planned[smallest].step_seconds * smallest
     points = tuple(
@@ -68,7 +68,7 @@ def _sizes_plot(planned: dict[int, Outlook]) -> Markup:
     )
 
 
-def _size_numbers(size: int, outlook: Outlook, planned: dict[int, Outlook]) -> tuple[str, ...]:
+def _size_numbers(size: int, outlook: PlanMetrics, planned: dict[int, PlanMetrics]) -> tuple[str, ...]:
     smallest = min(planned)
     faster = planned[smallest].step_seconds / outlook.step_seconds
     return (
@@ -154,7 +154,7 @@ def _axis_positions(swept: _Swept) -> _AxisPositions:
     return _AxisPositions({str(v): float(v) if ordered else float(place) for place, v in enumerate(values)}, ordered)
 
 
-def _sweep_plot(swept: _Swept, axis: _AxisPositions, y_label: str, value_of: Callable[[Outlook], float]) -> Markup:
+def _sweep_plot(swept: _Swept, axis: _AxisPositions, y_label: str, value_of: Callable[[PlanMetrics], float]) -> Markup:
     """A plot of one number of the answers against the field of the sweep."""
     series = []
     for number, (name, answers) in enumerate(swept.lines.items()):
@@ -184,7 +184,7 @@ def _sweep_rows(answered: WhatIf) -> Iterator[tuple[str, ...]]:
         yield formatting.setting(answer.setting), *numbers, "yes" if answer.fits else " ".join(answer.broken)
 
 
-def _sweep_numbers(outlook: Outlook, difference: Outlook | None) -> tuple[str, ...]:
+def _sweep_numbers(outlook: PlanMetrics, difference: PlanMetrics | None) -> tuple[str, ...]:
     return (
         f"{outlook.step_seconds:.3f}",
         formatting.difference(difference.step_seconds / (outlook.step_seconds - difference.step_seconds))
@@ -203,11 +203,11 @@ def _answer_notes(answer: Consequence) -> Iterator[str]:
         yield f"extrapolated: {', '.join(answer.extrapolated)}."
 
 
-def _step_seconds(outlook: Outlook) -> float:
+def _step_seconds(outlook: PlanMetrics) -> float:
     return outlook.step_seconds
 
 
-def _tokens(outlook: Outlook) -> float:
+def _tokens(outlook: PlanMetrics) -> float:
     return outlook.tokens_per_second
 
 

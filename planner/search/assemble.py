@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.kernels import element_bytes
-from meshwright.cost_models.protocol import Call, CostModel, Move
+from meshwright.cost_models.protocol import CostModel, RefitQuery, StageQuery
 from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import Choice, StageTransfer, query_for_choice
 from meshwright.planner.plan.evaluate import evaluate, task_name_of
@@ -129,7 +129,7 @@ def _placement(facts: Facts, model: CostModel, stage: Stage, *, pick: Pick, pool
     )
 
 
-def placement_costs(model: CostModel, call: Call) -> dict[str, Any]:
+def placement_costs(model: CostModel, call: StageQuery) -> dict[str, Any]:
     """Return the costs of a choice, keyed by the field names of a placement."""
     memory = model.memory(call)
     return {
@@ -166,9 +166,9 @@ def _refit(facts: Facts, model: CostModel, plan: Plan, target: str) -> Refit:
     )
 
 
-def weight_move(plan: Plan, source: str, target: str) -> Move:
+def weight_move(plan: Plan, source: str, target: str) -> RefitQuery:
     """Return the transfer of a role's weights from its training stage to a stage, as the plan places the two."""
-    return Move(
+    return RefitQuery(
         model=plan.facts.models.spec(plan.stage(target).role),
         source=plan.placement(source).layout,
         target=plan.placement(target).layout,

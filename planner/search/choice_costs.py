@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from meshwright.cost_models.protocol import BytesColumns, Call, CostModel, SecondsColumns, bytes_of, calls_of
+from meshwright.cost_models.protocol import BytesColumns, CostModel, SecondsColumns, StageQuery, bytes_of, queries_of
 from meshwright.planner.plan.cost_queries import Choice
 from meshwright.planner.solver import pareto
 from meshwright.profiles.choice_table import ChoiceTable
@@ -68,7 +68,7 @@ class Candidate(NamedTuple):
         return self.seconds, self.tail_seconds, *self.device_bytes
 
 
-def cost_call(model: CostModel, call: Call) -> Candidate:
+def cost_call(model: CostModel, call: StageQuery) -> Candidate:
     """Return the candidate of a call, with the costs that the model predicts."""
     seconds = model.seconds(call).total
     tail_seconds = model.tail_seconds(call) if call.schedule.chunk_tokens else seconds
@@ -109,7 +109,7 @@ class CostedChoices(NamedTuple):
 
     def where(self, is_kept: BoolArray) -> CostedChoices:
         """Return the choices for which `is_kept`, [choices], is true."""
-        return CostedChoices(self.choices.where(is_kept), *(column[is_kept] for column in self[1:]))
+        return CostedChoices(self.choices.filter(is_kept), *(column[is_kept] for column in self[1:]))
 
     def candidates(self, indices: Iterable[int]) -> tuple[Candidate, ...]:
         """Return some of the choices as candidates."""
@@ -184,7 +184,7 @@ class CostingRecord:
     smallest: dict[int, tuple[float, Choice]] = field(default_factory=dict)
     simulated: set[Hashable] = field(default_factory=set)
 
-    def count_timed(self, call: Call, choices: ChoiceTable) -> None:
+    def count_timed(self, call: StageQuery, choices: ChoiceTable) -> None:
         """Count choices whose seconds are computed, and the simulations that they need."""
         self.questions.num_time_costs += len(choices)
         if call.stage.generates:
@@ -222,12 +222,12 @@ class ChoiceLimits:
 
     def time_limits_of(self, choices: ChoiceTable) -> SecondsColumns:
         """Return the time limit of each choice, [choices]."""
-        limits = choices.layout.of_each([self.time_limits[layout.num_ranks] for layout in choices.layouts])
+        limits = choices.layout.expand_to_choices([self.time_limits[layout.num_ranks] for layout in choices.layouts])
         return SecondsColumns(*limits)
 
 
 def cost_choices(
-    model: CostModel, call: Call, choices: ChoiceTable, limits: ChoiceLimits, record: CostingRecord
+    model: CostModel, call: StageQuery, choices: ChoiceTable, limits: ChoiceLimits, record: CostingRecord
 ) -> CostedChoices:
     """Cost choices of the call's stage together, and return those within the limits.
 
@@ -238,7 +238,7 @@ def cost_choices(
         choices, memory, _ = _fitting(model, call, choices, limits, record)
         is_possible = _is_possible(model, call, choices, limits)
         record.rejected[TOO_SLOW] += int((~is_possible).sum())
-        choices, memory = choices.where(is_possible), BytesColumns(*(column[is_possible] for column in memory))
+        choices, memory = choices.filter(is_possible), BytesColumns(*(column[is_possible] for column in memory))
         choices, seconds, in_time = _in_time(model, call, choices, limits, record)
         memory = BytesColumns(*(column[in_time] for column in memory))
         return CostedChoices(choices, *seconds, *memory)
@@ -249,7 +249,7 @@ def cost_choices(
 
 
 def _in_time(
-    model: CostModel, call: Call, choices: ChoiceTable, limits: ChoiceLimits, record: CostingRecord
+    model: CostModel, call: StageQuery, choices: ChoiceTable, limits: ChoiceLimits, record: CostingRecord
 ) -> tuple[ChoiceTable, SecondsColumns, BoolArray]:
     """Time some choices; return those within the time limit with their seconds, and which of all they are."""
     record.count_timed(call, choices)
@@ -257,11 +257,11 @@ def _in_time(
     longest = limits.time_limits_of(choices)
     in_time = (seconds.seconds <= longest.seconds) & (seconds.tail_seconds <= longest.tail_seconds)
     record.rejected[TOO_SLOW] += int((~in_time).sum())
-    return choices.where(in_time), SecondsColumns(*(column[in_time] for column in seconds)), in_time
+    return choices.filter(in_time), SecondsColumns(*(column[in_time] for column in seconds)), in_time
 
 
 def _fitting(
-    model: CostModel, call: Call, choices: ChoiceTable, limits: ChoiceLimits, record: CostingRecord
+    model: CostModel, call: StageQuery, choices: ChoiceTable, limits: ChoiceLimits, record: CostingRecord
 ) -> tuple[ChoiceTable, BytesColumns, BoolArray]:
     """Weigh some choices; return those that fit with their bytes, and which of all they are."""
     record.questions.num_memory_costs += len(choices)
@@ -271,16 +271,16 @@ def _fitting(
     record.rejected[TOO_LARGE_FOR_HOST] += int((~fits_host).sum())
     record.rejected[TOO_LARGE] += int((fits_host & ~fits_device).sum())
     fits = fits_host & fits_device
-    return choices.where(fits), BytesColumns(*(column[fits] for column in memory)), fits
+    return choices.filter(fits), BytesColumns(*(column[fits] for column in memory)), fits
 
 
-def _is_possible(model: CostModel, call: Call, choices: ChoiceTable, limits: ChoiceLimits) -> BoolArray:
+def _is_possible(model: CostModel, call: StageQuery, choices: ChoiceTable, limits: ChoiceLimits) -> BoolArray:
     """True for generations that are not too slow by their lower bound, without a simulation, [choices]."""
     longest = limits.time_limits_of(choices).seconds.tolist()
     return np.array(
         [
             max_seconds == math.inf or model.generation_lower_bound(one) <= max_seconds
-            for one, max_seconds in zip(calls_of(call, choices), longest, strict=True)
+            for one, max_seconds in zip(queries_of(call, choices), longest, strict=True)
         ],
         dtype=np.bool_,
     )

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from meshwright.cost_models.protocol import CostModel, Move
+from meshwright.cost_models.protocol import CostModel, RefitQuery
 from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import StageTransfer
 from meshwright.planner.plan.evaluate import refit_name
@@ -57,7 +57,7 @@ OptionChoices: TypeAlias = Mapping[str, tuple[tuple[Ranks, Candidate], ...]]
 """The pool and the candidate that each mode of each task represents."""
 
 _MoveKey: TypeAlias = tuple[Role, int, int, int, str, bool, int, bool]
-"""All that the transfer of a role's weights depends on; see `Move`."""
+"""All that the transfer of a role's weights depends on; see `RefitQuery`."""
 
 _KnownTicks: TypeAlias = dict[_MoveKey, int]
 """Ticks of the transfers of weights."""
@@ -329,7 +329,7 @@ def _transfer(
     moved_pairs = _moved_pairs(sources, targets)
     in_place = [(one, other) for one in sources for other in targets if one.name == other.name]
     new_moves = {
-        key: Move(
+        key: RefitQuery(
             model=spec,
             source=pair[0].layout,
             target=pair[1].layout,

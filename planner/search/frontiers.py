@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from meshwright.cost_models.protocol import Call, CostModel
+from meshwright.cost_models.protocol import CostModel, StageQuery
 from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import Choice, query_for_choice
 from meshwright.planner.plan.layout_and_schedule_rules import available_bytes
@@ -156,7 +156,7 @@ class _Costing:
         limits = ChoiceLimits(
             time_limits=possible, device_bytes=device_bytes if self.is_limited else math.inf, host_bytes=host_bytes
         )
-        choices = ChoiceTable.joined([self._legal_choices(part, size) for size in possible])
+        choices = ChoiceTable.concatenate([self._legal_choices(part, size) for size in possible])
         if not len(choices):
             return dict.fromkeys(sizes, ())
         call = replace(self.call(Choice(*choices[0]), part), max_deferral=self.deferral)
@@ -198,7 +198,7 @@ class _Costing:
             candidate for group in groups.values() for candidate in undominated_generations(group, late_seconds_of)
         )
 
-    def with_split_rows(self, call: Call, choices: ChoiceTable) -> ChoiceTable:
+    def with_split_rows(self, call: StageQuery, choices: ChoiceTable) -> ChoiceTable:
         """Replace the schedules by ones whose rows are split by speed if the pool spans two kinds of nodes."""
         if len(self.facts.cluster.parts_of(call.part)) == 1:
             return choices
@@ -206,9 +206,11 @@ class _Costing:
         for layout, schedule in choices:
             split = self.model.with_row_split(replace(call, layout=layout, schedule=schedule))
             schedules.setdefault(layout, []).append(split)
-        return ChoiceTable.of(list(schedules), [ScheduleTable(tuple(of_layout)) for of_layout in schedules.values()])
+        return ChoiceTable.from_product(
+            list(schedules), [ScheduleTable(tuple(of_layout)) for of_layout in schedules.values()]
+        )
 
-    def call(self, choice: Choice, part: int) -> Call:
+    def call(self, choice: Choice, part: int) -> StageQuery:
         """Build the query to the cost model for a choice on a part of the cluster."""
         return query_for_choice(self.facts, self.stage, choice, deferral=self.deferral, part=part)
 

@@ -104,8 +104,8 @@ def legal_choice_table(
                 layouts.append(layout)
                 tables.append(table)
                 all_legal.append(is_legal)
-    whole = ChoiceTable.of(layouts, tables)
-    return whole.where(np.concatenate(all_legal)) if layouts else whole
+    whole = ChoiceTable.from_product(layouts, tables)
+    return whole.filter(np.concatenate(all_legal)) if layouts else whole
 
 
 def _without_illegal_chunks(
@@ -118,7 +118,7 @@ def _without_illegal_chunks(
     part: int,
 ) -> BoolArray:
     """Return which of the legal schedules of a table may stream on a layout, and count the others in `rejected`."""
-    for chunk_tokens, has_chunks in table.rows_by_chunk.items():
+    for chunk_tokens, has_chunks in table.has_chunk_size.items():
         violations = streaming_rules(facts, layout, Schedule(chunk_tokens=chunk_tokens), part)
         if violations:
             rejected[violations[0]] += int((is_legal & has_chunks).sum())

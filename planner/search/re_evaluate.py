@@ -89,7 +89,7 @@ def _refit(plan: Plan, refit: Refit, model: CostModel) -> Refit:
     return refit.model_copy(update={"cost": model.move_seconds(move), "bytes": num_bytes})
 
 
-def start_from(plan: Plan, facts: Facts, model: CostModel, pins: Sequence[Pin]) -> Plan | str:
+def re_evaluated_or_violation(plan: Plan, facts: Facts, model: CostModel, pins: Sequence[Pin]) -> Plan | str:
     """Return the plan costed under these facts, or a sentence naming the first rule or pin that it violates."""
     violation = next(_start_violations(plan, facts, pins), None)
     if violation is None:

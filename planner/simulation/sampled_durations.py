@@ -21,7 +21,7 @@ from meshwright.planner.plan.cost_queries import CostModelBuilder, query_for_pla
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.plan import Placement, Plan
 from meshwright.planner.plan.reward_workers import served_rewards
-from meshwright.planner.program.controllers import Controllers, Setting, StepObservation
+from meshwright.planner.program.controllers import Controllers, ControllerSetting, StepObservation
 from meshwright.planner.program.durations import StepWork, refit_seconds
 from meshwright.planner.simulation.simulated_flight import round_times
 from meshwright.planner.simulation.simulated_generation import (
@@ -56,17 +56,17 @@ class SimulatedControllers:
         self._plan, self._rebuild_cost_model = plan, rebuild_cost_model
         self._steps_ahead, self._first = plan.placement(GENERATE).steps_ahead, -max(plan.ahead.values())
         self._controllers = Controllers(plan)
-        self._settings: list[Setting] = []
+        self._settings: list[ControllerSetting] = []
         self._plans: Memo[int, Plan] = Memo()
 
-    def of_step(self, step: int) -> Setting:
+    def of_step(self, step: int) -> ControllerSetting:
         """Return the setting of the period that generates a step."""
         period = step - self._steps_ahead
         while self._first + len(self._settings) <= period:
             self._settings.append(self._next())
         return self._settings[period - self._first]
 
-    def plan_in(self, setting: Setting) -> Plan:
+    def plan_in(self, setting: ControllerSetting) -> Plan:
         """Return the plan with chunks no longer than the setting's, re-evaluated; the same plan if nothing changes."""
         size = setting.chunk_tokens
 
@@ -77,7 +77,7 @@ class SimulatedControllers:
 
         return self._plans.memoize(size, re_evaluated)
 
-    def _next(self) -> Setting:
+    def _next(self) -> ControllerSetting:
         period = self._first + len(self._settings)
         for step in self._controllers.missing_steps(period):
             seconds = self.plan_in(self._settings[step - self._first]).period_seconds

@@ -15,7 +15,7 @@ from itertools import pairwise
 from meshwright.planner.plan.evaluate import resident_bytes
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.check_program import require_sound
-from meshwright.planner.program.controllers import Setting, setting_facts
+from meshwright.planner.program.controllers import ControllerSetting, setting_facts
 from meshwright.planner.program.durations import Durations, Planned, StepWork, transfer_delays
 from meshwright.planner.program.program import Program, Receive, RunStage, lower
 from meshwright.planner.simulation.events import RankProgram, Record, Replica, group_ranks, simulate_events
@@ -110,7 +110,7 @@ class Simulation:
     num_events: int
     staleness: tuple[StalenessShare, ...] = ()
     caches: tuple[CacheUse, ...] = ()
-    settings: tuple[Setting, ...] = ()
+    settings: tuple[ControllerSetting, ...] = ()
     spans: tuple[Span, ...] = ()
 
     @property

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost_models.period_ends import DeliveryRule
-from meshwright.cost_models.protocol import Call
+from meshwright.cost_models.protocol import StageQuery
 from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import CostModelBuilder
 from meshwright.planner.program.durations import HeldBlocks
@@ -69,7 +69,7 @@ class RoundTimes:
     round_: Grid
 
 
-def round_times(facts: Facts, call: Call, remodel: CostModelBuilder) -> RoundTimes:
+def round_times(facts: Facts, call: StageQuery, remodel: CostModelBuilder) -> RoundTimes:
     """Return the seconds by the cost model of `facts`, on a grid of lengths and rows, up to twice the call's slots."""
     slots = call.schedule.generation_slots
     rows = sorted({*(2**k for k in range(slots.bit_length())), slots, 2 * slots})
@@ -86,7 +86,7 @@ def round_times(facts: Facts, call: Call, remodel: CostModelBuilder) -> RoundTim
     return RoundTimes(prefill=Grid(*axes, prefills), round_=Grid(*axes, rounds))
 
 
-def _with(facts: Facts, call: Call, num_rows: int, prompt: int, response: int) -> Facts:
+def _with(facts: Facts, call: StageQuery, num_rows: int, prompt: int, response: int) -> Facts:
     """Return the facts with `num_rows` sequences of equal lengths on each replica."""
     workload = Workload(
         batch_size=num_rows * call.layout.dp,

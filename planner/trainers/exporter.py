@@ -21,7 +21,7 @@ from meshwright.planner.job.job import Facts, Job
 from meshwright.planner.plan.cost_queries import CostModelBuilder
 from meshwright.planner.plan.pins import Pin, Value, parse_pins
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.search.re_evaluate import re_evaluate, start_from
+from meshwright.planner.search.re_evaluate import re_evaluate, re_evaluated_or_violation
 from meshwright.planner.search.search_case import with_gap
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.trainers.deployment_modes import DeploymentMode, pin_value
@@ -97,7 +97,7 @@ class _ModeSearch:
     def from_start(self, start: Plan, modes: Iterable[DeploymentMode]) -> TrainerPlan | None:
         """A plan's placements under these facts, in the first mode that allows them; None where none does."""
         for mode in modes:
-            plan = start_from(start, self.facts, self.model, self._pins(mode))
+            plan = re_evaluated_or_violation(start, self.facts, self.model, self._pins(mode))
             if isinstance(plan, Plan) and not any(mode.inexpressible(plan)):
                 return TrainerPlan(plan=plan, mode=mode)
         return None

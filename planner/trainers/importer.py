@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from meshwright.cost_models.protocol import Call, CostModel
+from meshwright.cost_models.protocol import CostModel, StageQuery
 from meshwright.planner.compile import best_plan, compile_plan
 from meshwright.planner.job.job import DEFAULT_SETTINGS, SETTINGS_KEYS, Facts, Job
 from meshwright.planner.plan.cost_queries import CostModelBuilder
@@ -87,7 +87,7 @@ def _layout(facts: Facts, values: Mapping[str, FieldValue]) -> Layout | None:
 def _needed_bytes(facts: Facts, model: CostModel, layout: Layout, count: int) -> float:
     schedule = Schedule(generation_slots=count)
     stage = facts.graph.by_name[GENERATE]
-    call = Call(stage=stage, model=facts.models.actor, layout=layout, schedule=schedule)
+    call = StageQuery(stage=stage, model=facts.models.actor, layout=layout, schedule=schedule)
     stage_bytes = model.on_layout(call).bytes(schedule)
     return stage_bytes.weights + stage_bytes.transient
 

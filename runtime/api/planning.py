@@ -11,7 +11,7 @@ from meshwright.planner.job.job import Facts, Job
 from meshwright.planner.plan.pins import forbidden, parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.search.no_plan import NoPlan
-from meshwright.planner.search.re_evaluate import start_from
+from meshwright.planner.search.re_evaluate import re_evaluated_or_violation
 from meshwright.planner.search.search_control import ProgressCallback as SearchProgress
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import digest
@@ -67,7 +67,9 @@ def plan(
     chooses_wave = plan_chooses_wave(facts)
     facts = with_average_wave(facts) if chooses_wave else facts
     all_pins = (*pins, *map(forbidden, forbid))
-    warm_start = start_from(start, facts, model_of(facts), parse_pins(all_pins, facts.graph)) if start else None
+    warm_start = (
+        re_evaluated_or_violation(start, facts, model_of(facts), parse_pins(all_pins, facts.graph)) if start else None
+    )
     usable_start = warm_start if isinstance(warm_start, Plan) else None
     origins = {"job": job, "profile": table, "start": start if usable_start else None, "trace": observed}
     with no_garbage_collection():

@@ -41,7 +41,9 @@ def report(
     require_valid(plan)
     _run(plan, simulation)
     drawn_runs = tuple(_run(plan, run) for run in runs)
-    return drawn(Contents(plan=plan, simulation=simulation, runs=drawn_runs, learned=tuple(learned), sizes=sizes))
+    return drawn(
+        Contents(plan=plan, simulation=simulation, runs=drawn_runs, training_curves=tuple(learned), sizes=sizes)
+    )
 
 
 def plot(answers: WhatIf) -> str:

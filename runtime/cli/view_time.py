@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from meshwright.planner.analysis.replan import Replanned
-from meshwright.planner.analysis.whatif import Consequence, Outlook, WhatIf
-from meshwright.planner.program.controllers import Setting
+from meshwright.planner.analysis.whatif import Consequence, PlanMetrics, WhatIf
+from meshwright.planner.program.controllers import ControllerSetting
 from meshwright.planner.report.formatting import size
 from meshwright.planner.simulation.simulate import CacheUse, Simulation, TimeShare, TimeUse
 from meshwright.runtime.records.results import Rehearsal
@@ -142,13 +142,13 @@ def _short(answer: Consequence) -> str:
     return "\n".join(f"{path.rpartition('.')[2]}={value}" for path, value in answer.setting.items())
 
 
-def _numbers(outlook: Outlook, difference: Outlook | None) -> tuple[str, ...]:
+def _numbers(outlook: PlanMetrics, difference: PlanMetrics | None) -> tuple[str, ...]:
     """Return the five numbers of a row, each above its difference if there is one."""
     values, changes = _formatted(outlook, ""), _formatted(difference, "+") if difference else ()
     return tuple(f"{a}\n({b})" for a, b in zip(values, changes, strict=True)) if changes else values
 
 
-def _formatted(outlook: Outlook, sign: str) -> tuple[str, ...]:
+def _formatted(outlook: PlanMetrics, sign: str) -> tuple[str, ...]:
     return (
         f"{outlook.step_seconds:{sign}.3f}",
         f"{outlook.tokens_per_second:{sign}.0f}",
@@ -168,7 +168,7 @@ def _print_price(console: Console, prediction: WhatIf) -> None:
             console.print(f"{_setting_text(answer)}: {answer.outlook.money:.2f} ({difference:+.2f})", markup=False)
 
 
-def _settings(settings: Sequence[Setting]) -> str:
+def _settings(settings: Sequence[ControllerSetting]) -> str:
     """Return a summary of the controllers' decisions: the range of the overcommit, and the steps of each chunk size."""
     parts, overcommits = [], [setting.overcommit for setting in settings]
     if max(overcommits):

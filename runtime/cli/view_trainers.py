@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from meshwright.planner.analysis.whatif import outlook
+from meshwright.planner.analysis.whatif import plan_metrics
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.report.formatting import difference, percent
 from meshwright.planner.trainers.exporter import Exported
@@ -70,7 +70,7 @@ def print_configuration(imported: Imported, trainer: str) -> None:
 def _numbers(plan: Plan, baseline: Plan | None) -> tuple[str, ...]:
     generation = plan.placement(GENERATE).cost.total / plan.period_seconds
     change = difference(plan.period_seconds / baseline.period_seconds - 1) if baseline else ""
-    return f"{plan.period_seconds:.3f}", change, percent(generation), percent(outlook(plan).idle_share)
+    return f"{plan.period_seconds:.3f}", change, percent(generation), percent(plan_metrics(plan).idle_share)
 
 
 def _table(title: str, *headings: str) -> Table:

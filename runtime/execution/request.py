@@ -24,7 +24,7 @@ from meshwright.runtime.launch.torchrun import LaunchedRank
 from meshwright.runtime.model.weight_check import require_weights
 from meshwright.runtime.records.outputs import require_directory
 from meshwright.runtime.records.run_directory import RunFile, read_run_file, require_unlocked
-from meshwright.runtime.records.run_lines import ended_after
+from meshwright.runtime.records.run_lines import completed_steps
 from meshwright.runtime.rollout.prompts import PromptData
 
 
@@ -142,7 +142,7 @@ def _check_resume(request: RunRequest, data: PromptData | None) -> None:
         )
     if request.resume and done is None:
         raise BadInput(f"{request.out} holds no checkpoint to resume from; run without --resume.")
-    if done is not None and (done > request.steps or (done == request.steps == ended_after(request.out))):
+    if done is not None and (done > request.steps or (done == request.steps == completed_steps(request.out))):
         raise BadInput(f"--steps {request.steps}: the run in {request.out} has {done} already; give a larger number.")
     if done is not None:
         changes(read_run_file(request.out), request.run_file(data))

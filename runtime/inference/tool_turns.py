@@ -45,7 +45,7 @@ class RolloutTurn(NamedTuple):
     first: int = 0
 
 
-Describe: TypeAlias = Callable[[Prompt, Sequence[int], RolloutTurn], ToolCall]
+BuildToolCall: TypeAlias = Callable[[Prompt, Sequence[int], RolloutTurn], ToolCall]
 """Builds the tool call of a turn that has just ended, from the prompt and all tokens after it."""
 
 
@@ -69,7 +69,7 @@ class ToolTurns:
         call_end: StopStrings,
         limits: TurnLimits,
         keeps_cache: bool,
-        describe: Describe,
+        describe: BuildToolCall,
         encode: Callable[[str], tuple[int, ...]],
     ) -> None:
         """A turn that completes the string `call_end` calls the tool. With `keeps_cache` a sequence that waits keeps

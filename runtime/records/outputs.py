@@ -25,7 +25,7 @@ class OutputKind(Enum):
     """A kind of output file: its name in messages, and a pattern that the beginning of its text matches."""
 
     PLAN = "plan", r'\{\s*"digests"\s*:'
-    TABLE = "table", r'\{\s*"collectives"\s*:'
+    TABLE = "table", r'\{\s*"(calls|collectives)"\s*:'
     PROOF = "proof of a plan", r'\{\s*"bound_seconds"\s*:'
     TIMELINE = "timeline", r'\{\s*"traceEvents"\s*:'
     PAGE = "page of this program", r'<!doctype html>\n<html lang="en">\s*<head>\s*<meta charset="utf-8"/>'

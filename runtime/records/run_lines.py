@@ -42,7 +42,7 @@ def read_lines(path: Path, parse: Callable[[dict[str, Any]], T]) -> list[T]:
     return [_parsed(line, parse) for line in read_log_lines(*log_files(path)) if line.is_complete]
 
 
-def ended_after(out: Path) -> int | None:
+def completed_steps(out: Path) -> int | None:
     """Return the number of steps of a completed run, from its summary; None if it did not complete."""
     path = out / "summary.json"
     if not path.exists():

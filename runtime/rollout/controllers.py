@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.program.controllers import Controllers, Setting, StepObservation
+from meshwright.planner.program.controllers import Controllers, ControllerSetting, StepObservation
 from meshwright.profiles.stages import GENERATE
 from meshwright.runtime.messages.transport import Transport, pack, unpack
 
@@ -40,7 +40,7 @@ class RunControllers:
         for rank in self._generating_ranks:
             self._transport.send(message, rank, _CHANNEL)
 
-    def setting(self, period: int) -> Setting | None:
+    def setting(self, period: int) -> ControllerSetting | None:
         """Return the setting of a period, None if nothing is decided about it. Must be called for every period on a
         rank that generates."""
         if not self.decides or period not in self._periods:

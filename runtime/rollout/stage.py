@@ -13,7 +13,7 @@ import torch
 from meshwright.cost_models.period_ends import AllSequences
 from meshwright.planner.job.job import Job
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.program.controllers import Setting, setting_facts
+from meshwright.planner.program.controllers import ControllerSetting, setting_facts
 from meshwright.profiles.frameworks import GRAPH
 from meshwright.profiles.packing import rows_per_prompt
 from meshwright.profiles.schedule import WhileWaiting
@@ -79,13 +79,13 @@ class GenerationStage:
         workload = plan.facts.workload.wave
         self._rows_per_prompt = rows_per_prompt(workload.batch_size, workload.group_size, copy.mesh.layout.dp)
         self._sending = streaming.sending
-        self._setting: Setting | None = None
+        self._setting: ControllerSetting | None = None
         self._streams = [
             Chunker(sending.chunk_tokens, functools.partial(self._send_chunks, sending.sender))
             for sending in streaming.sending
         ]
 
-    def begin_period(self, setting: Setting | None) -> None:
+    def begin_period(self, setting: ControllerSetting | None) -> None:
         """Start a period, with the setting that the controllers decided on, if any."""
         self._setting = setting
         if setting is None:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.search.random_graphs import FEWEST_STAGES, MOST_STAGES, MOST_TRAINED, random_job
 from benchmarks.search.tried_whole import report, tried
 from meshwright.cost_models.cost import Cost
-from meshwright.cost_models.protocol import Call, DelegatingCostModel, LayoutCosts, Move, TotalCosts
+from meshwright.cost_models.protocol import (
+    DelegatingCostModel,
+    LayoutCosts,
+    QueriedLayoutCosts,
+    QueryLoop,
+    RefitQuery,
+    SecondsColumns,
+    StageQuery,
+)
 from meshwright.planner.plan.cost_queries import cost_model_of
+from meshwright.profiles.choice_table import ChoiceTable
+from meshwright.profiles.elementwise import FloatArray
 from tests.seeds import cases, seeds
 
 
@@ -18,14 +29,20 @@ class WithFault(DelegatingCostModel):
 
     less: str
 
-    def seconds(self, call: Call) -> Cost:
+    def seconds(self, call: StageQuery) -> Cost:
         found = super().seconds(call)
         return found.scaled(0.99) if call.stage.name == self.less else found
 
-    def on_layout(self, call: Call) -> LayoutCosts:
-        return TotalCosts(self, call)
+    def seconds_of_choices(self, call: StageQuery, choices: ChoiceTable) -> SecondsColumns:
+        return QueryLoop.seconds_of_choices(self, call, choices)
 
-    def move_seconds(self, move: Move) -> Cost:
+    def seconds_of_moves(self, moves: Sequence[RefitQuery]) -> FloatArray:
+        return QueryLoop.seconds_of_moves(self, moves)
+
+    def on_layout(self, call: StageQuery) -> LayoutCosts:
+        return QueriedLayoutCosts(self, call)
+
+    def move_seconds(self, move: RefitQuery) -> Cost:
         found = super().move_seconds(move)
         return found.scaled(0.99) if self.less == "refit" else found
 

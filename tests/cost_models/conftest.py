@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.cost_models.compute import AnalyticShard
 from meshwright.cost_models.kernels import Kernels
-from meshwright.cost_models.protocol import Call
+from meshwright.cost_models.protocol import StageQuery
 from meshwright.profiles.aiconfigurator import Operators
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.efficiency import efficiency_of
@@ -74,7 +74,7 @@ def fixed() -> Workload:
 
 
 @pytest.fixture
-def call(llama: ModelSpec) -> Callable[..., Call]:
+def call(llama: ModelSpec) -> Callable[..., StageQuery]:
     """A call of Llama-2 7B: stage, layout, micro-batch, recomputation, slots, and settings of its schedule by name."""
 
     def of(
@@ -86,9 +86,9 @@ def call(llama: ModelSpec) -> Callable[..., Call]:
         slots: int = 0,
         model: ModelSpec = llama,
         **settings: Any,
-    ) -> Call:
+    ) -> StageQuery:
         schedule = Schedule(micro_batch_size=mbs, recompute=Recompute(recompute), generation_slots=slots, **settings)
-        return Call(stage=PPO_GRAPH.by_name[stage], model=model, layout=Layout.parse(layout), schedule=schedule)
+        return StageQuery(stage=PPO_GRAPH.by_name[stage], model=model, layout=Layout.parse(layout), schedule=schedule)
 
     return of
 

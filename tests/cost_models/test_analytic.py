@@ -5,14 +5,14 @@ from collections.abc import Callable
 import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
-from meshwright.cost_models.protocol import Call
+from meshwright.cost_models.protocol import StageQuery
 from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.workload import Workload
 
 
 @pytest.mark.parametrize("stage", ["actor_generate", "actor_train", "ref_logprob"])
 def test_a_question_asked_again_gets_the_same_answer_object(
-    a100s: Callable[[int], Cluster], call: Callable[..., Call], long_tail: Workload, stage: str
+    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], long_tail: Workload, stage: str
 ) -> None:
     model = AnalyticModel(a100s(1), long_tail, "bf16")
     question = call(stage, "tp2,pp2,dp2", 4, slots=16)
@@ -24,7 +24,7 @@ def test_a_question_asked_again_gets_the_same_answer_object(
 @pytest.mark.parametrize("stage", ["actor_generate", "actor_train", "ref_logprob"])
 @pytest.mark.parametrize("layout", ["dp3", "tp2,dp3", "pp2,dp3"])
 def test_replicas_whose_rows_are_uneven_take_what_as_many_full_ones_do(
-    a100s: Callable[[int], Cluster], call: Callable[..., Call], fixed: Workload, stage: str, layout: str
+    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], fixed: Workload, stage: str, layout: str
 ) -> None:
     """64 rows over three replicas are 22, 21 and 21: the time and the memory are those of 66."""
     uneven, full = (fixed.model_copy(update={"batch_size": size}) for size in (64, 66))

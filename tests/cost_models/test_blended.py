@@ -8,7 +8,7 @@ import pytest
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.blended import BlendedModel, cost_model
 from meshwright.cost_models.cost import Source
-from meshwright.cost_models.protocol import Call, Move
+from meshwright.cost_models.protocol import RefitQuery, StageQuery
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.hardware import Cluster
@@ -28,7 +28,7 @@ def test_a_stage_that_the_table_covers_computes_as_measured(
     *,
     table: Table,
     shallow: dict[Role, ModelSpec],
-    call: Callable[..., Call],
+    call: Callable[..., StageQuery],
     a100s: Callable[[int], Cluster],
     fixed: Workload,
     layout: str,
@@ -45,7 +45,7 @@ def test_a_stage_that_the_table_covers_computes_as_measured(
 def test_a_stage_at_measured_points_is_measured(
     table: Table,
     shallow: dict[Role, ModelSpec],
-    call: Callable[..., Call],
+    call: Callable[..., StageQuery],
     a100s: Callable[[int], Cluster],
     fixed: Workload,
 ) -> None:
@@ -58,7 +58,7 @@ def test_a_stage_at_measured_points_is_measured(
 def test_leaving_the_measured_range_is_said(
     table: Table,
     shallow: dict[Role, ModelSpec],
-    call: Callable[..., Call],
+    call: Callable[..., StageQuery],
     a100s: Callable[[int], Cluster],
     fixed: Workload,
 ) -> None:
@@ -68,7 +68,7 @@ def test_leaving_the_measured_range_is_said(
 
 
 def test_what_the_table_lacks_is_analytic(
-    table: Table, llama: ModelSpec, call: Callable[..., Call], a100s: Callable[[int], Cluster], fixed: Workload
+    table: Table, llama: ModelSpec, call: Callable[..., StageQuery], a100s: Callable[[int], Cluster], fixed: Workload
 ) -> None:
     question = call("ref_logprob", "tp1", 4, model=replace(llama, ffn_size=1024, num_layers=2))
     blended = BlendedModel(table, a100s(1), fixed, "bf16").seconds(question)
@@ -79,7 +79,7 @@ def test_what_the_table_lacks_is_analytic(
 def test_measured_collectives_replace_the_ring_within_a_node(
     table: Table,
     shallow: dict[Role, ModelSpec],
-    call: Callable[..., Call],
+    call: Callable[..., StageQuery],
     a100s: Callable[[int], Cluster],
     fixed: Workload,
 ) -> None:
@@ -111,7 +111,7 @@ def test_the_factory_blends_when_there_is_a_table(
 
 
 def test_a_long_tail_is_covered_by_the_points_of_its_workload(
-    shallow: dict[Role, ModelSpec], call: Callable[..., Call], a100s: Callable[[int], Cluster]
+    shallow: dict[Role, ModelSpec], call: Callable[..., StageQuery], a100s: Callable[[int], Cluster]
 ) -> None:
     """The harness chooses the grid: no compute of these stages is extrapolated."""
     workload = Workload(
@@ -128,7 +128,7 @@ def test_a_long_tail_is_covered_by_the_points_of_its_workload(
 def test_a_correction_multiplies_its_body_of_its_shape_and_is_no_longer_measured(
     table: Table,
     shallow: dict[Role, ModelSpec],
-    call: Callable[..., Call],
+    call: Callable[..., StageQuery],
     a100s: Callable[[int], Cluster],
     fixed: Workload,
 ) -> None:
@@ -157,7 +157,7 @@ def test_traffic_takes_its_factor_and_what_a_run_took_beyond_it(
     *,
     table: Table,
     shallow: dict[Role, ModelSpec],
-    call: Callable[..., Call],
+    call: Callable[..., StageQuery],
     a100s: Callable[[int], Cluster],
     fixed: Workload,
     traffic: Traffic,
@@ -169,7 +169,9 @@ def test_traffic_takes_its_factor_and_what_a_run_took_beyond_it(
     model = shallow[Role.ACTOR]
     asked = {
         Traffic.COLLECTIVE: lambda m: m.seconds(call("actor_train", "dp16", 4, model=model)),
-        Traffic.REFIT: lambda m: m.move_seconds(Move(model=model, source=Layout(tp=2), target=Layout(dp=2), overlap=0)),
+        Traffic.REFIT: lambda m: m.move_seconds(
+            RefitQuery(model=model, source=Layout(tp=2), target=Layout(dp=2), overlap=0)
+        ),
         Traffic.TRANSFER: lambda m: m.transfer_seconds(1e9),
     }
     for kind, ask in asked.items():

@@ -11,7 +11,7 @@ from meshwright.cost_models.communication import ALL_GATHER, REDUCE_SCATTER, Gro
 from meshwright.cost_models.compute import AnalyticShard
 from meshwright.cost_models.cost import Cost, Source
 from meshwright.cost_models.micro_batches import ContextShard, context_parallel_tokens
-from meshwright.cost_models.protocol import Call, Move
+from meshwright.cost_models.protocol import RefitQuery, StageQuery
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.harness import record
@@ -52,14 +52,16 @@ def test_context_ranks_are_neighbours_and_share_gradients_with_the_replicas(a100
 
 @pytest.mark.parametrize("stage", ["ref_logprob", "critic_value", "actor_train", "critic_train"])
 @pytest.mark.parametrize("layout", ["tp1,dp16,cp2", "tp2,pp2,dp4,cp2,sp", "tp8,cp4"])
-def test_the_terms_sum_to_the_cost(model: AnalyticModel, call: Callable[..., Call], stage: str, layout: str) -> None:
+def test_the_terms_sum_to_the_cost(
+    model: AnalyticModel, call: Callable[..., StageQuery], stage: str, layout: str
+) -> None:
     cost = model.seconds(call(stage, layout))
     assert cost.total == pytest.approx(sum(term.amount for term in cost.terms))
     assert amount(cost, EXCHANGE) > 0
 
 
 def test_keys_and_values_are_gathered_again_for_the_backward_pass_and_their_gradients_scattered(
-    model: AnalyticModel, call: Callable[..., Call], a100s: Callable[[int], Cluster], llama: ModelSpec
+    model: AnalyticModel, call: Callable[..., StageQuery], a100s: Callable[[int], Cluster], llama: ModelSpec
 ) -> None:
     """Of all 32 layers and all rows, 2 x 2 bytes for each token and each element of the rank's key heads."""
     network = Network(a100s(4), efficiency_of("cuda", "a100-80gb"))
@@ -81,13 +83,13 @@ def test_keys_and_values_are_gathered_again_for_the_backward_pass_and_their_grad
 
 
 def test_across_nodes_keys_and_values_travel_on_the_slower_tier(
-    model: AnalyticModel, call: Callable[..., Call]
+    model: AnalyticModel, call: Callable[..., StageQuery]
 ) -> None:
     within, across = (amount(model.seconds(call("ref_logprob", layout)), EXCHANGE) for layout in ("cp4", "tp8,cp4"))
     assert across > within / 8
 
 
-def test_a_rank_computes_a_part_of_every_layer(model: AnalyticModel, call: Callable[..., Call]) -> None:
+def test_a_rank_computes_a_part_of_every_layer(model: AnalyticModel, call: Callable[..., StageQuery]) -> None:
     """Products, scores and everything by elements, of which small sizes lose a little."""
     for stage in ("ref_logprob", "actor_train"):
         whole, part = (amount(model.seconds(call(stage, layout)), "layers") for layout in ("tp2", "tp2,cp4"))
@@ -95,7 +97,7 @@ def test_a_rank_computes_a_part_of_every_layer(model: AnalyticModel, call: Calla
 
 
 def test_a_context_rank_updates_what_a_replica_of_its_own_would(
-    model: AnalyticModel, call: Callable[..., Call]
+    model: AnalyticModel, call: Callable[..., StageQuery]
 ) -> None:
     cut, replicas = (model.seconds(call("actor_train", layout)) for layout in ("tp2,dp4,cp4", "tp2,dp16"))
     for name in ("gradient reduction", "optimizer", "parameter gather"):
@@ -106,7 +108,7 @@ def test_a_context_rank_updates_what_a_replica_of_its_own_would(
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_more_context_ranks_never_need_more_memory(
-    model: AnalyticModel, call: Callable[..., Call], recompute: str
+    model: AnalyticModel, call: Callable[..., StageQuery], recompute: str
 ) -> None:
     found = [model.memory(call("actor_train", f"tp2,cp{cp}", 1, recompute)).transient for cp in (1, 2, 4, 8)]
     for fewer, more in pairwise(found):
@@ -128,13 +130,14 @@ def test_a_refit_to_context_ranks_is_one_to_as_many_replicas(model: AnalyticMode
     source, cut = Layout(tp=4, dp=2), Layout(tp=2, dp=2, cp=4)
     assert cut.weight_layout == Layout(tp=2, dp=8)
     found = [
-        model.move_seconds(Move(model=llama, source=source, target=to, overlap=0)) for to in (cut, cut.weight_layout)
+        model.move_seconds(RefitQuery(model=llama, source=source, target=to, overlap=0))
+        for to in (cut, cut.weight_layout)
     ]
     assert found[0] == found[1]
 
 
 def test_what_a_table_knows_of_parts_is_measured_and_attending_beyond_them_is_not(
-    a100s: Callable[[int], Cluster], long: Workload, llama: ModelSpec, call: Callable[..., Call]
+    a100s: Callable[[int], Cluster], long: Workload, llama: ModelSpec, call: Callable[..., StageQuery]
 ) -> None:
     """A table that says what the equations say gives their answer, named for both."""
     efficiency = efficiency_of("cuda", "a100-80gb")

@@ -5,7 +5,7 @@ import pytest
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.compute import AnalyticShard
 from meshwright.cost_models.generation_cost import generation_work
-from meshwright.cost_models.protocol import Call
+from meshwright.cost_models.protocol import StageQuery
 from meshwright.cost_models.rounds import Prefill, Rounds, RoundWindow, batch_rounds
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput
@@ -16,7 +16,9 @@ from meshwright.profiles.table import TimedPass
 from meshwright.profiles.workload import Workload
 
 
-def test_a_long_tail_takes_longer_than_its_mean(a100s: Callable[[int], Cluster], call: Callable[..., Call]) -> None:
+def test_a_long_tail_takes_longer_than_its_mean(
+    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery]
+) -> None:
     tail = Workload(
         batch_size=64, prompt=LengthSpec(max=100, fixed=100), response=LengthSpec(max=2000, median=100, p99=1500)
     )
@@ -28,7 +30,7 @@ def test_a_long_tail_takes_longer_than_its_mean(a100s: Callable[[int], Cluster],
 
 
 def test_one_wave_on_one_rank_is_its_closed_form(
-    a100s: Callable[[int], Cluster], call: Callable[..., Call], llama: ModelSpec, fixed: Workload
+    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], llama: ModelSpec, fixed: Workload
 ) -> None:
     """A prefill of 64 x 100 tokens, then 27 decodes of 64 rows; cost is linear in context between 100 and 127."""
     cost = AnalyticModel(a100s(1), fixed, "bf16").seconds(call("actor_generate", "tp1", slots=64))
@@ -44,14 +46,16 @@ def test_one_wave_on_one_rank_is_its_closed_form(
 
 @pytest.mark.parametrize("layout", ["tp1", "tp2,dp4", "pp2,dp4", "tp4,pp2"])
 def test_terms_are_positive_and_sum_to_the_total(
-    a100s: Callable[[int], Cluster], call: Callable[..., Call], long_tail: Workload, layout: str
+    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], long_tail: Workload, layout: str
 ) -> None:
     cost = AnalyticModel(a100s(1), long_tail, "bf16").seconds(call("actor_generate", layout, slots=32))
     assert cost.total == pytest.approx(sum(term.amount for term in cost.terms))
     assert all(term.amount > 0 for term in cost.terms)
 
 
-def test_a_pipeline_pays_for_groups_that_ran_dry(a100s: Callable[[int], Cluster], call: Callable[..., Call]) -> None:
+def test_a_pipeline_pays_for_groups_that_ran_dry(
+    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery]
+) -> None:
     """One row keeps one group of four alive: each token still passes all four stages."""
     one_row = Workload(batch_size=1, prompt=LengthSpec(max=8, fixed=8), response=LengthSpec(max=100, fixed=100))
     model = AnalyticModel(a100s(1), one_row, "bf16")
@@ -63,7 +67,7 @@ def test_a_pipeline_pays_for_groups_that_ran_dry(a100s: Callable[[int], Cluster]
 
 
 def test_generating_without_slots_is_refused(
-    a100s: Callable[[int], Cluster], call: Callable[..., Call], fixed: Workload
+    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], fixed: Workload
 ) -> None:
     with pytest.raises(BadInput, match="generation_slots=0 generates nothing; use 1 or more"):
         AnalyticModel(a100s(1), fixed, "bf16").seconds(call("actor_generate"))

@@ -11,7 +11,7 @@ from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.compute import AnalyticShard
 from meshwright.cost_models.kernels import Kernels, LowRank
 from meshwright.cost_models.params import stage_parts
-from meshwright.cost_models.protocol import Call, Move
+from meshwright.cost_models.protocol import RefitQuery, StageQuery
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.experts import Experts
@@ -96,7 +96,7 @@ def test_frozen_experts_have_no_gradients_of_their_weights(
 
 @pytest.mark.parametrize("layout", ["dp8", "tp2,sp,pp2,dp2", "tp8"])
 def test_gradients_moments_and_fp32_weights_are_those_of_the_adapter(
-    model: AnalyticModel, call: Callable[..., Call], adapted: ModelSpec, layout: str
+    model: AnalyticModel, call: Callable[..., StageQuery], adapted: ModelSpec, layout: str
 ) -> None:
     memory = model.memory(call("actor_train", layout, model=adapted)).resident
     whole = model.memory(call("actor_train", layout)).resident
@@ -117,14 +117,16 @@ def test_all_stages_together_hold_the_whole_adapter(adapted: ModelSpec) -> None:
 
 def test_a_refit_moves_the_adapter_alone(model: AnalyticModel, llama: ModelSpec, adapted: ModelSpec) -> None:
     moved = [
-        model.move_seconds(Move(model=one, source=Layout(tp=2), target=Layout(dp=2), overlap=0)).amount("weight bytes")
+        model.move_seconds(RefitQuery(model=one, source=Layout(tp=2), target=Layout(dp=2), overlap=0)).amount(
+            "weight bytes"
+        )
         for one in (llama, adapted)
     ]
     assert moved[1] / moved[0] == pytest.approx(adapted.trainable_params / llama.num_params)
 
 
 def test_an_update_exchanges_and_steps_the_adapter_alone(
-    model: AnalyticModel, call: Callable[..., Call], llama: ModelSpec, adapted: ModelSpec
+    model: AnalyticModel, call: Callable[..., StageQuery], llama: ModelSpec, adapted: ModelSpec
 ) -> None:
     one, other = (model.seconds(call("actor_train", "dp8", model=spec)) for spec in (llama, adapted))
     for name in ("gradient reduction", "optimizer", "parameter gather"):
@@ -132,7 +134,7 @@ def test_an_update_exchanges_and_steps_the_adapter_alone(
 
 
 def test_tensor_parallel_ranks_exchange_what_lies_between_the_two_products(
-    model: AnalyticModel, call: Callable[..., Call], llama: ModelSpec, adapted: ModelSpec
+    model: AnalyticModel, call: Callable[..., StageQuery], llama: ModelSpec, adapted: ModelSpec
 ) -> None:
     """With sequence parallelism nothing is gathered again for gradients of weights, more than that in long batches."""
     term = "tensor-parallel collectives"
@@ -146,7 +148,7 @@ def test_tensor_parallel_ranks_exchange_what_lies_between_the_two_products(
 
 
 def test_the_least_that_training_takes_is_below_what_it_takes(
-    model: AnalyticModel, call: Callable[..., Call], llama: ModelSpec, adapted: ModelSpec
+    model: AnalyticModel, call: Callable[..., StageQuery], llama: ModelSpec, adapted: ModelSpec
 ) -> None:
     stage = PPO_GRAPH.by_name["actor_train"]
     least, plain = (model.lower_bound_seconds(stage, spec, 8, 0) for spec in (adapted, llama))

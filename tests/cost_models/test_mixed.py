@@ -7,7 +7,7 @@ import pytest
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.mixed import homogeneous_cluster
-from meshwright.cost_models.protocol import Call, CostModel, Move
+from meshwright.cost_models.protocol import CostModel, RefitQuery, StageQuery
 from meshwright.profiles.hardware import Cluster, Link, MixedCluster, device_named
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
@@ -28,15 +28,15 @@ def mixed(parts: tuple[Cluster, ...], between: Link, workload: Workload) -> Cost
     return cost_model(MixedCluster(parts=parts, between=between), workload, "bf16")
 
 
-def move(model: ModelSpec, source_part: int, target_part: int) -> Move:
+def move(model: ModelSpec, source_part: int, target_part: int) -> RefitQuery:
     layout = Layout(tp=2, dp=2)
     parts = {"source_part": source_part, "target_part": target_part}
-    return Move(model=model, source=layout, target=Layout(tp=4), overlap=0, **parts)
+    return RefitQuery(model=model, source=layout, target=Layout(tp=4), overlap=0, **parts)
 
 
 @pytest.mark.parametrize("stage", ["actor_train", "ref_logprob", "actor_generate"])
 def test_a_stage_costs_what_it_costs_on_its_part_alone(
-    parts: tuple[Cluster, Cluster], call: Callable[..., Call], fixed: Workload, stage: str
+    parts: tuple[Cluster, Cluster], call: Callable[..., StageQuery], fixed: Workload, stage: str
 ) -> None:
     model, question = mixed(parts, SLOW, fixed), call(stage, "tp2,dp4", 4, slots=16)
     for index, part in enumerate(parts):
@@ -83,7 +83,7 @@ LONG = Workload(batch_size=64, prompt=LengthSpec(max=1000, fixed=1000), response
     [("ref_logprob", "tp2,dp16", "none"), ("actor_train", "tp4,dp8,sp", "none"), ("actor_train", "tp4,dp8,sp", "full")],
 )
 def test_no_other_deal_of_rows_ends_sooner(
-    parts: tuple[Cluster, Cluster], call: Callable[..., Call], stage: str, layout: str, recompute: str
+    parts: tuple[Cluster, Cluster], call: Callable[..., StageQuery], stage: str, layout: str, recompute: str
 ) -> None:
     model = mixed(parts, parts[0].inter_node, LONG)
     question = replace(call(stage, layout, 1, recompute), part=BOTH)
@@ -99,7 +99,7 @@ def test_no_other_deal_of_rows_ends_sooner(
 
 
 def test_two_kinds_take_the_passes_of_the_last_and_the_slower_of_every_exchange(
-    parts: tuple[Cluster, Cluster], call: Callable[..., Call], fixed: Workload
+    parts: tuple[Cluster, Cluster], call: Callable[..., StageQuery], fixed: Workload
 ) -> None:
     model = mixed(parts, SLOW, fixed)
     cost = model.seconds(replace(call("actor_train", "tp2,dp16", 1, rows=(48, 16)), part=BOTH))
@@ -119,7 +119,7 @@ def test_two_kinds_take_the_passes_of_the_last_and_the_slower_of_every_exchange(
 
 
 def test_rows_that_are_dealt_change_no_memory(
-    parts: tuple[Cluster, Cluster], call: Callable[..., Call], fixed: Workload
+    parts: tuple[Cluster, Cluster], call: Callable[..., StageQuery], fixed: Workload
 ) -> None:
     """A rank keeps a micro-batch at a time, so that what is proven for one kind holds for the other."""
     model = mixed(parts, SLOW, fixed)
@@ -130,7 +130,7 @@ def test_rows_that_are_dealt_change_no_memory(
 
 
 def test_no_choice_on_two_kinds_is_below_the_least(
-    parts: tuple[Cluster, Cluster], call: Callable[..., Call], fixed: Workload
+    parts: tuple[Cluster, Cluster], call: Callable[..., StageQuery], fixed: Workload
 ) -> None:
     model = mixed(parts, FAST, fixed)
     question = replace(call("actor_train", "dp32", 2), part=BOTH)

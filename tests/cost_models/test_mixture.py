@@ -10,7 +10,7 @@ from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.compute import AnalyticShard
 from meshwright.cost_models.kernels import Kernels, Mixture
 from meshwright.cost_models.params import stage_parts
-from meshwright.cost_models.protocol import Call
+from meshwright.cost_models.protocol import StageQuery
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.experts import Experts, LatentAttention
@@ -48,7 +48,7 @@ def time(a100s: Callable[[int], Cluster]) -> Callable[..., float]:
 
 
 def test_memory_holds_all_experts_and_optimizes_them(
-    a100s: Callable[[int], Cluster], call: Callable[..., Call], mixture: ModelSpec, fixed: Workload
+    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], mixture: ModelSpec, fixed: Workload
 ) -> None:
     memory = AnalyticModel(a100s(1), fixed, "bf16").memory
     assert memory(call("ref_logprob", model=mixture)).resident.total == 2 * mixture.num_params
@@ -96,7 +96,7 @@ def test_dense_layers_at_the_bottom_count_as_what_they_are(
 
 
 def test_latent_attention_leaves_less_in_the_cache_whatever_tp(
-    a100s: Callable[[int], Cluster], call: Callable[..., Call], latent: ModelSpec, fixed: Workload
+    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], latent: ModelSpec, fixed: Workload
 ) -> None:
     memory = AnalyticModel(a100s(1), fixed, "bf16").memory
     for layout in ("tp1", "tp8"):
@@ -113,7 +113,7 @@ def test_decoding_over_a_long_cache_is_quicker_with_latent_attention(
 
 @pytest.mark.parametrize("layout", ["dp8", "tp2,pp2,dp2", "tp4,dp2,sp"])
 def test_every_stage_of_a_mixture_has_positive_costs(
-    a100s: Callable[[int], Cluster], call: Callable[..., Call], mixture: ModelSpec, fixed: Workload, layout: str
+    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], mixture: ModelSpec, fixed: Workload, layout: str
 ) -> None:
     model = AnalyticModel(a100s(1), fixed, "bf16")
     for stage in PPO_GRAPH.stages:

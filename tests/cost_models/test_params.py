@@ -40,7 +40,7 @@ def test_a_tied_embedding_is_held_by_the_first_stage_and_again_by_the_last(llama
 def test_where_layers_do_not_divide_the_inner_stages_may_be_the_fullest(llama: ModelSpec) -> None:
     """30 layers on 4 stages are 7, 8, 8, 7; of the inner ones the first has most micro-batches in flight."""
     uneven = replace(llama, num_layers=30, vocab_size=64)
-    assert [(part.num_layers, part.num_behind) for part in stage_parts(uneven, 1, 4)] == [(7, 4), (8, 3), (7, 1)]
+    assert [(part.num_layers, part.num_stages_to_end) for part in stage_parts(uneven, 1, 4)] == [(7, 4), (8, 3), (7, 1)]
     assert [part.num_layers for part in stage_parts(llama, 1, 4)] == [8, 8]
     assert fullest_part(uneven, 1, 4).num_layers == 8
     assert fullest_part(llama, 1, 4) == stage_parts(llama, 1, 4)[1]

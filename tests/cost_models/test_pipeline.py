@@ -6,7 +6,7 @@ import pytest
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Cost, Source
 from meshwright.cost_models.pipeline import BUBBLE, MESSAGES
-from meshwright.cost_models.protocol import Call
+from meshwright.cost_models.protocol import StageQuery
 from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
@@ -34,7 +34,7 @@ def steady(batch_size: int) -> Workload:
 def test_terms_are_positive_and_sum_to_the_total(
     *,
     a100s: Callable[[int], Cluster],
-    call: Callable[..., Call],
+    call: Callable[..., StageQuery],
     long_tail: Workload,
     stage: str,
     layout: str,
@@ -49,7 +49,7 @@ def test_terms_are_positive_and_sum_to_the_total(
 
 @pytest.mark.parametrize("stage", ["ref_logprob", "actor_train"])
 def test_the_bubble_is_p_minus_one_stage_times_and_vanishes_with_many_micro_batches(
-    a100s: Callable[[int], Cluster], call: Callable[..., Call], stage: str
+    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], stage: str
 ) -> None:
     shares = []
     for batch_size in (4, 64, 4096):
@@ -63,7 +63,7 @@ def test_the_bubble_is_p_minus_one_stage_times_and_vanishes_with_many_micro_batc
 
 @pytest.mark.parametrize("stage", ["ref_logprob", "actor_train"])
 def test_stages_of_a_layer_less_at_both_ends_wait_for_the_slowest(
-    a100s: Callable[[int], Cluster], call: Callable[..., Call], llama: ModelSpec, stage: str
+    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], llama: ModelSpec, stage: str
 ) -> None:
     """30 layers on 4 stages: the inner ones have 8. The sum of all stages' times passes once, the slowest m times."""
     model, num_batches = replace(llama, num_layers=30), 16
@@ -77,7 +77,7 @@ def test_stages_of_a_layer_less_at_both_ends_wait_for_the_slowest(
 
 
 def test_the_last_stage_is_the_slowest_where_its_head_outweighs_a_layer(
-    a100s: Callable[[int], Cluster], call: Callable[..., Call], llama: ModelSpec
+    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], llama: ModelSpec
 ) -> None:
     for vocab_size, layers in ((128000, 7), (640, 8)):
         model = replace(llama, num_layers=30, vocab_size=vocab_size)
@@ -87,7 +87,7 @@ def test_the_last_stage_is_the_slowest_where_its_head_outweighs_a_layer(
 
 
 def test_generation_waits_for_the_fullest_stage(
-    a100s: Callable[[int], Cluster], call: Callable[..., Call], llama: ModelSpec
+    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], llama: ModelSpec
 ) -> None:
     found = []
     for num_layers in (30, 32):
@@ -99,7 +99,7 @@ def test_generation_waits_for_the_fullest_stage(
 
 
 def test_one_stage_has_no_bubble_and_no_messages(
-    a100s: Callable[[int], Cluster], call: Callable[..., Call], long_tail: Workload
+    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], long_tail: Workload
 ) -> None:
     cost = AnalyticModel(a100s(1), long_tail, "bf16").seconds(call("actor_train", "dp8"))
     assert {term.name for term in cost.terms} == {
@@ -112,7 +112,7 @@ def test_one_stage_has_no_bubble_and_no_messages(
 
 
 def test_recomputation_costs_a_forward_pass_of_the_layers(
-    a100s: Callable[[int], Cluster], call: Callable[..., Call]
+    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery]
 ) -> None:
     model = AnalyticModel(a100s(1), steady(64), "bf16")
     forward = amount(model.seconds(call("actor_logprob", "tp1", 4)), "layers")
@@ -125,7 +125,7 @@ def test_recomputation_costs_a_forward_pass_of_the_layers(
 
 
 def test_every_epoch_and_minibatch_updates(
-    a100s: Callable[[int], Cluster], call: Callable[..., Call], llama: ModelSpec
+    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], llama: ModelSpec
 ) -> None:
     once = steady(64)
     often = once.model_copy(update={"num_epochs": 3, "num_minibatches": 4})
@@ -137,7 +137,7 @@ def test_every_epoch_and_minibatch_updates(
 
 
 def test_tensor_parallel_training_exchanges_twice_what_a_forward_pass_does(
-    a100s: Callable[[int], Cluster], call: Callable[..., Call]
+    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery]
 ) -> None:
     model = AnalyticModel(a100s(1), steady(64), "bf16")
     name = "tensor-parallel collectives"
@@ -150,7 +150,7 @@ def test_tensor_parallel_training_exchanges_twice_what_a_forward_pass_does(
 
 @pytest.mark.parametrize("stage", ["ref_logprob", "actor_train"])
 def test_more_replicas_are_faster(
-    a100s: Callable[[int], Cluster], call: Callable[..., Call], long_tail: Workload, stage: str
+    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], long_tail: Workload, stage: str
 ) -> None:
     model = AnalyticModel(a100s(4), long_tail, "bf16")
     times = [model.seconds(call(stage, str(Layout(dp=dp)), 2)).total for dp in (1, 2, 4, 8, 16, 32)]
@@ -158,7 +158,7 @@ def test_more_replicas_are_faster(
 
 
 def test_published_a100_iterations_are_met_within_a_factor_of_two(
-    a100s: Callable[[int], Cluster], call: Callable[..., Call], llama: ModelSpec
+    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], llama: ModelSpec
 ) -> None:
     """GPT-3 175B, 64 A100, TP8 PP8, 64 sequences of 2,048: 18.13 s with full and 13.75 s with selective recomputation
     and sequence parallelism (Korthikanti et al., arXiv:2205.05198, tables 3 and 5)."""
@@ -187,7 +187,7 @@ def test_published_a100_iterations_are_met_within_a_factor_of_two(
 @pytest.mark.parametrize("vpp", [2, 4, 8])
 @pytest.mark.parametrize("offload", [Offload.NONE, Offload.OPTIMIZER])
 def test_the_bubble_is_divided_and_messages_are_multiplied(
-    a100s: Callable[[int], Cluster], call: Callable[..., Call], fixed: Workload, vpp: int, offload: Offload
+    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], fixed: Workload, vpp: int, offload: Offload
 ) -> None:
     """The first micro-batch still passes p - 1 stages forward and backward, a message each."""
     layout, model = Layout(tp=2, pp=4, dp=2, sp=True), AnalyticModel(a100s(2), fixed, "bf16")

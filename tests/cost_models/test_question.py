@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from meshwright.cost_models.protocol import Call, DelegatingCostModel, Memo, Move
+from meshwright.cost_models.protocol import DelegatingCostModel, Memo, RefitQuery, StageQuery
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
@@ -28,7 +28,7 @@ SCHEDULES = {
 """But how rows are dealt by speed, which is asked of one layout after the other and kept nowhere."""
 
 
-def test_equal_questions_are_one_key(call: Callable[..., Call]) -> None:
+def test_equal_questions_are_one_key(call: Callable[..., StageQuery]) -> None:
     one, other = (call("actor_train", "tp2,dp2", 4, "full") for _ in range(2))
     assert one == other
     assert one is not other
@@ -40,7 +40,9 @@ def test_every_field_of_a_schedule_is_one_of_these() -> None:
 
 
 @pytest.mark.parametrize("setting", SCHEDULES)
-def test_questions_that_differ_in_the_schedule_seldom_share_a_hash(call: Callable[..., Call], setting: str) -> None:
+def test_questions_that_differ_in_the_schedule_seldom_share_a_hash(
+    call: Callable[..., StageQuery], setting: str
+) -> None:
     """A search keeps millions of them side by side."""
     plain = call("actor_train")
     by_tokens = {"micro_batch_size": 0} if setting == "micro_batch_tokens" else {}
@@ -49,7 +51,9 @@ def test_questions_that_differ_in_the_schedule_seldom_share_a_hash(call: Callabl
     assert hash(changed) != hash(plain)
 
 
-def test_what_the_hash_leaves_out_still_tells_questions_apart(call: Callable[..., Call], llama: ModelSpec) -> None:
+def test_what_the_hash_leaves_out_still_tells_questions_apart(
+    call: Callable[..., StageQuery], llama: ModelSpec
+) -> None:
     plain = call("actor_generate", slots=8)
     others = (
         replace(plain, model=replace(llama, num_layers=2)),
@@ -80,10 +84,10 @@ def test_a_model_that_passes_questions_on_answers_as_the_other_does() -> None:
     facts = small_facts()
     other = ToyModel(facts)
     model = DelegatingCostModel(other)
-    call = Call(
+    call = StageQuery(
         stage=PPO_GRAPH.by_name["actor_train"], model=facts.models.actor, layout=Layout(dp=2), schedule=Schedule()
     )
-    move = Move(model=facts.models.actor, source=Layout(), target=Layout(dp=2), overlap=1)
+    move = RefitQuery(model=facts.models.actor, source=Layout(), target=Layout(dp=2), overlap=1)
     assert model.seconds_are_monotone == other.seconds_are_monotone
     assert model.lower_bound_seconds(call.stage, call.model, 2, 0) == other.lower_bound_seconds(
         call.stage, call.model, 2, 0

@@ -11,7 +11,7 @@ import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Cost
-from meshwright.cost_models.protocol import Call
+from meshwright.cost_models.protocol import StageQuery
 from meshwright.cost_models.rollout_cost import TOOLS
 from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.hardware import Cluster
@@ -41,7 +41,7 @@ def rollouts(batch_size: int = 64, **changes: Any) -> Workload:
 
 
 @pytest.fixture
-def ask(a100s: Callable[[int], Cluster], call: Callable[..., Call]) -> Ask:
+def ask(a100s: Callable[[int], Cluster], call: Callable[..., StageQuery]) -> Ask:
     """Seconds of the generation on one rank."""
 
     def cost(workload: Workload, slots: int = 64, waiting: WhileWaiting = KEEP) -> Cost:
@@ -90,7 +90,7 @@ def test_who_leaves_a_scarce_slot_lets_others_draw_and_prefills_again(ask: Ask) 
 
 @seeds(3, all=12)
 def test_no_generation_takes_less_than_what_is_told_without_playing_it(
-    seed: int, a100s: Callable[[int], Cluster], call: Callable[..., Call]
+    seed: int, a100s: Callable[[int], Cluster], call: Callable[..., StageQuery]
 ) -> None:
     draw = random.Random(seed)
     turns, latency = draw.choice((1, 3, 8, 30)), draw.choice((0.01, 0.3, 4.0))

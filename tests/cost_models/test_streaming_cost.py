@@ -9,7 +9,7 @@ from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.compute import AnalyticShard
 from meshwright.cost_models.micro_batches import Chunks, all_chunks, last_chunks, streaming_passes
 from meshwright.cost_models.pipeline import MicroBatches
-from meshwright.cost_models.protocol import Call
+from meshwright.cost_models.protocol import StageQuery
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput
@@ -51,7 +51,7 @@ def test_chunks_as_wide_as_a_prompt_share_its_mean_context() -> None:
 
 
 def test_a_chunk_is_a_prefill_behind_cached_tokens_that_scores_every_token(
-    a100s: Callable[[int], Cluster], call: Callable[..., Call], llama: ModelSpec, fixed: Workload
+    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], llama: ModelSpec, fixed: Workload
 ) -> None:
     """The tail of 64 rows of 28 tokens in chunks of 16: 8 passes of 8 rows, 12 tokens behind 116."""
     cluster = a100s(1)
@@ -64,7 +64,7 @@ def test_a_chunk_is_a_prefill_behind_cached_tokens_that_scores_every_token(
 @pytest.mark.parametrize("stage", PPO_GRAPH.streaming)
 @pytest.mark.parametrize("layout", ["dp8", "tp2,dp4", "tp2,pp2,dp2"])
 def test_little_is_left_after_the_last_token(
-    model: AnalyticModel, call: Callable[..., Call], layout: str, stage: str
+    model: AnalyticModel, call: Callable[..., StageQuery], layout: str, stage: str
 ) -> None:
     whole = model.seconds(call(stage, layout, 4)).total
     streamed = call(stage, layout, 4, chunk_tokens=128)
@@ -72,7 +72,7 @@ def test_little_is_left_after_the_last_token(
 
 
 def test_a_stage_that_does_not_stream_has_all_of_its_seconds_left(
-    model: AnalyticModel, call: Callable[..., Call]
+    model: AnalyticModel, call: Callable[..., StageQuery]
 ) -> None:
     for stage in ("actor_train", "ref_logprob", "actor_generate"):
         question = call(stage, "dp8", 4, slots=8)
@@ -80,7 +80,7 @@ def test_a_stage_that_does_not_stream_has_all_of_its_seconds_left(
 
 
 def test_smaller_chunks_cost_more_and_leave_less(
-    a100s: Callable[[int], Cluster], call: Callable[..., Call], fixed: Workload
+    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], fixed: Workload
 ) -> None:
     model = AnalyticModel(a100s(1), fixed, "bf16")
     calls = [call("ref_logprob", "tp1", 64, chunk_tokens=chunk) for chunk in (1, 2, 4, 7, 14, 28)]
@@ -93,13 +93,15 @@ def test_smaller_chunks_cost_more_and_leave_less(
 
 @pytest.mark.parametrize("layout", ["dp8", "tp4,dp2", "pp4,dp2"])
 def test_terms_of_a_stage_that_streams_are_positive(
-    model: AnalyticModel, call: Callable[..., Call], layout: str
+    model: AnalyticModel, call: Callable[..., StageQuery], layout: str
 ) -> None:
     cost = model.seconds(call("reward_score", layout, 4, chunk_tokens=100))
     assert all(term.amount > 0 for term in cost.terms)
 
 
 @pytest.mark.parametrize("stage", ["actor_logprob", "actor_train", "critic_train"])
-def test_a_stage_that_cannot_stream_is_refused(model: AnalyticModel, call: Callable[..., Call], stage: str) -> None:
+def test_a_stage_that_cannot_stream_is_refused(
+    model: AnalyticModel, call: Callable[..., StageQuery], stage: str
+) -> None:
     with pytest.raises(BadInput, match=f"{stage}: chunk_tokens=64, and it does not read what is being generated; use"):
         model.seconds(call(stage, "dp8", 4, chunk_tokens=64))

@@ -6,7 +6,7 @@ import pytest
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.communication import loader_refit_seconds
 from meshwright.cost_models.cost import Cost
-from meshwright.cost_models.protocol import Call, Move
+from meshwright.cost_models.protocol import RefitQuery, StageQuery
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.frameworks import engine_named
@@ -21,7 +21,7 @@ from meshwright.profiles.workload import Workload
 @pytest.fixture
 def move(a100s: Callable[[int], Cluster], llama: ModelSpec, fixed: Workload) -> Callable[..., Cost]:
     def of(source: str, target: str, overlap: int, nodes: int = 1) -> Cost:
-        question = Move(model=llama, source=Layout.parse(source), target=Layout.parse(target), overlap=overlap)
+        question = RefitQuery(model=llama, source=Layout.parse(source), target=Layout.parse(target), overlap=overlap)
         return AnalyticModel(a100s(nodes), fixed, "bf16").move_seconds(question)
 
     return of
@@ -57,7 +57,7 @@ def test_experience_pays_latency_and_bandwidth(a100s: Callable[[int], Cluster], 
 
 
 def test_weights_are_read_back_once_over_the_link_to_the_host(
-    a100s: Callable[[int], Cluster], call: Callable[..., Call], llama: ModelSpec, fixed: Workload
+    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], llama: ModelSpec, fixed: Workload
 ) -> None:
     cluster = a100s(1)
     model = AnalyticModel(cluster, fixed, "bf16")
@@ -72,7 +72,7 @@ def test_weights_are_read_back_once_over_the_link_to_the_host(
 
 
 def test_an_optimizer_is_read_before_the_stage_and_written_behind_it(
-    a100s: Callable[[int], Cluster], call: Callable[..., Call], fixed: Workload
+    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], fixed: Workload
 ) -> None:
     model = AnalyticModel(a100s(1), fixed, "bf16")
     kept, away = (model.seconds(call("actor_train", "dp8", offload=what)) for what in Offload if what != "weights")
@@ -82,7 +82,7 @@ def test_an_optimizer_is_read_before_the_stage_and_written_behind_it(
 
 
 def test_replicas_share_what_the_optimizer_moves(
-    a100s: Callable[[int], Cluster], call: Callable[..., Call], fixed: Workload
+    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], fixed: Workload
 ) -> None:
     model = AnalyticModel(a100s(1), fixed, "bf16")
     moved = [
@@ -100,7 +100,7 @@ def test_a_loader_is_given_every_tensor_whole(
     def refit(engine: str, target: str, *, generates: bool = True) -> Cost:
         asked = AnalyticModel(a100s(2), fixed, "bf16", engine=engine_named(engine))
         layouts = {"source": Layout(dp=8), "target": Layout.parse(target)}
-        return asked.move_seconds(Move(model=llama, overlap=0, generates=generates, **layouts))
+        return asked.move_seconds(RefitQuery(model=llama, overlap=0, generates=generates, **layouts))
 
     whole = next(term.amount for term in refit("vllm", "tp8").terms if term.name == "weight bytes")
     assert whole == pytest.approx(2 * llama.num_params / (25e9 * 0.7))
@@ -113,7 +113,7 @@ def test_every_expert_is_a_message_of_its_own(a100s: Callable[[int], Cluster], l
     mixture = replace(llama, experts=Experts(num_experts=8, experts_per_token=2, ffn_size=1024))
     dense, mixed = (
         loader_refit_seconds(
-            Move(model=model, source=Layout(), target=Layout(), overlap=0, generates=True),
+            RefitQuery(model=model, source=Layout(), target=Layout(), overlap=0, generates=True),
             a100s(1),
             efficiency_of("cuda", "a100-80gb"),
             2,
@@ -126,7 +126,7 @@ def test_every_expert_is_a_message_of_its_own(a100s: Callable[[int], Cluster], l
 def test_weights_that_become_8_bit_floats_are_moved_whole_and_read_twice_more(
     a100s: Callable[[int], Cluster], llama: ModelSpec, fixed: Workload
 ) -> None:
-    whole = Move(model=llama, source=Layout.parse("tp2"), target=Layout.parse("tp4"), overlap=0)
+    whole = RefitQuery(model=llama, source=Layout.parse("tp2"), target=Layout.parse("tp4"), overlap=0)
     ask = AnalyticModel(a100s(1), fixed, "bf16").move_seconds
     moved, (*rest, quantising) = ask(whole).terms, ask(replace(whole, quantises=True)).terms
     assert tuple(rest) == moved

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
-from meshwright.cost_models.protocol import Call
+from meshwright.cost_models.protocol import StageQuery
 from meshwright.cost_models.rounds import Batch, batch_rounds, ordered_batches
 from meshwright.cost_models.steady_state import Overlap, SteadyState, simulate_periods, whole_steps
 from meshwright.profiles.errors import BadInput
@@ -141,7 +141,7 @@ def test_replicas_with_equal_lengths_do_not_wait_for_each_other(fixed: Workload)
 
 
 @pytest.fixture
-def ask(a100s: Callable[[int], Cluster], call: Callable[..., Call], long_tail: Workload) -> Callable[..., float]:
+def ask(a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], long_tail: Workload) -> Callable[..., float]:
     model = AnalyticModel(a100s(1), long_tail, "bf16")
 
     def of(layout: str, max_deferral: int = 0, slots: int = 64, **schedule: int) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from meshwright.cost_models.blended import cost_model
-from meshwright.cost_models.protocol import Call
+from meshwright.cost_models.protocol import StageQuery
 from meshwright.cost_models.sampling_waves import WAVE_REWARDS, WavesModel, slowest_seconds
 from meshwright.profiles.algorithms import graph_of
 from meshwright.profiles.environment.latency import LatencySpec
@@ -22,10 +22,10 @@ from meshwright.profiles.workload import Workload
 GRAPH = graph_of("grpo", has_waves=True)
 
 
-def call(specs: dict[Role, ModelSpec], name: str) -> Call:
+def call(specs: dict[Role, ModelSpec], name: str) -> StageQuery:
     stage = GRAPH.by_name[name]
     schedule = Schedule(generation_slots=16 if stage.generates else 0)
-    return Call(stage=stage, model=specs[stage.role], layout=Layout(dp=2), schedule=schedule)
+    return StageQuery(stage=stage, model=specs[stage.role], layout=Layout(dp=2), schedule=schedule)
 
 
 def test_generation_and_scores_are_of_waves_and_the_rest_of_the_batch(

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, replace
 
 from meshwright.cost_models.cost import Cost, Memory, Term
-from meshwright.cost_models.protocol import Call, LayoutCosts, Move, OneByOne, TotalCosts
+from meshwright.cost_models.protocol import LayoutCosts, QueriedLayoutCosts, QueryLoop, RefitQuery, StageQuery
 from meshwright.planner.job.custom_graph import MODES, OwnGraph, OwnStage
 from meshwright.planner.job.job import Facts, RoleModels
 from meshwright.profiles.algorithms import Algorithm
@@ -161,7 +161,7 @@ def quantised_facts(facts: Facts | None = None) -> Facts:
 
 
 @dataclass(frozen=True)
-class ToyModel(OneByOne):
+class ToyModel(QueryLoop):
     """A cost model by simple formulas: work divides over ranks, tp and pp lose a little, memory divides by tp x pp."""
 
     facts: Facts
@@ -174,15 +174,15 @@ class ToyModel(OneByOne):
         tokens = workload.batch_size * (workload.prompt.max + workload.response.max)
         return model.num_params * tokens * 1e-10 * (3 if stage.trains else 1) / num_ranks
 
-    def generation_lower_bound(self, call: Call) -> float:
+    def generation_lower_bound(self, call: StageQuery) -> float:
         """Not told apart."""
         del call
         return 0.0
 
-    def with_row_split(self, call: Call) -> Schedule:
+    def with_row_split(self, call: StageQuery) -> Schedule:
         return call.schedule
 
-    def seconds(self, call: Call) -> Cost:
+    def seconds(self, call: StageQuery) -> Cost:
         layout, workload = call.layout, self.facts.workload
         tokens = workload.batch_size * (workload.prompt.max + workload.response.max)
         work = call.model.num_params * tokens * 1e-10 * (3 if call.stage.trains else 1)
@@ -194,10 +194,10 @@ class ToyModel(OneByOne):
             (Term("compute", work * small / layout.num_ranks), Term("losses", work * (loss - 1) / layout.num_ranks))
         )
 
-    def tail_seconds(self, call: Call) -> float:
+    def tail_seconds(self, call: StageQuery) -> float:
         return self.seconds(call).total / 8
 
-    def memory(self, call: Call) -> Memory:
+    def memory(self, call: StageQuery) -> Memory:
         layout, schedule = call.layout, call.schedule
         shard = call.model.num_params / (layout.tp * layout.pp)
         resident = [Term("weights", 2 * shard)]
@@ -209,10 +209,10 @@ class ToyModel(OneByOne):
         activations = rows * tokens * call.model.hidden_size * call.model.num_layers * 8 * saved / layout.tp
         return Memory(resident=Cost(tuple(resident)), transient=Cost((Term("activations", activations),)))
 
-    def on_layout(self, call: Call) -> LayoutCosts:
-        return TotalCosts(self, call)
+    def on_layout(self, call: StageQuery) -> LayoutCosts:
+        return QueriedLayoutCosts(self, call)
 
-    def move_seconds(self, move: Move) -> Cost:
+    def move_seconds(self, move: RefitQuery) -> Cost:
         if move.source == move.target and move.overlap == move.source.num_ranks:
             return Cost()
         return Cost((Term("transfer", move.model.num_params * 2 / 1e9 * (1 if move.overlap else 2)),))
@@ -222,7 +222,7 @@ class ToyModel(OneByOne):
 
 
 @dataclass(frozen=True)
-class RandomModel(OneByOne):
+class RandomModel(QueryLoop):
     """Costs drawn from a seed and the question's text, so that equal questions have equal answers.
 
     A pipeline in chunks holds the weights of the plain one and more activations, and is refit as it is.
@@ -237,25 +237,25 @@ class RandomModel(OneByOne):
         del stage, model, part
         return 1 / num_ranks**0.7
 
-    def generation_lower_bound(self, call: Call) -> float:
+    def generation_lower_bound(self, call: StageQuery) -> float:
         """As seconds are drawn."""
         return 1 / call.layout.num_ranks**0.7
 
     def _draw(self, *parts: object) -> float:
         return random.Random(f"{self.seed} {parts}").random()
 
-    def with_row_split(self, call: Call) -> Schedule:
+    def with_row_split(self, call: StageQuery) -> Schedule:
         return call.schedule
 
-    def seconds(self, call: Call) -> Cost:
+    def seconds(self, call: StageQuery) -> Cost:
         share = 1 / call.layout.num_ranks**0.7
         draws = (self._draw("s", i, call.stage.name, call.layout, call.schedule) for i in range(2))
         return Cost(tuple(Term(f"part {i}", (0.5 + draw) * share) for i, draw in enumerate(draws)))
 
-    def tail_seconds(self, call: Call) -> float:
+    def tail_seconds(self, call: StageQuery) -> float:
         return self.seconds(call).total * self._draw("tail", call.stage.name, call.layout, call.schedule)
 
-    def memory(self, call: Call) -> Memory:
+    def memory(self, call: StageQuery) -> Memory:
         plain = replace(call.layout, vpp=1)
         weights = (0.5 + self._draw("w", call.model.name, plain)) / (plain.tp * plain.pp)
         rows = max(call.schedule.micro_batch_size, call.schedule.generation_slots)
@@ -268,10 +268,10 @@ class RandomModel(OneByOne):
             transient=Cost((Term("activations", transient * scale),)),
         )
 
-    def on_layout(self, call: Call) -> LayoutCosts:
-        return TotalCosts(self, call)
+    def on_layout(self, call: StageQuery) -> LayoutCosts:
+        return QueriedLayoutCosts(self, call)
 
-    def move_seconds(self, move: Move) -> Cost:
+    def move_seconds(self, move: RefitQuery) -> Cost:
         source, target = move.source, move.target
         told = (
             source.num_ranks,

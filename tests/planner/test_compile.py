@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Cost
-from meshwright.cost_models.protocol import Call
+from meshwright.cost_models.protocol import StageQuery
 from meshwright.planner.compile import best_plan, compile_plan
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.plan import Plan
@@ -58,10 +58,6 @@ def test_a_plan_with_spread_experts_verifies_and_is_read_back() -> None:
     assert parse(Plan, canonical_json(plan), "plan") == plan
     assert {refit.target for refit in plan.refits} >= {"actor_generate"}
     assert str(plan.placement("ref_logprob").layout) == "tp2,pp1,dp2,ep2,sp"
-
-
-def test_a_plan_of_dense_models_does_not_speak_of_experts() -> None:
-    assert '"ep"' not in canonical_json(planned(1))
 
 
 def test_the_same_facts_give_the_same_bytes() -> None:
@@ -125,7 +121,7 @@ def test_minibatches_that_do_not_divide_the_batch_are_refused_before_anything_is
     facts = facts.model_copy(update={"workload": facts.workload.model_copy(update={"num_minibatches": 3})})
 
     class Unasked(ToyModel):
-        def seconds(self, call: Call) -> Cost:
+        def seconds(self, call: StageQuery) -> Cost:
             raise AssertionError(call)
 
     found = compile_plan(facts, Unasked(facts))

@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.blended import cost_model
-from meshwright.cost_models.protocol import Call
+from meshwright.cost_models.protocol import StageQuery
 from meshwright.profiles.frameworks import EngineName, engine_named
 from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.table import Table
@@ -18,7 +18,7 @@ LAYOUTS = ("dp8", "tp2,dp4", "tp8", "pp2,dp4")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("slots", [1, 8, 64])
 def test_recorded_decode_steps_never_take_longer(
-    layout: str, slots: int, a100s: Callable[[int], Cluster], long_tail: Workload, call: Callable[..., Call]
+    layout: str, slots: int, a100s: Callable[[int], Cluster], long_tail: Workload, call: Callable[..., StageQuery]
 ) -> None:
     asked = call("actor_generate", layout, slots=slots)
     eager, graph = (
@@ -33,7 +33,7 @@ def test_recorded_decode_steps_never_take_longer(
 
 @pytest.mark.parametrize("stage", ["reward_score", "ref_logprob", "actor_train"])
 def test_an_engine_generates_and_does_nothing_else(
-    stage: str, a100s: Callable[[int], Cluster], fixed: Workload, call: Callable[..., Call]
+    stage: str, a100s: Callable[[int], Cluster], fixed: Workload, call: Callable[..., StageQuery]
 ) -> None:
     names: tuple[EngineName, ...] = ("meshwright-eager", "meshwright-graph", "vllm", "trtllm")
     found = {cost_model(a100s(1), fixed, "bf16", engine=name).seconds(call(stage, "tp2,dp4", 4)) for name in names}
@@ -41,7 +41,7 @@ def test_an_engine_generates_and_does_nothing_else(
 
 
 def test_without_an_engine_kernels_are_launched_one_by_one(
-    a100s: Callable[[int], Cluster], long_tail: Workload, call: Callable[..., Call]
+    a100s: Callable[[int], Cluster], long_tail: Workload, call: Callable[..., StageQuery]
 ) -> None:
     asked = call("actor_generate", "tp2,dp4", slots=32)
     eager = AnalyticModel(a100s(1), long_tail, "bf16", engine=engine_named("meshwright-eager"))
@@ -49,7 +49,7 @@ def test_without_an_engine_kernels_are_launched_one_by_one(
 
 
 def test_a_busier_host_takes_longer(
-    a100s: Callable[[int], Cluster], long_tail: Workload, call: Callable[..., Call]
+    a100s: Callable[[int], Cluster], long_tail: Workload, call: Callable[..., StageQuery]
 ) -> None:
     """Of two engines that differ in the host's work for each round and row alone."""
     engine, asked = engine_named("vllm"), call("actor_generate", "tp2,dp4", slots=32)
@@ -65,7 +65,7 @@ def test_a_busier_host_takes_longer(
 
 
 def test_prompts_of_more_tokens_than_a_pass_takes_are_prefilled_in_several(
-    a100s: Callable[[int], Cluster], long_tail: Workload, call: Callable[..., Call]
+    a100s: Callable[[int], Cluster], long_tail: Workload, call: Callable[..., StageQuery]
 ) -> None:
     passes, asked = engine_named("meshwright-graph").framework_on("cuda"), call("actor_generate", "dp8", slots=64)
 
@@ -78,7 +78,7 @@ def test_prompts_of_more_tokens_than_a_pass_takes_are_prefilled_in_several(
 
 
 def test_a_table_answers_for_the_engine_that_it_timed(
-    table: Table, a100s: Callable[[int], Cluster], fixed: Workload, call: Callable[..., Call]
+    table: Table, a100s: Callable[[int], Cluster], fixed: Workload, call: Callable[..., StageQuery]
 ) -> None:
     """The table has twice the analytic seconds: of a GPU those of recorded steps, which say nothing of another's."""
     asked = call("actor_generate", "tp1,dp8", slots=4)

@@ -11,7 +11,7 @@ from meshwright.cost_models.compute import AnalyticShard
 from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.kernels import Kernels, Mixture
 from meshwright.cost_models.params import stage_parts
-from meshwright.cost_models.protocol import Call, Move
+from meshwright.cost_models.protocol import RefitQuery, StageQuery
 from meshwright.profiles.efficiency import Protocol, efficiency_of
 from meshwright.profiles.experts import Experts, routing
 from meshwright.profiles.frameworks import framework_named
@@ -36,7 +36,7 @@ def mixture(llama: ModelSpec) -> ModelSpec:
 
 @pytest.fixture
 def ask(
-    a100s: Callable[[int], Cluster], fixed: Workload, call: Callable[..., Call], mixture: ModelSpec
+    a100s: Callable[[int], Cluster], fixed: Workload, call: Callable[..., StageQuery], mixture: ModelSpec
 ) -> Callable[..., Cost]:
     model = AnalyticModel(a100s(2), fixed, "bf16")
 
@@ -74,7 +74,7 @@ def test_an_all_to_all_keeps_one_part_and_sends_each_other_part_over_its_own_lin
 
 
 def test_activations_are_those_of_the_rank_that_most_tokens_are_routed_to(
-    a100s: Callable[[int], Cluster], fixed: Workload, call: Callable[..., Call], mixture: ModelSpec
+    a100s: Callable[[int], Cluster], fixed: Workload, call: Callable[..., StageQuery], mixture: ModelSpec
 ) -> None:
     memory = AnalyticModel(a100s(1), fixed, "bf16").memory
     even = replace(mixture, experts=replace(mixture.experts, num_dense_layers=0))  # all layers are alike
@@ -101,7 +101,7 @@ def test_replicas_that_share_experts_hold_together_what_one_would(mixture: Model
 
 
 def test_weights_and_gradients_of_experts_are_divided_and_optimizer_state_is_as_before(
-    a100s: Callable[[int], Cluster], call: Callable[..., Call], mixture: ModelSpec, fixed: Workload
+    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], mixture: ModelSpec, fixed: Workload
 ) -> None:
     memory = AnalyticModel(a100s(1), fixed, "bf16").memory
     alone, spread = (
@@ -200,7 +200,7 @@ def test_a_refit_brings_each_rank_its_own_experts_only(
     move = AnalyticModel(a100s(2), fixed, "bf16").move_seconds
     source = Layout(tp=2, dp=4)
     alone, spread = (
-        amount(move(Move(model=mixture, source=source, target=Layout(dp=8, ep=ep), overlap=0)), "weight bytes")
+        amount(move(RefitQuery(model=mixture, source=source, target=Layout(dp=8, ep=ep), overlap=0)), "weight bytes")
         for ep in (1, 8)
     )
     held = [stage_parts(mixture, 1, 1, ep)[0].num_params for ep in (1, 8)]

@@ -9,7 +9,7 @@ from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.communication import ALL_TO_ALL, Group, Network, groups_of
 from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.kernels import Kernels, Mixture
-from meshwright.cost_models.protocol import Call, Move
+from meshwright.cost_models.protocol import RefitQuery, StageQuery
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.experts import Experts, routing
 from meshwright.profiles.hardware import Cluster
@@ -53,14 +53,14 @@ def test_copies_are_exchanged_by_all_ranks_or_without_sequence_parallelism_by_co
 
 @pytest.mark.parametrize(("whole", "cut"), [("tp2,dp8,ep8,etp1,sp", "tp2,dp8,ep4,sp"), ("tp4,ep4,etp1,sp", "tp4,sp")])
 def test_a_rank_holds_as_much_of_whole_experts_as_of_cut_ones(
-    model: AnalyticModel, call: Callable[..., Call], mixture: ModelSpec, whole: str, cut: str
+    model: AnalyticModel, call: Callable[..., StageQuery], mixture: ModelSpec, whole: str, cut: str
 ) -> None:
     one, other = (model.memory(call("actor_train", layout, model=mixture)) for layout in (whole, cut))
     assert one.resident.terms == other.resident.terms
 
 
 def test_what_a_token_leaves_on_the_rank_of_its_expert_it_leaves_on_no_other(
-    model: AnalyticModel, call: Callable[..., Call], mixture: ModelSpec, fixed: Workload
+    model: AnalyticModel, call: Callable[..., StageQuery], mixture: ModelSpec, fixed: Workload
 ) -> None:
     whole, cut = (
         model.memory(call("actor_train", layout, model=mixture)).transient.terms[0].amount
@@ -89,7 +89,7 @@ def test_whole_experts_make_the_products_of_as_many_ranks_that_bring_a_part_each
 def test_under_sequence_parallelism_each_rank_sends_its_part_and_nothing_is_gathered_around_experts(
     *,
     model: AnalyticModel,
-    call: Callable[..., Call],
+    call: Callable[..., StageQuery],
     mixture: ModelSpec,
     network: Network,
     stage: str,
@@ -109,7 +109,7 @@ def test_under_sequence_parallelism_each_rank_sends_its_part_and_nothing_is_gath
 
 
 def test_a_shared_expert_is_cut_and_gathered_around_beside_whole_ones(
-    model: AnalyticModel, call: Callable[..., Call], mixture: ModelSpec
+    model: AnalyticModel, call: Callable[..., StageQuery], mixture: ModelSpec
 ) -> None:
     assert mixture.experts is not None
     shared = replace(mixture, experts=replace(mixture.experts, shared_ffn_size=512))
@@ -122,7 +122,7 @@ def test_a_shared_expert_is_cut_and_gathered_around_beside_whole_ones(
 
 @pytest.mark.parametrize("stage", ["ref_logprob", "actor_generate"])
 def test_ranks_with_the_same_tokens_send_those_of_their_column(
-    model: AnalyticModel, call: Callable[..., Call], mixture: ModelSpec, stage: str
+    model: AnalyticModel, call: Callable[..., StageQuery], mixture: ModelSpec, stage: str
 ) -> None:
     def exchanged(layout: str) -> float:
         return amount(model.seconds(call(stage, layout, model=mixture, slots=4)), EXCHANGE)
@@ -133,7 +133,9 @@ def test_ranks_with_the_same_tokens_send_those_of_their_column(
 
 def test_a_refit_to_whole_experts_brings_as_many_bytes(model: AnalyticModel, mixture: ModelSpec) -> None:
     def moved(source: Layout, target: Layout) -> float:
-        return amount(model.move_seconds(Move(model=mixture, source=source, target=target, overlap=0)), "weight bytes")
+        return amount(
+            model.move_seconds(RefitQuery(model=mixture, source=source, target=target, overlap=0)), "weight bytes"
+        )
 
     whole, cut = Layout(tp=2, dp=4, ep=8, etp=1), Layout(tp=2, dp=4, ep=4)
     assert moved(Layout(dp=8), whole) == moved(Layout(dp=8), cut)
@@ -141,7 +143,7 @@ def test_a_refit_to_whole_experts_brings_as_many_bytes(model: AnalyticModel, mix
 
 
 def test_an_update_reduces_whole_experts_over_those_who_hold_them(
-    model: AnalyticModel, call: Callable[..., Call], mixture: ModelSpec
+    model: AnalyticModel, call: Callable[..., StageQuery], mixture: ModelSpec
 ) -> None:
     whole, cut = (
         model.seconds(call("actor_train", layout, model=mixture))

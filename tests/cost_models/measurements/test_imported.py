@@ -13,7 +13,7 @@ from meshwright.cost_models.compute import AnalyticShard
 from meshwright.cost_models.cost import Source
 from meshwright.cost_models.imported_operators import BODIES, MeasuredKernels, imported_points, imported_table
 from meshwright.cost_models.measured import MeasuredShard
-from meshwright.cost_models.protocol import Call
+from meshwright.cost_models.protocol import StageQuery
 from meshwright.profiles.aiconfigurator import Operators
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
@@ -30,7 +30,7 @@ def test_a_table_of_operators_has_no_training_and_is_never_called_measured(
     *,
     operators: Operators,
     llama: ModelSpec,
-    call: Callable[..., Call],
+    call: Callable[..., StageQuery],
     a100s: Callable[[int], Cluster],
     fixed: Workload,
 ) -> None:

@@ -11,7 +11,7 @@ from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.blended import BlendedModel
 from meshwright.cost_models.cost import Source, Term
 from meshwright.cost_models.measured import MEASURED
-from meshwright.cost_models.protocol import Call
+from meshwright.cost_models.protocol import StageQuery
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.harness import failed_measurement, points, record
@@ -52,7 +52,7 @@ def test_activations_and_logits_are_as_measured(
     *,
     table: Table,
     specs: dict[Role, ModelSpec],
-    call: Callable[..., Call],
+    call: Callable[..., StageQuery],
     a100s: Callable[[int], Cluster],
     fixed: Workload,
     stage: str,
@@ -78,7 +78,7 @@ def test_what_no_body_runs_is_counted(
     *,
     table: Table,
     specs: dict[Role, ModelSpec],
-    call: Callable[..., Call],
+    call: Callable[..., StageQuery],
     a100s: Callable[[int], Cluster],
     fixed: Workload,
     settings: dict[str, object],
@@ -92,7 +92,7 @@ def test_a_table_without_peaks_or_with_failures_only_counts(
     *,
     table: Table,
     specs: dict[Role, ModelSpec],
-    call: Callable[..., Call],
+    call: Callable[..., StageQuery],
     a100s: Callable[[int], Cluster],
     fixed: Workload,
 ) -> None:

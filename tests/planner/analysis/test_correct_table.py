@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.cost_models.blended import cost_model
-from meshwright.cost_models.protocol import Call
+from meshwright.cost_models.protocol import StageQuery
 from meshwright.planner.analysis.calibration import Calibration, StageRow, calibrate, read_run
 from meshwright.planner.plan.plan import Plan, write_plan
 from meshwright.planner.simulation.simulate import simulate
@@ -63,7 +63,7 @@ def predicted(plan: Plan, table: Table | None, workload: Workload | None = None)
     model = cost_model(plan.facts.cluster, workload or plan.facts.workload, plan.facts.precision, table)
     return {
         p.stage: model.seconds(
-            Call(
+            StageQuery(
                 stage=PPO_GRAPH.by_name[p.stage],
                 model=plan.facts.models.spec(plan.stage(p.stage).role),
                 layout=p.layout,
@@ -120,7 +120,7 @@ def test_costs_that_a_calibration_leaves_alone_keep_their_source(plan: Plan) -> 
     model = cost_model(plan.facts.cluster, plan.facts.workload, plan.facts.precision, found.table)
     for p in plan.placements:
         spec = plan.facts.models.spec(plan.stage(p.stage).role)
-        call = Call(stage=PPO_GRAPH.by_name[p.stage], model=spec, layout=p.layout, schedule=p.schedule)
+        call = StageQuery(stage=PPO_GRAPH.by_name[p.stage], model=spec, layout=p.layout, schedule=p.schedule)
         assert model.seconds(call) == p.cost
 
 

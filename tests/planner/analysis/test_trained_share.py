@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+
 import pytest
 
 from meshwright.cost_models.cost import WEIGHTS
@@ -43,4 +45,4 @@ def test_the_report_says_so() -> None:
     found = adapter_summary(plan)
     assert found is not None
     text = report(Contents(plan=plan, simulation=simulate(plan, steps=2, traced=True)))
-    assert all(sentence in text.replace("&#x27;", "'") for sentence in found.sentences)
+    assert all(sentence in html.unescape(text) for sentence in found.sentences)

@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.protocol import CostModel
-from meshwright.planner.analysis.whatif import outlook, whatif
+from meshwright.planner.analysis.whatif import plan_metrics, whatif
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.job.job import Facts
 from meshwright.planner.job.whatif_settings import parse_settings
@@ -49,10 +49,10 @@ def test_shorter_responses_make_shorter_steps_and_ranges_make_rows(plan: Plan) -
 
 
 def test_gpu_hours_count_every_rank_of_the_cluster_and_money_is_their_price(plan: Plan) -> None:
-    seen = outlook(plan, price=2.0)
+    seen = plan_metrics(plan, price=2.0)
     assert seen.gpu_hours == pytest.approx(plan.period_seconds * 4 * 1000 / 3600)
     assert seen.money == pytest.approx(2 * seen.gpu_hours)
-    assert outlook(plan).money is None
+    assert plan_metrics(plan).money is None
 
 
 def test_more_nodes_without_a_new_search_stand_idle(plan: Plan) -> None:

@@ -24,7 +24,7 @@ from meshwright.planner.program.check_program import check_program
 from meshwright.planner.program.program import lower
 from meshwright.planner.report.contents import Contents
 from meshwright.planner.report.report import report
-from meshwright.planner.search.re_evaluate import start_from
+from meshwright.planner.search.re_evaluate import re_evaluated_or_violation
 from meshwright.planner.simulation.sampled_durations import Sampled
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits
@@ -99,7 +99,7 @@ def test_every_drawn_plan_verifies_clean_however_far_stages_work_ahead(seed: int
 
 def test_a_plan_of_ppo_is_no_start_for_another_algorithm() -> None:
     facts = critic_free_facts()
-    began = start_from(random_plan(1), facts, ToyModel(facts), ())
+    began = re_evaluated_or_violation(random_plan(1), facts, ToyModel(facts), ())
     assert began == "it is a plan for ppo, and its stages differ from those of grpo."
 
 
@@ -133,10 +133,10 @@ def test_a_critic_is_refused_where_none_is_trained() -> None:
         parse(Facts, json.dumps(written), "facts")
 
 
-def test_what_is_left_out_of_the_facts_of_ppo_is_what_they_had_not() -> None:
+def test_the_facts_of_ppo_say_so_and_have_no_model_of_another_algorithm() -> None:
     written = json.loads(canonical_json(small_facts()))
-    assert "algorithm" not in written
-    assert "group_size" not in written["workload"]
+    assert written["algorithm"] == "ppo"
+    assert written["workload"]["group_size"] == 1
     assert set(written["models"]) == {"actor", "critic", "ref", "reward"}
 
 

@@ -62,12 +62,12 @@ def test_a_plan_verifies_is_read_back_and_takes_its_time(num_teachers: int) -> N
 
 
 @pytest.mark.parametrize("num_teachers", [1, 2])
-def test_a_plan_has_no_word_of_rewards(num_teachers: int) -> None:
+def test_what_is_said_of_a_plan_has_no_word_of_rewards(num_teachers: int) -> None:
     plan = planned(num_teachers)
     simulation = simulate(plan, Sampled(plan, model_of, seed=0), steps=3, traced=True)
     page = report(Contents(plan=plan, simulation=simulation))
     explanation = str(explain(plan)).replace("rewards=None", "")
-    for said in (canonical_json(plan), explanation, re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL)):
+    for said in (explanation, re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL)):
         assert not OF_REWARDS.search(said), OF_REWARDS.search(said)
         assert "teacher" in said
 

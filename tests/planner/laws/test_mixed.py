@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.search.brute_force import best_makespan
 from meshwright.cost_models.blended import cost_model
-from meshwright.cost_models.protocol import CostModel, Move
+from meshwright.cost_models.protocol import CostModel, RefitQuery
 from meshwright.planner.analysis.explain import explain
 from meshwright.planner.analysis.sensitivity import sensitivities
 from meshwright.planner.analysis.whatif import whatif
@@ -201,8 +201,8 @@ def test_a_second_kind_of_nodes_never_makes_a_plan_slower() -> None:
 def test_weights_go_between_kinds_over_the_fabric_that_joins_them() -> None:
     facts = mixed_facts(batch_size=4)
     model, spec = model_of(facts), facts.models.actor
-    inside = model.move_seconds(Move(model=spec, source=Layout(), target=Layout(), overlap=0))
-    across = model.move_seconds(Move(model=spec, source=Layout(), target=Layout(), overlap=0, target_part=1))
+    inside = model.move_seconds(RefitQuery(model=spec, source=Layout(), target=Layout(), overlap=0))
+    across = model.move_seconds(RefitQuery(model=spec, source=Layout(), target=Layout(), overlap=0, target_part=1))
     assert across.total > 5 * inside.total  # the fabric has a tenth of the bandwidth of either kind's own links
 
 

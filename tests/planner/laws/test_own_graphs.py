@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from dataclasses import replace
 from functools import cache
@@ -30,7 +31,7 @@ from meshwright.planner.proof.prover import prove
 from meshwright.planner.report.contents import Contents
 from meshwright.planner.report.report import report
 from meshwright.planner.search.no_plan import NoPlan
-from meshwright.planner.search.re_evaluate import start_from
+from meshwright.planner.search.re_evaluate import re_evaluated_or_violation
 from meshwright.planner.simulation.sampled_durations import Sampled
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits
@@ -105,7 +106,7 @@ def test_the_example_is_planned_played_and_explained() -> None:
     assert check_program(lower(plan), plan.graph) == ()
     assert simulate(plan, steps=3).steps.mean > 0
     page = report(Contents(plan=plan, simulation=simulate(plan, Sampled(plan, model_of, seed=0), steps=3, traced=True)))
-    assert "A plan of the job&#x27;s own graph for" in page or "A plan of the job's own graph for" in page
+    assert "A plan of the job's own graph for" in html.unescape(page)
     assert {wait.task for wait in explain(plan).critical_path} >= {"actor_generate"}
     answers = whatif(plan, [{"models.teacher.num_layers": 128}], model_of).answers
     assert answers[0].outlook is not None
@@ -162,7 +163,7 @@ def test_a_training_is_not_put_before_what_only_it_reads() -> None:
 
 def test_a_plan_of_a_preset_is_no_start_for_another_graph() -> None:
     facts = own(critic_free_facts())
-    began = start_from(random_plan(1), facts, model_of(facts), ())
+    began = re_evaluated_or_violation(random_plan(1), facts, model_of(facts), ())
     assert began == "it is a plan for ppo, and its stages differ from those of the job's own graph."
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.cost_models.blended import cost_model
-from meshwright.cost_models.protocol import Call, CostModel
+from meshwright.cost_models.protocol import CostModel, StageQuery
 from meshwright.planner.compile import best_plan
 from meshwright.planner.job.job import Facts, read_job, resolve
 from meshwright.planner.plan.layout_and_schedule_rules import layout_rules, schedules
@@ -76,7 +76,7 @@ def generation_tp(spec: ModelSpec) -> int:
         if layout_rules(facts, stage, layout):
             continue
         for schedule in schedules(facts, stage, layout):
-            call = Call(stage=stage, model=spec, layout=layout, schedule=schedule)
+            call = StageQuery(stage=stage, model=spec, layout=layout, schedule=schedule)
             if model.memory(call).peak_bytes <= facts.cluster.device.usable_bytes:
                 found.append((model.seconds(call).total, tp))
     return min(found)[1]

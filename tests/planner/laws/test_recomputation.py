@@ -48,9 +48,9 @@ def test_generation_that_ends_with_its_turn_recomputes_nothing() -> None:
     assert model.seconds(alone) == model.seconds(dataclasses.replace(alone, recomputes_cache=False))
 
 
-def test_plans_of_jobs_that_keep_the_cache_are_written_as_before() -> None:
+def test_a_plan_says_whether_its_job_keeps_the_cache() -> None:
     plan = carrying_over(overcommits=True)[0]
-    assert "cache_after_refit" not in canonical_json(plan)
+    assert '"cache_after_refit": "keep"' in canonical_json(plan)
     for facts in (plan.facts, plan.facts.model_copy(update={"cache_after_refit": "recompute"})):
         assert Facts.model_validate_json(canonical_json(facts)) == facts
     assert '"cache_after_refit": "recompute"' in canonical_json(recomputing(plan))

@@ -14,7 +14,7 @@ from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import Choice, query_for_choice
 from meshwright.planner.plan.layout_and_schedule_rules import available_bytes
 from meshwright.planner.plan.steps_ahead import SearchCase, max_deferral, search_cases, steps_ahead_patterns
-from meshwright.planner.proof.site_choices import Allowance, ParetoFront, families_in
+from meshwright.planner.proof.site_choices import Allowance, ParetoFront, group_by_family
 from meshwright.planner.proof.space import Enumeration, Site
 from meshwright.planner.search.frontiers import kinds_of
 from meshwright.planner.search.legal_choices import legal_choices
@@ -54,14 +54,14 @@ def test_a_schedule_that_fits_is_kept_where_smaller_ones_do_not() -> None:
     """More at a time was believed to take no less memory, which no law says: what came behind was in no case."""
     front = ParetoFront(
         num_ranks=1,
-        shares=False,
+        may_share_weights=False,
         max_period_seconds=10.0,
         allowance=Allowance(10.0, 10.0),
         costs=cast(LayoutCosts, Shrinking()),
         least=lambda _: 0.0,
         fits=lambda held: held.peak <= 5.0,
     )
-    for family in families_in(Schedule(micro_batch_size=size) for size in (1, 2, 4)):
+    for family in group_by_family(Schedule(micro_batch_size=size) for size in (1, 2, 4)):
         front.add(family)
     assert [row[0] for row in front.rows] == [0.5, 0.25]
 

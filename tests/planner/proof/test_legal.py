@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from meshwright.planner.plan.layout_and_schedule_rules import schedules
-from meshwright.planner.proof.site_choices import families_in, legal_layouts
+from meshwright.planner.proof.site_choices import group_by_family, legal_layouts
 from meshwright.planner.search.frontiers import kinds_of
 from meshwright.planner.search.legal_choices import legal_choice_table
 from meshwright.profiles.algorithms import PPO_GRAPH
@@ -30,7 +30,7 @@ def test_the_layouts_are_those_that_the_search_finds_legal(name: str) -> None:
 def test_a_family_has_its_smaller_schedules_first_and_all_that_there_are() -> None:
     facts, stage = small_facts(), PPO_GRAPH.by_name["actor_train"]
     every = schedules(facts, stage, Layout(dp=2))
-    families = families_in(every)
+    families = group_by_family(every)
     assert {one for family in families for one, _ in family.members} == set(every)
     longest = facts.workload.max_tokens
     for family in families:

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from meshwright.cost_models.analytic import AnalyticModel
-from meshwright.cost_models.protocol import Move
+from meshwright.cost_models.protocol import RefitQuery
 from meshwright.planner.plan.steps_ahead import search_cases, steps_ahead_patterns
 from meshwright.planner.proof.space import Enumeration, Refits, Site
 from meshwright.profiles.algorithms import PPO_GRAPH
@@ -29,7 +29,7 @@ def test_a_refit_that_must_copy_takes_the_least_of_pools_that_are_apart_and_of_o
     """Ranks that have their part already copy it sooner than others send it."""
     facts, site = small_facts(), Site(0, Layout())
     model, stage = AnalyticModel(facts.cluster, facts.workload, facts.precision), PPO_GRAPH.by_name["actor_generate"]
-    move = Move(model=facts.models.actor, source=site.layout, target=site.layout, overlap=0, generates=True)
+    move = RefitQuery(model=facts.models.actor, source=site.layout, target=site.layout, overlap=0, generates=True)
     apart, nested = (model.move_seconds(replace(move, overlap=overlap)).total for overlap in (0, 1))
     assert nested < apart
     assert Refits(facts, model)._least(stage, site, site) == nested

@@ -36,7 +36,7 @@ def test_of_equals_the_first_stays_and_what_is_slower_and_larger_goes() -> None:
 
 def costed(*candidates: Candidate) -> CostedChoices:
     tables = [ScheduleTable((one.schedule,)) for one in candidates]
-    choices = ChoiceTable.of([one.layout for one in candidates], tables)
+    choices = ChoiceTable.from_product([one.layout for one in candidates], tables)
     columns = zip(*(one[2:8] for one in candidates), strict=True)
     return CostedChoices(choices, *(np.array(column) for column in columns))
 

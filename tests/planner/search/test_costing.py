@@ -1,6 +1,6 @@
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.cost import Cost, Memory, Term
-from meshwright.cost_models.protocol import Call
+from meshwright.cost_models.protocol import StageQuery
 from meshwright.planner.plan.steps_ahead import SearchCase, synchronous
 from meshwright.planner.search.choice_costs import TOO_LARGE_FOR_HOST, TOO_SLOW, TimeLimit
 from meshwright.planner.search.frontiers import PoolKind, frontier
@@ -14,7 +14,7 @@ FACTS = small_facts()
 class Shrinking(RandomModel):
     """A larger micro-batch takes less memory, as chunks that were measured may say."""
 
-    def memory(self, call: Call) -> Memory:
+    def memory(self, call: StageQuery) -> Memory:
         return Memory(resident=Cost(), transient=Cost((Term("activations", 2**31 / call.schedule.micro_batch_size),)))
 
 
@@ -44,7 +44,7 @@ def test_a_generation_that_is_too_slow_however_it_is_played_is_not_timed() -> No
 class Crowded(RandomModel):
     """Only state that waits in the host makes room."""
 
-    def memory(self, call: Call) -> Memory:
+    def memory(self, call: StageQuery) -> Memory:
         num_bytes = 2**50 if call.schedule.offload is Offload.NONE else 0
         return Memory(resident=Cost(), transient=Cost((Term("activations", num_bytes),)))
 
@@ -59,7 +59,7 @@ def test_what_fits_with_state_in_host_memory_is_found_behind_what_does_not_fit_w
 class Heavy(RandomModel):
     """Offloaded state takes more than any host has."""
 
-    def memory(self, call: Call) -> Memory:
+    def memory(self, call: StageQuery) -> Memory:
         num_bytes = 0 if call.schedule.offload is Offload.NONE else 2**60
         return Memory(resident=Cost(), transient=Cost(), host=Cost((Term("moments", num_bytes),)))
 

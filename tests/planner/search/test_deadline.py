@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from meshwright.cost_models.protocol import Call, Move
+from meshwright.cost_models.protocol import RefitQuery, StageQuery
 from meshwright.planner.search.search_control import TimeLimitedCostModel
 from meshwright.planner.solver.result import Limits, OutOfTimeError
 from meshwright.profiles.algorithms import PPO_GRAPH
@@ -17,8 +17,10 @@ from tests.planner.jobs import ToyModel, small_facts
 
 FACTS = small_facts()
 MODEL = ToyModel(FACTS)
-CALL = Call(stage=PPO_GRAPH.by_name["actor_train"], model=FACTS.models.actor, layout=Layout(dp=2), schedule=Schedule())
-MOVE = Move(model=FACTS.models.actor, source=Layout(), target=Layout(dp=2), overlap=1)
+CALL = StageQuery(
+    stage=PPO_GRAPH.by_name["actor_train"], model=FACTS.models.actor, layout=Layout(dp=2), schedule=Schedule()
+)
+MOVE = RefitQuery(model=FACTS.models.actor, source=Layout(), target=Layout(dp=2), overlap=1)
 QUESTIONS = {
     "seconds": CALL,
     "tail_seconds": CALL,

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from meshwright.cost_models.cost import Cost, Memory, Term
-from meshwright.cost_models.protocol import Call, Move
+from meshwright.cost_models.protocol import RefitQuery, StageQuery
 from meshwright.planner.plan.cost_queries import stage_transfers
 from meshwright.planner.plan.pins import Ranks, parse_pins
 from meshwright.planner.plan.steps_ahead import SearchCase, synchronous
@@ -29,11 +29,11 @@ MODEL = ToyModel(FACTS)
 class OffloadingModel(ToyModel):
     """Weights and optimizer state that are offloaded are transient, and cost a little time."""
 
-    def seconds(self, call: Call) -> Cost:
+    def seconds(self, call: StageQuery) -> Cost:
         more = () if call.schedule.offload is Offload.NONE else (Term("host link", 1e-3),)
         return Cost((*super().seconds(call).terms, *more))
 
-    def memory(self, call: Call) -> Memory:
+    def memory(self, call: StageQuery) -> Memory:
         memory = super().memory(call)
         moved = {Offload.NONE: (), Offload.WEIGHTS: ("weights",), Offload.OPTIMIZER: ("optimizer",)}
         gone = [term for term in memory.resident.terms if term.name in moved[call.schedule.offload]]
@@ -44,7 +44,7 @@ class OffloadingModel(ToyModel):
 class CrawlingModel(ToyModel):
     """One rank alone is ten thousand times slower."""
 
-    def seconds(self, call: Call) -> Cost:
+    def seconds(self, call: StageQuery) -> Cost:
         return super().seconds(call).scaled(10**4 if call.layout.num_ranks == 1 else 1)
 
 
@@ -127,7 +127,7 @@ def test_a_refit_lasts_as_long_as_the_cost_model_says_of_each_two_layouts() -> N
         if isinstance(task, Transfer):
             spec = FACTS.models.spec(PPO_GRAPH.by_name[task.target].role)
             for (one, other, overlap), ticks in task.ticks.items():
-                move = Move(model=spec, source=Layout.parse(one), target=Layout.parse(other), overlap=overlap)
+                move = RefitQuery(model=spec, source=Layout.parse(one), target=Layout.parse(other), overlap=overlap)
                 assert ticks == math.floor(model.move_seconds(move).total / formulation.tick_seconds)
             layouts = [
                 {option.resource.layout for option in formulation.problem.modes(c)} for c in (task.source, task.target)

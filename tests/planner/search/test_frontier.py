@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost_models.protocol import Call
+from meshwright.cost_models.protocol import StageQuery
 from meshwright.planner.plan.pins import Ranks, parse_pins
 from meshwright.planner.search.choice_costs import DOMINATED, TOO_LARGE, Candidate, cost_call
 from meshwright.planner.search.frontiers import frontier
@@ -38,7 +38,7 @@ def test_a_candidate_stays_exactly_when_nothing_like_it_beats_it(name: str) -> N
     for (_, size), kept in found.candidates.items():
         every = []
         for choice in legal_choices(FACTS, stage, size, ()):
-            call = Call(
+            call = StageQuery(
                 stage=stage, model=FACTS.models.spec(stage.role), layout=choice.layout, schedule=choice.schedule
             )
             candidate = cost_call(MODEL, call)

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from meshwright.cost_models.cost import Memory
-from meshwright.cost_models.protocol import Call, CostModel
+from meshwright.cost_models.protocol import CostModel, StageQuery
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.job.job import Facts
 from meshwright.planner.job.whatif_settings import with_setting
@@ -141,7 +141,7 @@ def test_a_change_that_leaves_a_stage_too_large_alone_is_asked_about_that_stage_
     asked: list[str] = []
 
     class Noting(ToyModel):
-        def memory(self, call: Call) -> Memory:
+        def memory(self, call: StageQuery) -> Memory:
             asked.append(call.stage.name)
             return super().memory(call)
 

@@ -9,7 +9,7 @@ from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.pins import parse_pin
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
-from meshwright.planner.search.re_evaluate import start_from
+from meshwright.planner.search.re_evaluate import re_evaluated_or_violation
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.jobs import ToyModel, small_facts
@@ -26,7 +26,7 @@ def plan() -> Plan:
 
 
 def started(plan: Plan, facts: Facts, *pins: str) -> Plan | str:
-    return start_from(plan, facts, ToyModel(facts), tuple(parse_pin(pin, facts.graph) for pin in pins))
+    return re_evaluated_or_violation(plan, facts, ToyModel(facts), tuple(parse_pin(pin, facts.graph) for pin in pins))
 
 
 def test_under_its_own_facts_a_plan_is_what_it_was(plan: Plan) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from meshwright.cost_models.cost import Source
-from meshwright.cost_models.protocol import Call
+from meshwright.cost_models.protocol import StageQuery
 from meshwright.planner.job.job import read_job, resolve
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
@@ -21,7 +21,7 @@ def test_without_an_option_there_is_no_table() -> None:
 
 def test_costs_come_from_the_table_where_there_is_one(job: Path, tmp_path: Path) -> None:
     facts = resolve(read_job(job), job.parent)
-    call = Call(
+    call = StageQuery(
         stage=PPO_GRAPH.by_name["ref_logprob"],
         model=facts.models.ref,
         layout=Layout(dp=2),

@@ -12,7 +12,7 @@ from meshwright.planner.analysis.cluster_sizing import SizePoint
 from meshwright.planner.analysis.explain import explain
 from meshwright.planner.analysis.plan_structures import Ranked
 from meshwright.planner.analysis.sensitivity import Sensitivity, main_influences
-from meshwright.planner.analysis.whatif import Outlook
+from meshwright.planner.analysis.whatif import PlanMetrics
 from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.plan.plan import Plan
 from meshwright.runtime.cli import view_search
@@ -63,7 +63,7 @@ def test_what_a_choice_buys_is_found_and_proven(capsys: pytest.CaptureFixture[st
 
 
 def test_a_size_without_a_plan_says_why(capsys: pytest.CaptureFixture[str]) -> None:
-    outlook = Outlook(
+    outlook = PlanMetrics(
         step_seconds=2.0,
         tokens_per_second=1000.0,
         idle_share=0.1,

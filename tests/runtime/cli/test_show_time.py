@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.planner.analysis.whatif import Consequence, Outlook, WhatIf
+from meshwright.planner.analysis.whatif import Consequence, PlanMetrics, WhatIf
 from meshwright.planner.simulation.sampled_durations import Sampled
 from meshwright.planner.simulation.simulate import Simulation, simulate
 from meshwright.profiles.lengths import LengthSpec
@@ -66,7 +66,7 @@ def test_a_simulation_shows_how_much_of_the_cache_is_used_or_that_it_is_not_told
 
 
 def test_a_what_if_tells_room_in_gibibytes_and_below_it_what_changes(capsys: pytest.CaptureFixture[str]) -> None:
-    planned = Outlook(
+    planned = PlanMetrics(
         step_seconds=2.0,
         tokens_per_second=1000.0,
         idle_share=0.25,

@@ -7,7 +7,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from meshwright.cost_models.analytic import AnalyticModel
-from meshwright.cost_models.protocol import Call
+from meshwright.cost_models.protocol import StageQuery
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.hardware import local_cluster
 from meshwright.profiles.layout import Layout
@@ -67,7 +67,9 @@ def counted_bytes(stage: str, shape: Shape) -> float:
     fixed = LengthSpec(max=TOKENS // 2, fixed=TOKENS // 2)
     workload = Workload(batch_size=ROWS, prompt=fixed, response=fixed)
     model = shape.model(num_layers=LAYERS, max_positions=2 * TOKENS)
-    call = Call(stage=PPO_GRAPH.by_name[stage], model=model, layout=Layout(), schedule=Schedule(micro_batch_size=ROWS))
+    call = StageQuery(
+        stage=PPO_GRAPH.by_name[stage], model=model, layout=Layout(), schedule=Schedule(micro_batch_size=ROWS)
+    )
     return AnalyticModel(local_cluster(1), workload, "fp32").memory(call).transient.total
 
 

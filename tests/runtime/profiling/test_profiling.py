@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.cost import Source
-from meshwright.cost_models.protocol import Call
+from meshwright.cost_models.protocol import StageQuery
 from meshwright.planner.job.job import Facts, read_job, resolve
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
@@ -71,7 +71,7 @@ def test_the_table_says_where_it_comes_from(facts: Facts, table: Table) -> None:
 @pytest.mark.check_all
 def test_a_stage_of_the_job_is_costed_from_the_table(facts: Facts, table: Table) -> None:
     model = cost_model(facts.cluster, facts.workload, facts.precision, table)
-    call = Call(
+    call = StageQuery(
         stage=PPO_GRAPH.by_name["ref_logprob"],
         model=facts.models.ref,
         layout=Layout(dp=2),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.records.run_lines import append_line, elapsed_seconds, ended_after, observations, read_lines
+from meshwright.runtime.records.run_lines import append_line, completed_steps, elapsed_seconds, observations, read_lines
 
 
 def test_a_line_that_was_cut_short_is_dropped_and_another_that_is_wrong_is_told(tmp_path: Path) -> None:
@@ -30,6 +30,6 @@ def test_metrics_stay_one_file(tmp_path: Path) -> None:
 
 
 def test_a_run_has_ended_when_its_summary_says_so(tmp_path: Path) -> None:
-    assert ended_after(tmp_path) is None
+    assert completed_steps(tmp_path) is None
     (tmp_path / "summary.json").write_text(json.dumps({"steps": 4}))
-    assert ended_after(tmp_path) == 4
+    assert completed_steps(tmp_path) == 4

@@ -13,7 +13,7 @@ import pytest
 from meshwright.planner.job.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import StepsAhead, steps_ahead_patterns, synchronous
-from meshwright.planner.program.controllers import Controllers, Setting, StepObservation
+from meshwright.planner.program.controllers import Controllers, ControllerSetting, StepObservation
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import GENERATE
@@ -97,7 +97,7 @@ def test_every_setting_follows_from_what_the_record_holds(ran: Ran) -> None:
     for line in decided:
         for step in controllers.missing_steps(line["step"]):
             controllers.observe(told[step])
-        found = Setting(chunk_tokens=line["chunk_tokens"], overcommit=line["overcommit"])
+        found = ControllerSetting(chunk_tokens=line["chunk_tokens"], overcommit=line["overcommit"])
         assert found == controllers.setting(line["step"])
 
 
