@@ -1,4 +1,4 @@
-"""The queries to a cost model (`StageQuery` and `RefitQuery`), the protocol of a cost model, and a cache for its answers.
+"""The queries to a cost model (`StageQuery`, `RefitQuery`), the protocol of a cost model, and a cache for its answers.
 
 A query holds facts and one choice, so a cost model knows nothing of the search.
 """

@@ -86,9 +86,9 @@ def compile_plan(
 
     `digests` name inputs other than the facts, such as the measured table behind the model. `rebuild_cost_model` builds
     a cost model for other facts; without it, only more memory is tried as a change that makes an infeasible job
-    feasible. `start` is a plan of these facts, costed by this model, that keeps the pins (`re_evaluated_or_violation` in
-    `planner/search/re_evaluate.py`); the search then looks only for plans that are faster by more than the gap. Raises
-    BadInput for a pin that is not legal.
+    feasible. `start` is a plan of these facts, costed by this model, that keeps the pins
+    (`re_evaluated_or_violation` in `planner/search/re_evaluate.py`); the search then looks only for plans that are
+    faster by more than the gap. Raises BadInput for a pin that is not legal.
     """
     limits = limits or Limits()
     parsed_pins = parse_pins(pins, facts.graph)
