@@ -70,7 +70,8 @@ def groups_of(layout: Degrees[N], cluster: Cluster) -> Groups[N]:
     """Return the process groups of the smallest range of ranks that holds the layout."""
     per_node = cluster.ranks_per_node
     sharers = layout.dp * layout.cp
-    # Without sequence parallelism the ranks of a replica have the same tokens, and each sends those for its own column.
+    # Without sequence parallelism the ranks of a replica have the same tokens, and each exchanges them only with ranks
+    # with the same tensor-parallel rank.
     spread = where(layout.sp, layout.ep, layout.expert_replicas)
     stride = where(layout.sp, layout.etp, layout.tp)
     holders, holder_stride = layout.dp // layout.expert_replicas, layout.tp * layout.expert_replicas
@@ -271,7 +272,7 @@ def sharded_refit_seconds(move: RefitQuery, cluster: Cluster, efficiency: Effici
 
 @dataclass(frozen=True)
 class WeightTransfer(Generic[N]):
-    """What the seconds of a refit depend on, of one move or of several, [moves].
+    """The sizes that the seconds of a refit depend on, for one refit or for several, [moves].
 
     `num_params` are the trained parameters that a target rank receives, `num_slices` the source ranks that send to it,
     and `num_layers` its layers. `num_unmoved` target ranks keep the shard that they have.
@@ -287,7 +288,7 @@ class WeightTransfer(Generic[N]):
 
 
 def transfer_of(move: RefitQuery) -> WeightTransfer[float]:
-    """Return what the seconds of a move depend on."""
+    """Return the sizes that the seconds of a refit depend on."""
     source, target = move.source, move.target
     return WeightTransfer(
         num_params=fullest_part(move.model, target.tp, target.pp, target.expert_replicas).trained.num_params,

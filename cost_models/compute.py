@@ -106,7 +106,8 @@ class Shard(Protocol):
 
 
 class _Launches(NamedTuple):
-    """Seconds that launching adds to the device seconds of some kernels, and their minimum (the host's issue time)."""
+    """Launch cost of some kernels: the seconds that it adds to their device seconds, and the fewest seconds that they
+    can take together (those in which the host issues them)."""
 
     extra: float
     minimum: float
@@ -132,8 +133,8 @@ class AnalyticShard(Shard):
     `model` is already a shard (`ModelSpec.shard`). `whole_share` is the fraction of the hidden state that norms and
     residuals of this rank touch: 1, or 1/tp under sequence parallelism. Experts are spread over `spread` replicas and,
     if they are not sharded by tp, over `folded` ranks of each (see `Mixture`). `kernels` replace the analytic kernel
-    times, and `head_kernels` those of the head. With `is_quantised` the linears have 8-bit weights and generate with
-    them.
+    times, and `head_kernels` those of the head. With `is_quantised` the shard generates with 8-bit weights in its
+    linears.
 
     Raises BadInput for an unknown precision, or one for which the device has no peak.
     """
@@ -316,7 +317,8 @@ class AnalyticShard(Shard):
         return forward * (1 + self._attention_backward) if trains else forward
 
     def _forward_attention(self, rows: N, tokens: N, context: N) -> N:
-        """Return the mean over layers with and without a sliding window."""
+        """Return the forward seconds of one layer's core attention, on average over layers with and without a sliding
+        window."""
         attention, heads, size = self._kernels.attention, self._heads, self._cache_bytes
         unwindowed = attention(rows, tokens, context, heads, cache_bytes=size)
         if not self._window:

@@ -2,9 +2,10 @@
 
 A replica's slots form min(pp, slots) groups that are in flight together. In a decode round each group processes its
 last sampled tokens, admits prompts into free slots and samples one token for each live sequence, so a response of n
-tokens takes n rounds, the first of which is its prefill. With m live groups a round takes max(m, p) x tau(group),
-because a group's next token waits for its last one to leave the last pipeline stage (for m < p, the pipeline bubble of
-Narayanan et al., arXiv:2104.04473, section 2.2). For the number of rounds see `cost_models.rounds`.
+tokens takes n rounds, the first of which is its prefill. With m live groups, p pipeline stages and tau seconds of a
+group on one stage, a round takes max(m, p) x tau, because a group's next token waits for its last one to leave the last
+stage (for m < p, the pipeline bubble of Narayanan et al., arXiv:2104.04473, section 2.2). For the number of rounds see
+`cost_models.rounds`.
 """
 
 from __future__ import annotations

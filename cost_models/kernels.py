@@ -29,7 +29,7 @@ _TILE_EDGE = 64
 
 
 class Heads(NamedTuple):
-    """Attention heads on one shard: query heads, key heads, head size, and the sliding window if there is one."""
+    """Attention heads on one shard: query heads, KV heads, head size, and the sliding window if there is one."""
 
     queries: int
     keys: int
@@ -73,7 +73,8 @@ class Kernels:
         self._grouped_weight, self._grouped_element = weight_bytes * byte, size * byte
 
     def _tile_seconds(self, rows: int, columns: int, share: float) -> float:
-        """Return the seconds of one inner element of an output tile, on one processor at `share` of its peak.
+        """Return the seconds of an output tile per element of the inner dimension, on one processor at `share` of its
+        peak.
 
         Small tiles read more operands per product (CUTLASS docs, efficient GEMM).
         """
@@ -92,7 +93,7 @@ class Kernels:
     def products(self, shapes: Sequence[tuple[float, float]]) -> SecondsByCount:
         """Return a function of rows: the sum of `gemm` over shapes (inner, outer).
 
-        Compute time depends on the number of tiles alone; it is cached where rows are asked for one by one.
+        Compute time depends on the number of tiles alone; it is cached where rows are a single number.
         """
         starts, edge, power, root = len(shapes) * self._start, self._edge, self._ridge, 1 / self._ridge
         moved = [
@@ -122,7 +123,7 @@ class Kernels:
         return seconds
 
     def _computing(self, edges: Any, inner: Any, outer: Any) -> Any:
-        """Return the seconds of whole output tiles over the processors, for rows that span `edges` tile edges.
+        """Return the seconds of computing whole output tiles on all processors, for rows that span `edges` tile edges.
 
         If there are fewer tiles than processors, the inner dimension is split (stream-K: Osama et al.,
         arXiv:2301.03598); each piece pays a prologue of `gemm.prologue` elements.
@@ -271,7 +272,8 @@ def element_bytes(precision: str) -> int:
 
 
 _ROUNDING_KERNELS = 3
-"""Kernels of each linear: a token's maximum, its scale, and the 8-bit quotient (runtime/model/fp8_linears.py)."""
+"""Kernels that round the input of each linear to 8 bits: a token's maximum, its scale, and the quotient
+(runtime/model/fp8_linears.py)."""
 
 _CASTING_KERNELS = 4
 """Further kernels of each linear if 8-bit floats are cast up to be multiplied: both factors, and both scales."""
@@ -281,7 +283,7 @@ class QuantisedLinears:
     """Seconds of the linears of a layer of a shard with 8-bit weights; their inputs are rounded to 8 bits as well.
 
     A GPU multiplies at its fp8 peak and reads one byte per weight. A CPU casts both factors up in every pass and
-    multiplies as `kernels` do. With `is_fused`, tokens are rounded by the kernels before.
+    multiplies as `kernels` do. With `is_fused`, the preceding kernels round the tokens.
     """
 
     def __init__(

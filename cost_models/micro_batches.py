@@ -168,7 +168,7 @@ def _group(tokens: NDArray[np.int64], squares: NDArray[np.int64]) -> MicroBatche
 
 
 def context_parallel_batches(batches: Iterable[MicroBatches], cp: int) -> tuple[MicroBatches, ...]:
-    """Return the share of one of `cp` ranks of these micro-batches."""
+    """Return one rank's share of micro-batches whose sequences are sharded over `cp` ranks."""
     return tuple(MicroBatches(number, rows / cp, tokens) for number, rows, tokens in batches)
 
 

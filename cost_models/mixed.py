@@ -45,7 +45,7 @@ from meshwright.profiles.workload import Workload
 
 
 class MixedModel(QueryLoop):
-    """A cost model of a mixed cluster, which delegates each call to the cost model of the part that it runs on.
+    """A cost model of a mixed cluster, which delegates each query to the cost model of its part or pair of parts.
 
     `models` are the cost models of the cluster's parts, `pairs` those of every two neighbouring parts, in order.
     """
@@ -144,8 +144,8 @@ class PairModel(QueryLoop):
     def with_row_split(self, call: StageQuery) -> Schedule:
         """Return the schedule with the split of rows that ends soonest.
 
-        A binary search finds the fewest rows per replica with which the first kind finishes last; they are compared
-        with one row fewer. It is exact because more rows never take less time.
+        A binary search finds the fewest rows per replica with which the first kind finishes last; the better of that
+        number and one row fewer is taken. It is exact because more rows never take less time.
         """
         num_rows, (first, other) = self._rows_at_once(call.stage), self._replicas(call.layout)
 
@@ -184,7 +184,7 @@ class PairModel(QueryLoop):
         return [model.seconds(mine) for model, mine in zip(self.models, self._calls_by_kind(call), strict=True)]
 
     def _calls_by_kind(self, call: StageQuery) -> Iterator[StageQuery]:
-        """Yield the call for each kind, with the rows of its fullest replica."""
+        """Yield the query for each kind, with the rows of its fullest replica."""
         schedule = replace(call.schedule, rows=())
         for rows, number in zip(call.schedule.rows, self._replicas(call.layout), strict=True):
             yield replace(call, part=0, schedule=schedule, replica_rows=-(-rows // number))

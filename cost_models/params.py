@@ -144,10 +144,11 @@ def sharded_by_each(model: ModelSpec, layout: LayoutColumns) -> ShardedModel[Flo
 def micro_batches_in_flight(layout: Degrees[N], num_behind: N, num_batches: N) -> N:
     """Return the number of micro-batches whose activations in all of its layers a pipeline stage holds at once.
 
-    With q = `num_behind`, it is min(q, m) under 1F1B (Narayanan et al., arXiv:2104.04473, section 2.2.1). An
-    interleaved pipeline passes 2(q - 1) + (v - 1)p + 1 micro-batches through one of its v chunks before its first
-    backward pass, which is p + (p - 1)/v on the first stage (Korthikanti et al., arXiv:2205.05198, section 4.2.3;
-    Megatron-core, `get_pp_rank_microbatches`).
+    With q = `num_behind`, the number of pipeline stages from this one to the last, and m micro-batches, it is min(q, m)
+    under 1F1B (Narayanan et al., arXiv:2104.04473, section 2.2.1). An interleaved pipeline passes
+    2(q - 1) + (v - 1)p + 1 micro-batches through one of its v chunks before its first backward pass, which is
+    p + (p - 1)/v on the first stage (Korthikanti et al., arXiv:2205.05198, section 4.2.3; Megatron-core,
+    `get_pp_rank_microbatches`).
     """
     pp, vpp = layout.pp, layout.vpp
     in_chunks = minimum(vpp * num_batches, 2 * (num_behind - 1) + (vpp - 1) * pp + 1) / vpp

@@ -44,7 +44,8 @@ def has_ended(
 
 
 def is_delivered(is_required: Flags, count: int) -> Flags:
-    """Return which sequences a period delivers, from which are required: [..., sequence], in order of their ends."""
+    """Return which sequences a period delivers, given which are required; both [..., sequence], in the order in which
+    the sequences ended."""
     num_others = count - is_required.sum(axis=-1, keepdims=True)
     delivered: Flags = is_required | ((~is_required).cumsum(axis=-1) <= num_others)
     return delivered
@@ -145,7 +146,7 @@ DeliveryRule: TypeAlias = AllSequences | WholeStep | FirstEnded
 def _delivered(
     flight: InFlight[E], num_required: int, is_required: Iterable[bool], count: int = 0
 ) -> Sequence[E] | None:
-    """Return the sequences to deliver, or None if a period continues that still waits for `num_required` ones."""
+    """Return the sequences to deliver, or None if the period continues; `num_required` required ones have not ended."""
     if not has_ended(num_required, len(flight.ended), flight.num_unfinished.total(), count):
         return None
     return tuple(compress(flight.ended, is_delivered(np.fromiter(is_required, dtype=np.bool_), count)))

@@ -93,8 +93,9 @@ class RankCompute:
     def compute_of_each(self, passes: PassColumns, sizes: IntArray, *, trains: bool) -> FloatArray:
         """Return the compute of several ways to split a batch, [amounts, splits].
 
-        `passes` has the micro-batches of one split after the other, `sizes` their numbers, [splits]. The amounts are
-        those of `BatchCompute` with full recomputation, and last the seconds of recomputing core attention alone.
+        `passes` has the micro-batches of one split after the other, `sizes` their numbers, [splits]. The first amounts
+        are the `amounts` of `BatchCompute`, with full recomputation; the last is the seconds of recomputing core
+        attention alone.
         """
         number, rows, tokens, _ = passes
         starts = np.cumsum(sizes) - sizes
@@ -131,7 +132,7 @@ class RankCompute:
 class Pipeline(Generic[N]):
     """Costs of one pass over a batch by one data-parallel replica, and of an optimizer update.
 
-    They are those of one choice of a stage, or of several, [choices].
+    Each cost is a number for one choice of a stage, or an array, [choices], for several.
     """
 
     stage: Stage
@@ -215,7 +216,8 @@ class Pipeline(Generic[N]):
         return seconds + expert_seconds, source
 
     def _exposed_seconds(self, seconds: N, num_layers: N) -> N:
-        """Return the exposed seconds of a collective: of one bucket (a layer) if the others overlap compute."""
+        """Return the seconds of a collective that compute does not hide: all of them or, if the framework overlaps
+        reductions, those of one bucket (a layer)."""
         return seconds / num_layers if self.framework.overlapped_reduction else seconds
 
     def _tensor_seconds(self, num_tokens: N) -> tuple[N, N, Source]:
@@ -225,7 +227,7 @@ class Pipeline(Generic[N]):
         section 3). Under sequence parallelism each all-reduce is a reduce-scatter and an all-gather, and backward
         gathers the two inputs again for the weight gradients (Korthikanti et al., arXiv:2205.05198, section 4.2.2),
         unless an adapter is trained. Full recomputation repeats the two forward ones. A framework that splits a matmul
-        into pieces hides a share of them (Wang et al., ASPLOS 2023).
+        into pieces hides a share of all exchanges of a layer (Wang et al., ASPLOS 2023).
         """
         tensor, trains, model = self.groups.tensor, self.stage.trains, self.shards.model
         is_sequence_parallel = self.shards.layout.sp
@@ -251,7 +253,8 @@ class Pipeline(Generic[N]):
     def _num_tensor_blocks(self) -> N:
         """Number of tensor-parallel blocks (attention, MLP) per layer, on average.
 
-        Under sequence parallelism a layer of whole experts without a sharded shared expert has only attention.
+        Under sequence parallelism, a mixture-of-experts layer has only attention if tensor parallelism does not shard
+        its experts and it has no shared expert.
         """
         model, layout = self.shards.model, self.shards.layout
         both = 2.0 + 0 * layout.tp
@@ -283,9 +286,10 @@ class Pipeline(Generic[N]):
         Each is an all-to-all of one copy of the hidden state per expert of a token; backward does both again, and so
         does full recomputation. Under sequence parallelism a rank sends the copies of its own part of the tokens; if
         experts are sharded, copies instead of tokens are gathered and scattered around them, which is more bytes than
-        `_tensor_seconds` counts (Megatron-core, `MoEAlltoAllTokenDispatcher`). Without sequence parallelism and with
-        whole experts, a rank sends the copies for the experts on its counterparts in other replicas. All ranks wait for
-        the busiest, which receives the most copies and sends as many back.
+        `_tensor_seconds` counts (Megatron-core, `MoEAlltoAllTokenDispatcher`). Without sequence parallelism all ranks
+        of a replica have the same tokens; if experts are not sharded, each rank sends only the copies for the experts
+        on ranks with its own tensor-parallel rank in other replicas. All ranks wait for the busiest, which receives the
+        most copies and sends as many back.
         """
         model, layout, trains = self.shards.model, self.shards.layout, self.stage.trains
         if model.experts is None:
@@ -324,8 +328,8 @@ class Pipeline(Generic[N]):
     def _send_seconds(self, num_tokens: N) -> tuple[N, Source]:
         """Return the seconds to send one hidden state to the next pipeline stage.
 
-        Under sequence parallelism each rank sends its part. Scattered messages do so too, and gather on arrival
-        (Narayanan et al., arXiv:2104.04473, section 4.1).
+        Under sequence parallelism each rank sends its part. Without it a framework with scattered messages sends a part
+        from each rank too, and gathers the parts on arrival (Narayanan et al., arXiv:2104.04473, section 4.1).
         """
         layout, is_scattered = self.shards.layout, self.framework.scattered_messages
         hidden_bytes = num_tokens * self.shards.model.hidden_size * self.element_bytes
@@ -412,7 +416,8 @@ class PipelineCosts:
     _offloads: Memo[Offload, Sequence[Addend[float]]] = field(default_factory=Memo)
 
     def addends(self, schedule: Schedule) -> list[Addend[float]]:
-        """Return the seconds of one step. Raises BadInput for state or chunks that the stage does not have."""
+        """Return the seconds of one step. Raises BadInput for a schedule that offloads state which the stage does not
+        have, or that streams chunks to a stage which cannot stream."""
         key = schedule.micro_batch_size, schedule.micro_batch_tokens, schedule.recompute, schedule.chunk_tokens
         plain = self._known.memoize(key, lambda: self._plain_addends(schedule))
         offload = schedule.offload

@@ -8,8 +8,9 @@ If a waiting sequence keeps its slot, a slot is taken for D + W / tau rounds, an
 scheduling of `cost_models.rounds`. If it leaves its slot, the number of rounds lies between the maximum and the sum of
 two numbers: the rounds of all sampled tokens over the slots, and the rounds of the longest rollout (Brent, The parallel
 evaluation of general arithmetic expressions, J. ACM 21(2), 1974). The square root of the sum of their squares is used,
-which is an approximation; with a slot for each rollout it is the longest rollout alone. Either number is scaled by how
-much later the slowest replica ends when rollouts wait for slots.
+which is an approximation; with a slot for each rollout it is the longest rollout alone. If rollouts wait for slots,
+the rounds with kept slots, or those of all sampled tokens over the slots, are scaled by how much later the slowest
+replica ends.
 
 Waiting is assumed to be spread evenly over a rollout. Each of M rollouts in flight samples with probability
 p = D / (D + W / tau), independently, so in a fraction (1 - p)^M of the rounds none does and the device idles. A worker

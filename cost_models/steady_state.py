@@ -10,7 +10,7 @@ A period waits for the longest response of its batch. A long one delays the batc
 make up for it, so several sampled batches are simulated, not one mean batch. A period lasts as long as that of the
 slowest replica: the one with the longest response or, if sequences wait for slots, with a long response late in its
 queue. Replicas that wait for each other continue for a minimum number of rounds (`planner.simulation.pacing`), which
-makes periods steadier, and of few rows slower.
+makes periods more equal, and slower if a replica has few rows.
 """
 
 from __future__ import annotations
@@ -127,8 +127,9 @@ class Overlap(NamedTuple):
 
 class _SampledBatches(NamedTuple):
     """Response lengths of several sampled batches, [batch, replica, row], and the batches of the first replica with
-    their prompts. `total` is the expected number of response tokens of a replica's batch: every period samples as
-    many on average, which the medians of a few strata of a long tail, or of a few lengths, do not add up to."""
+    their prompts. `total` is the expected number of response tokens of a replica's batch, which a period samples on
+    average. The sampled lengths may add up to less or more: they are medians of strata, and a few strata represent a
+    long tail, or a distribution over few lengths, only roughly."""
 
     responses: Integers
     batches: tuple[Batch, ...]
@@ -154,7 +155,8 @@ class SteadyState:
         return self._rounds(num_rows, generation_slots, overlap, paced=True)
 
     def unpaced_rounds(self, num_rows: int, generation_slots: int, overlap: Overlap) -> float:
-        """Return the rounds of a period without a minimum; those of a run of several replicas have this minimum."""
+        """Return the rounds of a period without a minimum; in a run of several replicas they are the minimum of every
+        period."""
         return self._rounds(num_rows, generation_slots, overlap, paced=False).num_rounds
 
     def _rounds(self, num_rows: int, generation_slots: int, overlap: Overlap, *, paced: bool) -> Rounds:
@@ -234,12 +236,13 @@ def whole_steps(overcommit: int, num_rows: int) -> int:
 
 
 def _step(num_rows: int) -> int:
-    """Return the sequences of a replica to whose multiples overcommit is rounded."""
+    """Return the step of a replica's overcommit, in sequences: overcommit is rounded down to a multiple of it."""
     return max(1, num_rows // _OVERCOMMIT_STEPS)
 
 
 def _smaller_settings(overlap: Overlap, num_rows: int) -> Iterator[Overlap]:
-    """Yield the next smaller settings: half of a power of two, one less of any other number."""
+    """Yield the next smaller settings. Each lowers one number: the batches in flight or the steps of overcommit (a
+    power of two to its half, any other number by one), or the deferral by one."""
     if overlap.batches_in_flight > 1:
         yield Overlap(batches_in_flight=_next_smaller(overlap.batches_in_flight))
     if overlap.overcommit:
@@ -254,8 +257,8 @@ def _next_smaller(number: int) -> int:
 
 
 def _larger_setting(overlap: Overlap, num_rows: int) -> Overlap | None:
-    """Return the setting at the next power of two; None if the setting is at
-    one already, or if the next overcommits more than a batch."""
+    """Return the setting at the next power of two; None if the setting is at one already, or if the next overcommits
+    more than a batch."""
     if overlap.batches_in_flight.bit_count() > 1:
         return Overlap(batches_in_flight=1 << overlap.batches_in_flight.bit_length())
     steps = overlap.overcommit // _step(num_rows)
@@ -270,7 +273,8 @@ def _num_rounds(rounds: Rounds) -> float:
 
 
 def _steady_rounds(workload: Workload, sampled: _SampledBatches, num_slots: int, overlap: Overlap) -> Rounds:
-    """Return the mean of the first replica's periods after a warm-up, at least one for each of its batches.
+    """Return the mean rounds of the first replica's periods after a warm-up, at least one period for each of its
+    batches.
 
     The averaged periods start and end with different sequences in flight. Row-rounds, admissions and the number of
     rounds are therefore scaled to the work of one batch.
@@ -306,7 +310,7 @@ def sampled_responses(workload: Workload, num_rows: int) -> Integers:
     """Return response lengths of several batches, [batch, replica, row]: strata of their distribution, shuffled
     with a fixed seed.
 
-    Batches and replicas differ as sampled ones do. Of very many replicas only some are simulated.
+    Batches and replicas differ from each other as in a random sample. Of very many replicas only some are simulated.
     """
     num_replicas = min(_num_replicas(workload, num_rows), max(1, _MAX_SEQUENCES // num_rows))
     batch_size = num_replicas * num_rows
