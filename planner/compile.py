@@ -1,7 +1,7 @@
 """The search from the facts of a job to a verified plan; read this file first.
 
 cases      = search cases: how many steps ahead of training each stage works, and whether state is offloaded
-first      = a plan of default choices, found soon
+first      = a plan of default choices, found quickly
 pruning    = from the first plan: how long a choice may take beside the fastest choices of the other stages
 frontiers  = for each case and stage: the Pareto-optimal legal choices (layout and schedule) within the pruning bound
 problem    = for each case: the frontiers on every pool, the precedences, the refits and the memory limits
@@ -84,9 +84,9 @@ def compile_plan(
 ) -> Plan | NoPlan:
     """Return the fastest plan that fits in memory, or the reasons why there is none.
 
-    `digests` name inputs other than the facts, such as the measured table behind the model. `rebuild_cost_model` builds
-    a cost model for other facts; without it, only more memory is tried as a change that makes an infeasible job
-    feasible. `start` is a plan of these facts, costed by this model, that keeps the pins
+    `digests` are those of inputs other than the facts, such as the measured table behind the model.
+    `rebuild_cost_model` builds a cost model for other facts; without it, only more memory is tried as a change that
+    makes an infeasible job feasible. `start` is a plan of these facts, costed by this model, that keeps the pins
     (`re_evaluated_or_violation` in `planner/search/re_evaluate.py`); the search then looks only for plans that are
     faster by more than the gap. Raises BadInput for a pin that is not legal.
     """
@@ -134,8 +134,7 @@ def best_plan(
     ahead: Sequence[StepsAhead] | None = None,
     start: Plan | None = None,
 ) -> Plan | Missing:
-    """Return the fastest plan that keeps the pins, or only the status if there is none; the pins may exclude every
-    choice.
+    """Return the fastest plan that keeps the pins or, if there is none, the reason; the pins may exclude every choice.
 
     `ahead` restricts the search to some of the patterns that the staleness bound allows; the default is all of them.
     `start` is as in `compile_plan`.
@@ -298,8 +297,8 @@ def _pruning_bound(search: _Search, first: SolvedCase | None) -> PruningBound | 
 def _max_seconds(search: _Search, known_seconds: float) -> list[float]:
     """Return for each search case the longest period that is worth finding.
 
-    It is shorter by more than the gap than that of the start plan or, in the search case of the first plan, than that
-    of the first plan. In other search cases it may be longer than that of the first plan by up to the gap.
+    A start plan must be beaten by more than the gap in every search case. A first plan must be beaten by more than the
+    gap only in its own search case; in the others a period may be longer than that of the first plan by up to the gap.
     """
     limits, of_first = search.limits, search.cases[-1]
     return [
@@ -334,8 +333,8 @@ def _search_likeliest_first(search: _Search, findings: _Findings) -> None:
     choices).
 
     A case in which stages work further ahead replaces an earlier answer only if its period is shorter by more than
-    the gap. The likeliest case is searched first, because its answer often excludes the others at once; it is
-    searched again if an earlier case is as fast.
+    the gap. The case that is likeliest to have the best plan (`likeliest_index`) is searched first, because its answer
+    often excludes the others at once; it is searched again if an earlier case is as fast.
     """
     cases = range(len(search.cases))
     for case in cases:
@@ -370,7 +369,7 @@ def _search_in_order(search: _Search, findings: _Findings) -> None:
 
 
 def _formulate(search: _Search, findings: _Findings, position: int) -> None:
-    """Cost the stages whose choices no earlier case has costed, and formulate the case's problem of all of them.
+    """Cost the stages whose choices no earlier case has costed, and formulate the case's problem of all stages.
 
     Nothing is formulated once the findings are closed.
     """

@@ -78,7 +78,7 @@ def _best(alternatives: Iterator[Alternative], max_count: int) -> tuple[Alternat
 def _fitting_alternatives(
     plan: Plan, model: CostModel, edges: Sequence[StageTransfer], frontier_of_stage: Frontier
 ) -> Iterator[Alternative]:
-    """The fastest few alternatives of a stage on every pool that fit in memory."""
+    """For every pool, the fastest few alternatives of a stage that fit in memory."""
     stage, picks, order = frontier_of_stage.stage.name, _picks(plan), _order(plan)
     origin = Origin(digests=plan.digests, pins=plan.pins, solver=plan.solver)
 

@@ -1,10 +1,10 @@
 """Calibration: corrections of a profile table from the trace of a run, with the plan re-evaluated at the observed
 lengths.
 
-Collectives come first, where stages with the same computation communicate differently. Then computation: stages that
-share a shape and a kernel pass share one factor that makes their sum right. These groups are solved one after the
-other, since training with full recomputation runs the forward pass too. Then refits. What the step takes beyond all of
-this lies between its stages and is attributed to transfers of experience.
+Collectives come first, if stages with the same computation communicate differently. Then computation: stages that
+share a shape and a kernel pass share one factor, with which the sum of their predicted seconds equals the measured sum.
+These groups are solved one after the other, since training with full recomputation runs the forward pass too. Then
+refits. The rest of the step lies between its stages and is attributed to transfers of experience.
 """
 
 from __future__ import annotations

@@ -21,8 +21,9 @@ from meshwright.profiles.hardware import require_uniform
 class SizePoint:
     """One size of the cluster. Without an `outlook` no plan was found, and `broken` says why.
 
-    A size is on a front if no other has both a shorter step and fewer GPUs, or a shorter step and less money per step.
-    Money is proportional to GPU-hours, so the front needs no price.
+    A size is on the front of GPUs if no other size has both a shorter step and fewer GPUs, and on the front of money if
+    no other has both a shorter step and a lower cost per step. Money is proportional to GPU-hours, so its front needs
+    no price.
     """
 
     num_ranks: int

@@ -59,7 +59,8 @@ class PoolUse:
 
 @dataclass(frozen=True, kw_only=True)
 class RankUse:
-    """One rank: the share of the period in which it is idle, and its peak memory."""
+    """One rank: the share of the period in which it is idle, its peak memory, and the stage with the most resident
+    bytes on it."""
 
     rank: int
     idle_share: float
@@ -92,7 +93,8 @@ class Explanation:
 
     @property
     def sentences(self) -> Iterator[str]:
-        """Report lines on an adapter, 8-bit floats, best of and rewards on hosts, where the plan has them."""
+        """Report lines on an adapter, 8-bit floats, best-of-n, rewards on hosts and latencies of calls, where the plan
+        has them."""
         for part in (self.adapter, self.quantised, self.best, self.rewards, self.latencies):
             yield from part.sentences if part else ()
 

@@ -12,7 +12,10 @@ from meshwright.planner.analysis.sensitivity import MainInfluences, Sensitivity
 
 @dataclass(frozen=True, kw_only=True)
 class FullExplanation:
-    """The results of all analyses that explain a plan; those that were not requested are empty."""
+    """The results of all analyses that explain a plan; those that were not requested are empty.
+
+    `held_back` are the stages that memory limits, `leading` the largest influences on the step time.
+    """
 
     explanation: Explanation
     held_back: tuple[MemoryLimited, ...]

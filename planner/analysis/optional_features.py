@@ -1,5 +1,5 @@
-"""Summaries of the optional features of a plan: adapter, generation weights in 8-bit floats, best of, rewards on hosts
-and the latencies that a job does not state. Each is None for a plan without the feature.
+"""Summaries of the optional features of a plan: adapter, generation weights in 8-bit floats, best-of-n, rewards on
+hosts and the latencies that a job does not state. Each is None for a plan without the feature.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def quantised_copy(plan: Plan) -> QuantisedCopy | None:
 
 @dataclass(frozen=True, kw_only=True)
 class BestSamples:
-    """Best of in one step: samples generated and kept for each prompt, and the predicted seconds of the stages that see
-    all samples and of those that see only the kept ones, each a sum over stages."""
+    """Best-of-n in one step: samples generated and kept for each prompt, and the predicted seconds of the stages that
+    see all samples and of those that see only the kept ones, each a sum over stages."""
 
     num_prompts: int
     num_sampled: int
@@ -141,7 +141,7 @@ class BestSamples:
 
 
 def best_samples(plan: Plan) -> BestSamples | None:
-    """Return the samples of a step of a plan with best of, else None."""
+    """Return the samples of a step of a plan with best-of-n, else None."""
     workload = plan.facts.workload
     if not workload.best_of:
         return None

@@ -37,7 +37,8 @@ def compare(plan: Plan, spans: Iterable[Span], step_seconds: Mapping[int, float]
     """Compare predicted with measured seconds: each stage and all refits together, both timed from the arrival
     of the last rank, and the step.
 
-    A stage is compared over the steps in which it was recorded; one that works ahead lacks some of the first.
+    A stage is compared over the steps in which it was recorded; a stage that works ahead has no spans in some of the
+    first steps.
     """
     spans_of_step: dict[int, list[Span]] = defaultdict(list)
     for span in spans:

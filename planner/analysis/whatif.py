@@ -149,7 +149,7 @@ def plan_metrics(plan: Plan, price: float | None = None) -> PlanMetrics:
 def _re_evaluated(
     plan: Plan, facts: Facts, rebuild_cost_model: CostModelBuilder
 ) -> tuple[tuple[str, ...], Plan | None]:
-    """The rules that the same placements break, and the plan with them; None in its place where a rule forbids them."""
+    """The rules that the same placements break, and the plan with them; no plan if a rule makes them illegal."""
     illegal = violations_under(plan, facts)
     if illegal:
         return illegal, None

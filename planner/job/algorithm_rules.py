@@ -102,7 +102,7 @@ def require_teacher_weights(weights: Sequence[float], roles: Iterable[Role]) -> 
 
 
 def require_synchronous_selection(workload: Workload, staleness: int) -> None:
-    """Raises ValueError for dynamic sampling or best of with a staleness above 0: both wait for scores of the same
+    """Raises ValueError for dynamic sampling or best-of-n with a staleness above 0: both wait for scores of the same
     step, a wave for those of the wave before it, and the selection of the best samples for those of all samples."""
     if workload.dynamic_sampling and staleness:
         raise ValueError(
@@ -168,7 +168,8 @@ def _violations(
 
 
 def _filter_violations(algorithm: AnyAlgorithm, described: str, workload: Workload) -> Iterator[str]:
-    """Rules about best of: it needs a graph that keeps the best samples, and the number of samples of each prompt."""
+    """Rules about best-of-n: a graph with a filter needs the number of samples of each prompt, and the other way
+    round."""
     filter_stage = algorithm.filter if isinstance(algorithm, OwnGraph) else None
     if workload.best_of and algorithm == "distill":
         yield "workload.best_of: algorithm=distill pays no rewards that a sample could be best by; remove it"

@@ -1,5 +1,5 @@
-"""The settings of the algorithms: sampling and policy updates, which all share, rewards, and those of PPO, of the
-algorithms without a critic (GRPO, RLOO, REINFORCE++) and of on-policy distillation.
+"""The settings of the algorithms: those of sampling and policy updates, which all algorithms share, those of rewards,
+and those of PPO, of the algorithms without a critic (GRPO, RLOO, REINFORCE++) and of on-policy distillation.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class LearningSettings(Document):
     """Settings of an actor that is updated with the clipped surrogate loss; equations and sources are in
     `runtime.training.losses`.
 
-    A key of another algorithm is refused with the algorithms that have it.
+    A key of another algorithm is refused, and the error names the algorithms that have it.
     """
 
     actor_learning_rate: float = Field(default=1e-6, gt=0, description="largest learning rate of the actor")

@@ -145,7 +145,8 @@ class Job(Document):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """The JSON Schema; a graph without settings is a job of several classes, so the union is one of any of them."""
+        """The JSON Schema of the union: anyOf and not oneOf, because a job with its own graph and without settings is
+        valid in several of the classes."""
         written = handler(schema)
         return {("anyOf" if key == "oneOf" else key): value for key, value in written.items()}
 
@@ -289,7 +290,7 @@ JOB_KINDS: tuple[type[Job], ...] = (PPOJob, GRPOJob, RLOOJob, ReinforceJob, Dist
 
 
 def _job_kind(value: Any) -> str:
-    """The name of the class of a job; `GraphJob`, which knows all names, for an algorithm that does not exist."""
+    """The name of the class of a job; `GraphJob`, whose error lists all algorithms, for one that does not exist."""
     if isinstance(value, Job):
         return type(value).__name__
     given = value if isinstance(value, dict) else {}
