@@ -42,10 +42,10 @@ _WORKLOAD_MAXIMA = {
 """The largest value of each field: far above any use, and small enough for memory and for exact sums."""
 
 _MAX_TOKENS = 2**24
-"""The maximum tokens of a prompt or a response."""
+"""Maximum number of tokens of a prompt or a response."""
 
 _MAX_HISTOGRAM_PAIRS = 1024
-"""The maximum number of pairs of a histogram; that of a sum of two lengths can have as many pairs as their product."""
+"""Maximum number of pairs of a histogram; the sum of two lengths can have the product of their numbers of pairs."""
 
 _MAX_LATENCY_SECONDS = 3600.0
 """The longest launch or message latency; a larger value is probably in the wrong unit."""

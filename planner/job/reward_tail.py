@@ -52,7 +52,7 @@ def tail_seconds(ends: Seconds, rewards: Sequence[RewardWorkers], num_replicas: 
         return 0.0
     calls = [_Calls.of(elapsed, one) for elapsed, one in pairs]
     first = max(0.0, *(one.seconds[0] - float(elapsed.min()) for elapsed, one in pairs))  # P is 0 before
-    return first + _integrate(calls, first, 2 * longest, 0.0, num_replicas)[0]  # P is 1 after the longest
+    return first + _integrate(calls, first, 2 * longest, 0.0, num_replicas)[0]  # P is 1 from `longest` on
 
 
 class _Calls(NamedTuple):
@@ -105,7 +105,7 @@ def _integrate(
 
 
 def tail_lower_bound_seconds(ends: Seconds, rewards: Sequence[RewardWorkers], num_replicas: int = 1) -> float:
-    """Return a tight lower bound of `tail_seconds` that is much faster to compute: times are rounded on a grid."""
+    """Return a tight lower bound of `tail_seconds` that is much faster to compute: times are rounded to a grid."""
     pairs, longest = _elapsed_calls(ends, rewards)
     if longest <= 0:
         return 0.0

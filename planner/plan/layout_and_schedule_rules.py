@@ -39,14 +39,14 @@ MIN_CONTEXT_TOKENS = 2048
 
 
 def rows_per_update(facts: Facts, stage: Stage) -> int:
-    """The sequences that all replicas together process at once: a minibatch when training, else the batch, or a wave
-    for a stage that sees all samples."""
+    """The number of sequences that all replicas together process at once: a minibatch when training, else the batch, or
+    a wave of prompts for a stage that processes all samples."""
     workload = facts.workload.wave if processes_all_samples(stage) else facts.workload
     return workload.batch_size // workload.num_minibatches if stage.trains else workload.batch_size
 
 
 def rows_per_replica(facts: Facts, stage: Stage, layout: Layout) -> int:
-    """The sequences that the fullest replica processes at once; others may have one fewer."""
+    """The number of sequences that the fullest replica processes at once; others may have one fewer."""
     return -(-rows_per_update(facts, stage) // layout.dp)
 
 
@@ -81,8 +81,8 @@ def offered_layouts(
 ) -> Iterator[Layout]:
     """The layouts that are offered for a layout without expert degrees, one for each offered ep and etp.
 
-    Pipelines with uneven layers are offered only for a power of two of stages; the others are many and hardly better
-    (docs/plan_space.md has the figures).
+    Pipelines with uneven layers are offered only if their number of stages is a power of two; the others are many and
+    hardly better (docs/plan_space.md has the figures).
     """
     spec = facts.models.spec(stage.role)
     if extra_choices.all_layouts or layout.pp.bit_count() == 1 or has_equal_stages(spec, layout.pp):
@@ -92,11 +92,12 @@ def offered_layouts(
 def _with_experts(spec: ModelSpec, layout: Layout, per_node: int, extra_choices: ExtraChoices) -> Iterator[Layout]:
     """The layout with each offered degree of expert parallelism, with sharded (etp = tp) or whole (etp = 1) experts.
 
-    On as many replicas, whole experts take as much memory as sharded ones, have wider matrix products in fewer kernels,
-    and need no exchange of tokens that other tensor-parallel ranks hold too; but the load over more ranks is less
-    balanced. For fine-grained experts (less than half as wide as the hidden state) on ranks of one node, or with the
-    same tokens, the exchange weighs more, and sharded experts are offered only with `extra_choices.all_layouts`. Whole
-    experts on more replicas than a node has ranks are likewise offered only then (docs/plan_space.md has the figures).
+    With the same number of replicas, whole experts take as much memory as sharded ones, have wider matrix products in
+    fewer kernels, and need no exchange of tokens that other tensor-parallel ranks hold too; but their load is less
+    balanced, because it is spread over more ranks. For fine-grained experts (less than half as wide as the hidden
+    state) the exchange outweighs the balance if all ranks are in one node or if tensor-parallel ranks hold the same
+    tokens (no sp); sharded experts are then offered only with `extra_choices.all_layouts`. Other whole experts on more
+    replicas than a node has ranks are likewise offered only with it (docs/plan_space.md has the figures).
     """
     tp, experts = layout.tp, spec.experts
     if experts is None:
@@ -247,7 +248,7 @@ def _turn_rules(facts: Facts, schedule: Schedule) -> Iterator[str]:
 
 
 def _wave_rules(facts: Facts, schedule: Schedule) -> Iterator[str]:
-    """Rules about best of and dynamic sampling, which select by the scores of whole groups."""
+    """Rules about best-of-n and dynamic sampling, which select samples by the scores of whole groups."""
     if facts.workload.selects_samples:
         yield from _unsupported_with(schedule, "best_of" if facts.workload.best_of else "dynamic sampling")
 
@@ -272,7 +273,7 @@ def _inference_only_rules(schedule: Schedule) -> Iterator[str]:
 
 
 def in_flight(schedule: Schedule, rows: int, dp: int) -> int:
-    """The most sequences that a replica may have in flight, with `rows` rows of each batch."""
+    """The maximum number of sequences that a replica may have in flight, if it has `rows` rows of each batch."""
     return rows * schedule.batches_in_flight + schedule.overcommit // dp
 
 
@@ -311,7 +312,7 @@ def schedule_table(
     plan without offload.
 
     `extra_choices` adds micro-batches to the usual ones. Generation fills free slots and has no micro-batches. Layouts
-    that are offered the same schedules have one table.
+    that are offered the same schedules share one table.
     """
     rows, search_case = rows_per_replica(facts, stage, layout), search_case or synchronous_case(facts.graph)
     if stage.generates:
@@ -349,7 +350,8 @@ def _pass_table(
 
 @lru_cache(maxsize=1024)  # many layouts have equally many replicas and pipeline stages
 def _generation_table(offered: tuple[tuple[int, int, int], ...], waiting: tuple[WhileWaiting, ...]) -> ScheduleTable:
-    """The table for batches in flight, overcommits and slots, each with every treatment of a waiting sequence."""
+    """The table for (batches in flight, overcommit, slots), each with every treatment of a sequence that waits for its
+    tool."""
     return ScheduleTable(
         tuple(
             Schedule(batches_in_flight=batches, overcommit=extra, generation_slots=slots, while_waiting=treatment)

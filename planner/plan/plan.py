@@ -29,7 +29,7 @@ from meshwright.profiles.stages import Role, Stage, StageGraph
 
 
 class Pool(Document):
-    """Consecutive ranks on which stages take turns."""
+    """Consecutive ranks on which stages run one at a time."""
 
     name: str
     first_rank: int = Field(ge=0)
@@ -144,7 +144,7 @@ class Plan(VersionedDocument):
 
     @property
     def origins(self) -> dict[str, str]:
-        """The digests of inputs that the plan does not contain: the job, the measured table, the trace."""
+        """The digests of inputs that the plan does not contain; `verify.ORIGINS` lists the possible ones."""
         own_digests = self.facts.digests()
         return {name: digest for name, digest in self.digests.items() if name not in own_digests}
 
@@ -183,8 +183,8 @@ class Plan(VersionedDocument):
     def row_split_of(self, stage: str) -> ReplicaAssignment:
         """The split of the rows of a stage over its replicas, for rows that all exist when the stage starts.
 
-        Where micro-batches are capped by tokens, memory allows a replica any number of rows, except in a pipeline: its
-        micro-batches in flight grow with the rows.
+        If micro-batches are capped by tokens, memory allows a replica any number of rows. Pipelines are the exception:
+        their micro-batches in flight grow with the rows.
         """
         placement, model = self.placement(stage), self.facts.models.spec(self.stage(stage).role)
         any_number = placement.schedule.micro_batch_tokens > 0 and placement.layout.pp == 1

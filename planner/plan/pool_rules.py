@@ -18,8 +18,8 @@ from meshwright.profiles.stages import Stage
 
 _MAX_POOL_STEPS = 8
 """Maximum number of steps into which the nodes of one kind are divided; a larger pool is a whole number of steps.
-With 16 in place of 8, the 7B job of `benchmarks/search/scale.py` took 147 s of processor time to plan on 16 nodes, not
-33 s."""
+With 16 instead of 8, the 7B job of `benchmarks/search/scale.py` took 147 s of processor time to plan on 16 nodes
+instead of 33 s."""
 
 
 def pool_sizes(cluster: AnyCluster) -> tuple[int, ...]:

@@ -36,7 +36,7 @@ LATENCY, WAITING = "reward latency", "rewards under way"
 it."""
 
 MAX_JUDGE_CALLS = 1024
-"""The most concurrent calls of a replica to a judge."""
+"""Maximum number of concurrent calls of a replica to a judge."""
 
 _SPARE_SHARE = 0.01
 """The share of the generation's seconds by which rewards may take longer than with the maximum number of workers."""
@@ -57,8 +57,10 @@ def host_seconds(edge: Edge) -> float:
 
 
 def extra_reward_wait_seconds(facts: Facts, part: int, layout: Layout, schedule: Schedule, seconds: float) -> float:
-    """The least wait of readers of rewards beyond `min_reward_wait`, in seconds, after a generation of `seconds` with
-    this layout and schedule and the most workers that rewards may have."""
+    """A lower bound on the wait of readers of rewards beyond `min_reward_wait`, in seconds.
+
+    The generation has this layout and schedule and takes `seconds`; rewards have the maximum number of workers.
+    """
     rewards = [
         RewardWorkers(
             _resolved(one.latency_seconds), (one.workers or _max_workers(facts, part, layout, one)) * one.batch_size
@@ -135,8 +137,8 @@ def with_recorded_workers(plan: Plan) -> Plan:
 
 
 def max_workers_of(plan: Plan, reward: RewardLoad) -> int:
-    """The most workers of one reward for one replica: its share of a host's processors, or concurrent calls to a
-    judge."""
+    """The maximum number of workers of one reward for one replica: its share of a host's processors, or concurrent
+    calls to a judge."""
     return _max_workers(plan.facts, plan.part_of(GENERATE), plan.placement(GENERATE).layout, reward)
 
 
@@ -187,7 +189,7 @@ def worker_violations(plan: Plan) -> Iterator[str]:
 
 def _planned_response_ends(plan: Plan) -> Seconds:
     """End times of the responses of the fullest replica, in seconds from the start of a period in which all of them
-    start and end. Sequences that run on from period to period end no later."""
+    start and end. Sequences that stay in flight across periods end no later."""
     generation = plan.placement(GENERATE)
     return _response_ends(plan.facts, generation.layout, generation.schedule, generation.cost.total)
 
@@ -210,8 +212,8 @@ def _resolved(latency: LatencySpec) -> Latencies:
 
 
 def reward_readers(facts: Facts) -> set[str]:
-    """The stages that wait for rewards after the generation. There are none with best of, where the generation itself
-    waits for rewards to select the best samples."""
+    """The stages that wait for rewards after the generation. There are none with best-of-n, where the generation
+    itself waits for rewards to select the best samples."""
     return set() if facts.workload.best_of or not facts.rewards else {edge.consumer for edge in facts.graph.host_edges}
 
 

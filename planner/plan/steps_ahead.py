@@ -88,7 +88,7 @@ def search_cases(ahead: StepsAhead, staleness: int) -> tuple[SearchCase, ...]:
 
 
 def max_deferral(ahead: StepsAhead, bound: int) -> int:
-    """The most periods after its first that a sequence may stay in flight under a bound on staleness."""
+    """The maximum number of periods after its first that a sequence may stay in flight under a bound on staleness."""
     return bound - ahead[GENERATE]
 
 

@@ -343,7 +343,7 @@ def _the_status_matches_the_gap(plan: Plan) -> Iterator[str]:
 
 
 def _paces_come_from_a_run(plan: Plan) -> Iterator[str]:
-    """A pace is measured over predicted seconds of a stage, so any but 1 needs the trace of a run."""
+    """A pace is the ratio of a stage's measured to its predicted seconds, so any but 1 needs the trace of a run."""
     for placement in plan.placements:
         if placement.pace != 1 and "trace" not in plan.digests:
             yield (

@@ -1,7 +1,7 @@
 """Checks of a program before it is executed: sends match receives, every rank has what it reads, no deadlock.
 
 The checks use only the program and the stages' fields, and do not depend on how the program was made. Deadlocks are
-found by executing the program without time; the sentence names which rank waits for which.
+found by executing the program step by step, without durations; the sentence says which rank waits for which.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 An instruction waits for ranks that may be at any other instruction of the period, so its deadline is a multiple of a
 whole period: twenty times the predicted one or, once periods were measured, five times the longest. It is at least a
 minute, which allows for a busy machine and periods of milliseconds; before a period was measured it is at least ten
-minutes, since libraries connect their ranks and compile in the first one. Calls of rewards and tools that fail at
-their timeout are added. A rank that waits for dynamic sampling may wait for the most waves that a step may take.
+minutes, since libraries connect their ranks and compile in the first one. The time of reward and tool calls that fail
+at their timeout is added. A rank that waits for dynamic sampling may wait for the maximum number of waves of a step.
 """
 
 from __future__ import annotations
@@ -129,9 +129,9 @@ def transfer_delays(plan: Plan) -> TransferDelays:
 MIN_SECONDS, _MIN_FIRST_SECONDS = 60.0, 600.0
 """Shortest deadlines: once a period was measured, and before."""
 _PREDICTED_FACTOR, _MEASURED_FACTOR = 20.0, 5.0
-"""Deadlines over the predicted and over the longest measured period."""
+"""Ratios of the deadline to the predicted period, and to the longest measured one."""
 _TIMEOUT_FACTOR = 2.0
-"""Timeout of a collective over the deadline of an instruction."""
+"""Ratio of the timeout of a collective to the deadline of an instruction."""
 
 IMPORT_SECONDS = 120.0
 """Seconds within which a reward or tool process must have imported its function."""
@@ -157,7 +157,7 @@ class Deadlines:
 
 
 def failing_call_seconds(plan: Plan, rewards: Sequence[Reward], tool: Tool | None) -> float:
-    """Return the most seconds that failing calls of a job's rewards and tool can delay an instruction.
+    """Return the maximum seconds by which failing calls of a job's rewards and tool can delay an instruction.
 
     A replica has n rollouts that may wait at a time: its rows of a batch for the current step and for each step that
     generation is ahead, and all overcommitted sequences. W workers take the calls in order. Workers that always take
@@ -189,7 +189,7 @@ def _reward_seconds(plan: Plan, reward: Reward, num_samples: int) -> float:
 
 
 def _max_rollouts(plan: Plan) -> int:
-    """Return the most rollouts of one replica whose calls may wait."""
+    """Return the maximum number of rollouts of one replica whose calls may wait."""
     generation, workload = plan.placement(GENERATE), plan.facts.workload
     batch_size, schedule = max(workload.candidates.batch_size, workload.wave.batch_size), generation.schedule
     batches = max(generation.steps_ahead + 1, schedule.batches_in_flight)
@@ -205,7 +205,7 @@ def collective_timeout(plan: Plan, extra_seconds: float = 0.0) -> float:
 
 
 def max_waves_ratio(plan: Plan) -> float:
-    """Return the ratio of the most waves of a step to the expected ones; 1 without dynamic sampling."""
+    """Return the ratio of the maximum number of waves of a step to the expected number; 1 without dynamic sampling."""
     workload = plan.facts.workload
     if not (sampling := workload.dynamic_sampling):
         return 1.0

@@ -29,7 +29,7 @@ class MoveWeights:
     """A refit: the weights of the `source` stage's copy are sent to the `target` stage's copy, in every period.
 
     Ranks of the target wait for the weights. Ranks of the source alone do not wait: their devices may have sent the
-    weights right after training them. A simulation and a rehearsal synchronize both sides.
+    weights right after training them. A simulation and a rehearsal synchronise both sides.
     """
 
     source: str

@@ -3,7 +3,7 @@
 Memory: pools are equal, disjoint or nested, so that stages whose pools all intersect each other share some rank. What
 they hold has to fit there, and what all stages hold has to fit the cluster.
 
-Time: every stage takes at least its least ranks for its least seconds, and stages whose pools intersect run in turn.
+Time: every stage takes at least its least ranks for its least seconds, and stages whose pools intersect run one by one.
 Among all schedules on a number of ranks, some shortest one results from taking the stages in some order, each as early
 as possible (Kolisch, EJOR 90, 1996, theorem 1). Between two stages the cluster has time for all the ranks x seconds
 that must lie there.
@@ -145,7 +145,7 @@ class Case:
         return math.inf if self.is_empty else _Period(self).by_work()
 
 
-@lru_cache(maxsize=4096)  # many cases have the same pools meet
+@lru_cache(maxsize=4096)  # in many cases the same pools intersect
 def _largest_groups(names: tuple[str, ...], meeting: frozenset[tuple[str, str]]) -> tuple[frozenset[str], ...]:
     """Return the maximal groups of stages whose pools all intersect each other."""
     groups: list[frozenset[str]] = []

@@ -51,7 +51,7 @@ class Refits:
     def seconds(self, stage: Stage, sources: Sequence[Site], targets: Sequence[Site]) -> NDArray[np.float64]:
         """Return a lower bound on the seconds of a refit between each pair of sites, [sources, targets].
 
-        For equal sites it is 0 if the stage may share a copy of the weights, else the least time of a copy. For
+        For equal sites it is 0 if the stage may share a copy of the weights, else the least time to copy them. For
         different sites it depends only on their kinds (`_kind`).
         """
         sources_by_kind, targets_by_kind = _by_kind(sources), _by_kind(targets)
@@ -216,10 +216,10 @@ class Space:
 
 @dataclass(frozen=True)
 class Enumeration:
-    """Builds the space of each search case, without choices that fit in no period below `max_period_seconds`.
+    """Builds the space of each search case, with only the choices that fit in a period below `max_period_seconds`.
 
-    Such a choice takes too long by itself, or together with the fastest choices of the stages before and after it.
-    Choices that two search cases have in common are costed once.
+    The other choices take too long by themselves, or together with the fastest choices of the stages before and after
+    them. Choices that two search cases have in common are costed once.
     """
 
     facts: Facts
@@ -232,7 +232,8 @@ class Enumeration:
     def spaces(self, search_cases: Sequence[SearchCase]) -> tuple[Space, ...]:
         """Return the spaces of some search cases.
 
-        The last search cases are built first: their stages work furthest ahead, so that the fewest choices are pruned.
+        The last search cases are built first: their stages work furthest ahead, so that the fewest choices are pruned,
+        and the other search cases reuse these choices.
         """
         return tuple(self.space(search_case) for search_case in reversed(search_cases))[::-1]
 
@@ -287,7 +288,7 @@ class Enumeration:
         return {name: by_stage[name].allowed(period.allowance_of(name, least)) for name in graph.names}
 
     def _least_of(self, stage: Stage) -> TimeLowerBounds:
-        """Return a lower bound over all pools for a stage that does not stream; no choice is costed."""
+        """Return a lower bound on the times of a stage that does not stream, over all pools; no choice is costed."""
         model = self.facts.models.spec(stage.role)
         seconds_by_size = [
             (size, self.model.lower_bound_seconds(stage, model, size, part)) for part, size in self._kinds
@@ -359,7 +360,7 @@ class Enumeration:
         return query_for_choice(self.facts, stage, Choice(site.layout, schedule), deferral=deferral, part=site.part)
 
     def _families_of(self, stage: Stage, search_case: SearchCase, site: Site) -> tuple[ScheduleFamily, ...]:
-        """Return all schedules of a site by family; on two kinds of nodes with their rows split by speed."""
+        """Return all schedules of a site by family; on two kinds of nodes, their rows are split by speed."""
         facts, (part, layout) = self.facts, site
         all_schedules = schedules(facts, stage, layout, search_case)
         if len(facts.cluster.parts_of(part)) > 1:
@@ -373,7 +374,7 @@ class Enumeration:
     def _least_seconds(
         self, stage: Stage, search_case: SearchCase, site: Site, quickest: Schedule, costs: LayoutCosts
     ) -> float:
-        """Return a lower bound on the seconds of every schedule that differs from `quickest` only by being slower.
+        """Return a lower bound on the seconds of `quickest` and of its variants that recompute or offload.
 
         For a generation it is computed without simulation; for a schedule that streams it is 0.
         """

@@ -16,7 +16,7 @@ class Contents:
     """The contents of a report on a plan.
 
     `simulation` includes its spans; `runs` are measured or rehearsed runs of the plan, each with its own name.
-    `learned` has the training curves of runs. `sizes` has plans of the job on other numbers of ranks; None if not
+    `training_curves` has the curves of runs. `sizes` has plans of the job on other numbers of ranks; None if not
     requested.
     """
 

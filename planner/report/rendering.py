@@ -11,7 +11,7 @@ from meshwright.planner.report import formatting
 
 
 def _attribute_text(value: object) -> object:
-    """Six digits of a number, which place a shape to less than a pixel."""
+    """Return a float as text of six digits, which place a shape to less than a pixel; other values are unchanged."""
     return f"{value:.6g}" if isinstance(value, float) else value
 
 

@@ -88,7 +88,7 @@ _RANKS_LANE_HEIGHT = 30.0
 """Height of a bar in pixels, with room for its text."""
 
 _MAX_NAME_LENGTH = 20
-"""The most characters that fit in the margin beside a bar."""
+"""Maximum number of characters that fit in the margin beside a bar."""
 
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 """Units of the axis; the largest that a device fills is used."""
@@ -214,7 +214,7 @@ _POOL_LANE_HEIGHT = 30.0
 """Height of a bar in pixels, with room for its text."""
 
 _MAX_CAUSES, _MIN_CAUSE_SHARE = 4, 0.0005
-"""The causes of waiting that are listed for a pool: their number, and the smallest share, which does not round to 0."""
+"""Limits of the listed causes of waiting of a pool: their number, and the least share, which does not round to 0."""
 
 
 def idle(simulation: Simulation, graph: StageGraph) -> Markup:

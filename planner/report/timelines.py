@@ -23,10 +23,10 @@ from meshwright.profiles.stages import StageGraph
 from meshwright.profiles.trace import Run, Span
 
 _MIN_HEIGHT, _MAX_HEIGHT, _RANK_HEIGHT = 170.0, 520.0, 24.0
-"""Heights in pixels: limits of the chart, which fits a screen, and of a rank where there are few."""
+"""Heights in pixels: the limits of the chart, so that it fits a screen, and the height of a rank within them."""
 
 _MAX_NODE_LABELS = 24
-"""The most labels beside a chart of the largest height, so that they do not overlap."""
+"""Maximum number of labels beside a chart of the largest height, so that they do not overlap."""
 
 
 def overview(plan: Plan) -> Markup:
@@ -115,7 +115,7 @@ _PERIOD_LANE_HEIGHT = 24.0
 
 
 def period_timeline(plan: Plan) -> Markup:
-    """Return the section with the tasks of a period in the order of their start, pale off the critical path."""
+    """Return the section with the tasks of a period by their start; those off the critical path are pale."""
     path = explain(plan).critical_path
     critical = {entry.task for entry in path}
     shown = sorted((i for i in items(plan) if i.cost.total), key=lambda i: (i.start_seconds, i.end_seconds))
@@ -158,16 +158,16 @@ def period_timeline(plan: Plan) -> Markup:
 
 
 _MAX_STEPS = 3
-"""The most steps that are drawn after the first."""
+"""Maximum number of steps that are drawn after the first."""
 
 _MAX_LANES = 64
-"""The most ranks with a lane each; with more, a lane would be thinner than a line."""
+"""Maximum number of ranks with a lane each; with more, a lane would be thinner than a line."""
 
 _MAX_LABELS = 16
-"""The most labels beside the lanes."""
+"""Maximum number of labels beside the lanes."""
 
 _MIN_TIMELINE_HEIGHT, _MAX_TIMELINE_HEIGHT, _TIMELINE_RANK_HEIGHT = 60.0, 400.0, 22.0
-"""Heights in pixels: limits of a chart, and of a rank where there are few."""
+"""Heights in pixels: the limits of a chart, and the height of a rank within them."""
 
 _TWO_LINE_HEIGHT = 28.0
 """The height in pixels from which a box shows its stage and its step in two lines."""

@@ -30,7 +30,7 @@ _MAX_POINTS = 200
 """Maximum number of points of a curve; with more steps, each point is a mean over consecutive steps."""
 
 _MAX_MARKED_POINTS = 30
-"""Maximum number of points of a curve up to which each is marked on its line."""
+"""Maximum number of points of a curve whose points are marked on its line."""
 
 _MAX_CHARACTERS = 2000
 """Maximum number of characters of a text that are shown."""

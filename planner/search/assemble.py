@@ -85,9 +85,9 @@ def assemble(
 
 
 def _with_early_refits(plan: Plan, order: Sequence[str]) -> list[str]:
-    """Return the order with trainings whose weights a disjoint pool needs before the others, if precedences allow it.
+    """Return the order with those trainings first whose weights a disjoint pool needs, if precedences allow it.
 
-    Their refits can then overlap with the other trainings, which the period does not show.
+    In a run their refits can then overlap with the other trainings. The predicted period does not include this gain.
     """
     sources = {refit.source for refit in plan.refits if not weight_move(plan, refit.source, refit.target).overlap}
     trainings = [name for name in order if name in plan.graph.train_stage.values()]
@@ -167,7 +167,7 @@ def _refit(facts: Facts, model: CostModel, plan: Plan, target: str) -> Refit:
 
 
 def weight_move(plan: Plan, source: str, target: str) -> RefitQuery:
-    """Return the transfer of a role's weights from its training stage to a stage, as the plan places the two."""
+    """Return the query for moving a role's weights from its training stage to a stage, as the plan places the two."""
     return RefitQuery(
         model=plan.facts.models.spec(plan.stage(target).role),
         source=plan.placement(source).layout,

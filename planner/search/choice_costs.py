@@ -31,7 +31,7 @@ class Candidate(NamedTuple):
     `tail_seconds` remain after the end of the generation that the stage reads in chunks; `weights_bytes` are part of
     `resident_bytes`.
     `late_seconds` is how long rewards on hosts take after a generation, beyond the time that they take after any
-    generation (`reward_workers.late_seconds`).
+    generation (`reward_workers.extra_reward_wait_seconds`).
     """
 
     layout: Layout
@@ -69,7 +69,7 @@ class Candidate(NamedTuple):
 
 
 def cost_call(model: CostModel, call: StageQuery) -> Candidate:
-    """Return the candidate of a call, with the costs that the model predicts."""
+    """Return the candidate of a query, with the costs that the model predicts."""
     seconds = model.seconds(call).total
     tail_seconds = model.tail_seconds(call) if call.schedule.chunk_tokens else seconds
     return Candidate(call.layout, call.schedule, seconds, tail_seconds, *bytes_of(model.memory(call)))
@@ -202,7 +202,7 @@ class CostingRecord:
 
 
 class TimeLimit(NamedTuple):
-    """The longest seconds of a choice worth costing, in all and after the generation that it streams from."""
+    """The maximum seconds of a choice that is kept: in all and after the end of the generation that it streams from."""
 
     seconds: float
     tail_seconds: float
@@ -229,7 +229,7 @@ class ChoiceLimits:
 def cost_choices(
     model: CostModel, call: StageQuery, choices: ChoiceTable, limits: ChoiceLimits, record: CostingRecord
 ) -> CostedChoices:
-    """Cost choices of the call's stage together, and return those within the limits.
+    """Cost choices of the stage of the query `call` together, and return those within the limits.
 
     The others are counted in `record` by the reason why they are rejected. A generation is timed only if it fits and
     its lower bound is within the limit: a simulation takes as long as many queries for memory.
@@ -251,7 +251,7 @@ def cost_choices(
 def _in_time(
     model: CostModel, call: StageQuery, choices: ChoiceTable, limits: ChoiceLimits, record: CostingRecord
 ) -> tuple[ChoiceTable, SecondsColumns, BoolArray]:
-    """Time some choices; return those within the time limit with their seconds, and which of all they are."""
+    """Time some choices; return those within the time limit, their seconds, and which of all choices they are."""
     record.count_timed(call, choices)
     seconds = model.seconds_of_choices(call, choices)
     longest = limits.time_limits_of(choices)
@@ -263,7 +263,7 @@ def _in_time(
 def _fitting(
     model: CostModel, call: StageQuery, choices: ChoiceTable, limits: ChoiceLimits, record: CostingRecord
 ) -> tuple[ChoiceTable, BytesColumns, BoolArray]:
-    """Weigh some choices; return those that fit with their bytes, and which of all they are."""
+    """Compute the memory of some choices; return those that fit, their bytes, and which of all choices they are."""
     record.questions.num_memory_costs += len(choices)
     memory = model.bytes_of_choices(call, choices)
     record.note_smallest(call.part, choices, memory.peak)

@@ -57,10 +57,10 @@ OptionChoices: TypeAlias = Mapping[str, tuple[tuple[Ranks, Candidate], ...]]
 """The pool and the candidate that each mode of each task represents."""
 
 _MoveKey: TypeAlias = tuple[Role, int, int, int, str, bool, int, bool]
-"""All that the transfer of a role's weights depends on; see `RefitQuery`."""
+"""Everything that the transfer of a role's weights depends on, in the order of `_transfer.key_of`; see `RefitQuery`."""
 
 _KnownTicks: TypeAlias = dict[_MoveKey, int]
-"""Ticks of the transfers of weights."""
+"""Durations of the transfers of weights, in ticks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ def formulate(
     *,
     by_pool: bool = False,
 ) -> Formulation:
-    """Return the problem of one period, in which a stage waits for those that it reads from and that work on its step.
+    """Return the problem of one period. A stage waits for the stages that it reads from, if they work on the same step.
 
     Stages may be placed anywhere, unless some pools are excluded or `by_pool` gives every pool modes of its own.
     Without `ahead` all stages work on the same step.
@@ -303,14 +303,14 @@ def _transfer(
     known_ticks: _KnownTicks,
     anywhere: bool,
 ) -> Transfer:
-    """Build the refit of one stage from the training stage of its role, between every pair of layouts.
+    """Build the refit of one stage: its ticks from every layout of its role's training stage to each layout of its own.
 
-    `known_ticks` caches transfer times and grows.
+    `known_ticks` is a cache of durations, to which new ones are added.
     """
     role, source = facts.graph.by_name[target].role, facts.graph.trainer_of(target)
     spec, stage = facts.models.spec(role), facts.graph.by_name[target]
     overlaps = _overlaps([pool for pool, _ in choices[source]], [pool for pool, _ in choices[target]])
-    if anywhere:
+    if anywhere:  # two pools are then disjoint, if both fit, or nested
         overlaps = {
             (one, other): (0, min(one, other)) if one + other <= facts.cluster.num_ranks else (min(one, other),)
             for one, other in overlaps
@@ -371,9 +371,10 @@ _ShardPair: TypeAlias = tuple[_Shard, _Shard]
 
 
 def _moved_pairs(sources: Sequence[_Shard], targets: Sequence[_Shard]) -> list[tuple[_ShardPair, list[str], list[str]]]:
-    """Return a pair of different layouts for each two ways to shard the weights, with the names of all layouts that do.
+    """Return a pair of different layouts for every way to shard the weights at the source and every way at the target.
 
-    A layout that stays the same keeps its weights in place, and is left out here.
+    Each pair comes with the names of all sources and of all targets that shard the weights in the same way. Moves from
+    a layout to the same layout are left out.
     """
     pairs = []
     target_groups = _by_weights(targets)

@@ -104,7 +104,7 @@ def frontier(
         stage=stage,
         pools=kinds,
         candidates=costing.candidates(sorted(set(kinds.values()))),
-        rejected=+costing.record.rejected,
+        rejected=+costing.record.rejected,  # without reasons that were counted 0 times
         smallest={
             part: cost_call(model, costing.call(choice, part)) for part, (_, choice) in costing.record.smallest.items()
         },
@@ -184,6 +184,7 @@ class _Costing:
         )
 
     def _undominated(self, costed: CostedChoices, part: int) -> tuple[Candidate, ...]:
+        """Return the choices that no other beats; generations also compare how long their rewards on hosts take."""
         by_layout = self.stage.may_share or self.stage.is_trained
         if not (self.stage.generates and reward_readers(self.facts)):
             return costed.candidates(costed.undominated_by_layout() if by_layout else costed.undominated())

@@ -78,9 +78,10 @@ def legal_choice_table(
     """Return the legal layouts on a part of the cluster, each with its legal schedules that agree with the pins.
 
     The order is fixed. Rejected choices are counted in `rejected`, by reason. Schedules do not yet say how rows are
-    split by speed over two kinds of nodes. With `plain_only`, choices that are not plain are skipped and not counted.
-    `search_case` defaults to the plainest search case. Micro-batch sizes and token caps that are pinned are offered in
-    addition to the usual ones; without pins, `wanted` has the extra choices.
+    split by speed over two kinds of nodes. With `plain_only`, only usual choices (`_is_plain_layout`,
+    `_plain_schedules`) are returned, and the others are not counted. `search_case` defaults to `synchronous_case`.
+    Micro-batch sizes and token caps that are pinned are offered in addition to the usual ones; without pins, `wanted`
+    has the extra choices.
     """
     search_case = search_case or synchronous_case(facts.graph)
     wanted = _pinned_extra_choices(pins) if pins else wanted
@@ -193,9 +194,13 @@ def check_pins(facts: Facts, pins: Sequence[Pin]) -> None:
 
 
 def _check_together(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> None:
-    """Apply the pins of a stage one by one, and refuse the first that leaves or forbids no legal choice."""
+    """Apply the pins of a stage one by one.
+
+    Refuse the first pin that leaves no legal choice, or that forbids a value that no legal choice has.
+    """
     cluster = facts.cluster
     parts = [(cluster.part_of_pool(ranks.ranks), ranks.num_ranks) for ranks in pools(facts, stage, pins)]
+    # One part of the cluster for each number of node kinds (1 or 2) and each pool size.
     kinds = {(len(cluster.parts_of(part)), size): part for part, size in parts}
     if not kinds:
         _refuse(pins[-1], (f"no pool is left for {stage.name}; remove one of its pins.",))
