@@ -56,7 +56,10 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class NoPlan:
-    """The result of a search without a plan; `out_of_limit` means that it ended before it found or excluded one."""
+    """The result of a search without a plan; `out_of_limit` means that it ended before it found or excluded one.
+
+    `rejected` has, by stage, the number of choices that were rejected for each reason.
+    """
 
     status: Literal["infeasible", "out_of_limit"]
     limits: tuple[Limit, ...]
@@ -75,8 +78,7 @@ class _Need:
     num_bytes: int | None
 
     def fits(self, facts: Facts) -> bool:
-        """True if the needed memory fits the largest device; what smaller devices lack counts as needed
-        (`formulate`)."""
+        """True if the needed memory fits the largest device; `formulate` has added what smaller devices lack."""
         return self.num_bytes is not None and self.num_bytes <= max_usable_bytes(facts.cluster)
 
 

@@ -17,7 +17,7 @@ from typing import NoReturn, TypeVar
 from meshwright.planner.search.child_process import end_with_process
 
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Signals by which a user or a scheduler requests a program to end."""
+"""Signals by which a user or a scheduler asks a program to end."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

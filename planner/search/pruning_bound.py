@@ -1,4 +1,4 @@
-"""Prunes the search with the period of a first plan: the longest time that a choice may take in a plan worth finding.
+"""Prunes the search by the period of a first plan, which limits how long a choice may take in a plan worth finding.
 
     known      = period of a plan that exists already, found among a few default choices
     maximum    = for each search case, the longest period that is worth finding, given the known plan
@@ -7,7 +7,7 @@
     limit      = the longest time of a choice with which the other stages, each at its minimum, still meet the maximum
 
 Choices that take longer are not costed. The lower bound on the period is the solver's own, for a problem that has one
-option per kind of pool and whose transfers take no time.
+mode per kind of pool and whose transfers take no time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from meshwright.profiles.errors import nearest
 from meshwright.profiles.stages import GENERATE, Stage, StageGraph
 
 _PARTS = (1, 2, 4)
-"""Divisors of the number of ranks; a first plan uses pools of about these sizes."""
+"""Divisors of the number of ranks: pools of about the resulting sizes are used in a first plan."""
 
 
 def default_frontiers(costs: StageCosts, case: SearchCase, *, begun: Callable[[int], None]) -> list[Frontier]:
@@ -59,7 +59,7 @@ def first_plan(
     limits: Limits,
     effort: Effort,
 ) -> SolvedCase | None:
-    """Return the best plan of the choices in `frontiers`, one per stage; None if the solver finds none at once."""
+    """Return the best plan of the choices in `frontiers`, one per stage; None if the solver finds none quickly."""
     if not all(any(frontier.candidates.values()) for frontier in frontiers):
         return None
     formulation = formulate(costs.facts, costs.model, frontiers, edges, case.ahead)

@@ -78,7 +78,7 @@ def _picks(formulation: Formulation, answer: Answer) -> dict[str, Pick]:
 
 
 def _order(formulation: Formulation, answer: Answer) -> tuple[str, ...]:
-    """Sort the tasks by their start; tasks that start together are in an order that respects the precedences."""
+    """Sort the activities by start; those that start together are in an order that respects the precedences."""
     position = {name: index for index, name in enumerate(formulation.problem.order)}
     return tuple(sorted(position, key=lambda name: (answer.starts[name], position[name])))
 

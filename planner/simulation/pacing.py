@@ -34,7 +34,7 @@ whole batch, a batch therefore lacks 3 to 10 % of the sampled tokens, and nothin
 def num_deferred(step: int, before: int, limit: int, num_rows: int) -> int:
     """Return the sequences that a replica has in flight beyond its `num_rows` rows in the period that delivers `step`.
 
-    `before` is their number in the previous period, `limit` the current limit.
+    `before` is their number in the previous period, `limit` their maximum number in this one.
     """
     more = num_rows * (step + 1) // ROWS_PER_DEFERRAL - num_rows * step // ROWS_PER_DEFERRAL
     return min(limit, before + more)
@@ -53,7 +53,7 @@ _ROUNDS_PER_WAIT = 1.2
 empty rounds costing a sixth to a half of the mean round, and other ranks busy for half a period to two periods."""
 
 _MAX_FACTOR = 1.5
-"""Limit in multiples of the planned rounds: more hardly make periods steadier, and sample tokens too early."""
+"""Limit in multiples of the unpaced rounds; more would hardly make periods steadier, and sample tokens too early."""
 
 
 class Pacer:
@@ -89,7 +89,7 @@ def planned_rounds(plan: Plan) -> float:
 
 
 def _spare_seconds(plan: Plan) -> float:
-    """Return how much longer the busiest other rank works than the generating ranks without generation."""
+    """Return by how many seconds the busiest other rank works longer than generating ranks do beside generation."""
     generating = plan.pool_of(GENERATE).ranks
     busy = dict.fromkeys(range(plan.facts.cluster.num_ranks), 0.0)
     for placement in plan.placements:

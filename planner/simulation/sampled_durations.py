@@ -50,7 +50,7 @@ def assumed_reward(step: int) -> float:
 
 
 class SimulatedControllers:
-    """The settings of one simulated run, and the plan under each setting."""
+    """The controllers' settings in one simulated run, and the plan under each setting."""
 
     def __init__(self, plan: Plan, rebuild_cost_model: CostModelBuilder) -> None:
         self._plan, self._rebuild_cost_model = plan, rebuild_cost_model
@@ -101,7 +101,7 @@ class SimulatedControllers:
 
 
 _MAX_ASSIGNED_ROWS = 2048
-"""Most rows that are assigned to replicas one by one; with more, the exact assignment hardly matters."""
+"""Maximum number of rows that are assigned to replicas one by one; with more, the exact assignment hardly matters."""
 
 
 class Sampled:
@@ -265,7 +265,7 @@ def _prompts(workload: Workload, rng: np.random.Generator) -> Lengths:
 def work_of_replicas(lengths: Lengths, assignment: ReplicaAssignment) -> NDArray[np.float64]:
     """Return the work of each replica, with rows assigned as in the runtime.
 
-    More rows than `_MAX_ASSIGNED_ROWS` count as split as evenly as the longest of them allows.
+    If there are more than `_MAX_ASSIGNED_ROWS`, a split as even as the longest row allows is assumed.
     """
     work = np.array(row_work(assignment.model, lengths.tolist()), dtype=np.float64)
     num_replicas = sum(assignment.replicas)

@@ -174,7 +174,8 @@ def _require_few_spans(program: Program, steps: int) -> None:
 
 
 def first_step(plan: Plan) -> int:
-    """Return the first step that a simulation reports by default, once everything that is in flight has filled up."""
+    """Return the first step that a simulation reports by default, once the sequences in flight have reached their usual
+    number."""
     placement = plan.placement(GENERATE)
     num_rows = rows_per_replica(plan.facts.workload.batch_size, placement.layout.dp)[-1]
     return 1 + 2 * plan.staleness + ramp_up_steps(placement.schedule.overcommit // placement.layout.dp, num_rows)
@@ -234,7 +235,7 @@ def _spans(plan: Plan, rank_program: RankProgram, record: Record, work: StepWork
 
 
 def _facts(plan: Plan, stage: str, rank: int, work: StepWork) -> dict[str, float]:
-    """Return the planned bytes on the rank with and without the stage, and its sequences in flight if known."""
+    """Return the planned bytes on the rank with and without the stage, and its mean live sequences if known."""
     resident = math.fsum(resident_bytes(plan, p) for p in plan.placements if rank in plan.pool(p.pool).ranks)
     memory = {MEMORY: resident + plan.placement(stage).transient.total, RESIDENT: resident}
     live = work.live_sequences.get(stage)

@@ -70,7 +70,7 @@ class RoundTimes:
 
 
 def round_times(facts: Facts, call: StageQuery, remodel: CostModelBuilder) -> RoundTimes:
-    """Return the seconds by the cost model of `facts`, on a grid of lengths and rows, up to twice the call's slots."""
+    """Return seconds by the cost model of `facts`, on a grid of lengths and of rows up to twice the slots of `call`."""
     slots = call.schedule.generation_slots
     rows = sorted({*(2**k for k in range(slots.bit_length())), slots, 2 * slots})
     longest = max(2, facts.workload.max_tokens)
@@ -243,8 +243,8 @@ _Flight: TypeAlias = Flight[SimulatedSequence, SimulatedGroup, SimulatedSequence
 
 @dataclass(frozen=True, kw_only=True)
 class PeriodResult:
-    """The result of a period: delivered sequences in order of step and row, seconds, the mean number of sequences in
-    flight over its rounds, and the KV blocks that they held."""
+    """The result of a period: delivered sequences in order of step and row, seconds, the mean number of live sequences
+    (those in a slot) over its rounds, and the KV blocks that they held."""
 
     delivered: tuple[SimulatedSequence, ...]
     seconds: float
@@ -256,7 +256,7 @@ class SimulatedFlight:
     """The sequences of one replica that have been admitted and not delivered, in simulated generation."""
 
     def __init__(self, num_slots: int, num_stages: int, times: RoundTimes, *, same_prompt: int = 1) -> None:
-        """Each `same_prompt` consecutive rows have the same prompt."""
+        """Every `same_prompt` consecutive rows have the same prompt."""
         self._flight: _Flight = Flight(SimulatedGroup.split(num_slots, num_stages))
         self._num_stages, self._times, self._same_prompt = num_stages, times, same_prompt
 

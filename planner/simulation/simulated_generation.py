@@ -56,8 +56,8 @@ _NUM_SPLITS = 33
 class Generated:
     """The sequences that are delivered as one step, in tokens, and the generation of each replica.
 
-    `live` has each replica's mean number of sequences in flight over its rounds, `held` the KV blocks that they held
-    (empty if not known).
+    `live` has each replica's mean number of live sequences (those in a slot) over its rounds, `held` the KV blocks that
+    they held (empty if not known).
     """
 
     prompts: Lengths
@@ -71,7 +71,7 @@ class Generated:
 class SynchronousGeneration:
     """Generation in which each step's sequences start and end in one period.
 
-    `level` multiplies the seconds of all rounds.
+    `level` multiplies the seconds of all rounds: it is the plan's seconds of generation over the cost model's.
     """
 
     def __init__(self, plan: Plan, lengths: LengthsOfStep, times: RoundTimes, level: float) -> None:
@@ -99,7 +99,8 @@ class SynchronousGeneration:
 class InFlightGeneration:
     """Generation in which sequences stay in flight from period to period.
 
-    Periods are simulated in order from step 0, once each. `level` multiplies the seconds of all rounds.
+    Periods are simulated in order from step 0, once each. `level` multiplies the seconds of all rounds: it is the
+    plan's seconds of generation over the cost model's.
     """
 
     def __init__(
@@ -199,7 +200,7 @@ def staleness_of_period(plan: Plan, step: int, sampled_for: int) -> int:
 
 
 class BatchResult(NamedTuple):
-    """One replica's generation: seconds, mean number of sequences in flight over its rounds, and KV blocks held."""
+    """One replica's generation: seconds, mean number of live sequences over its rounds, and KV blocks held."""
 
     seconds: float
     live: float
@@ -307,7 +308,7 @@ def sample_waves(plan: Plan, *, seed: int, step: int) -> StepWaves:
     kept: list[Lengths] = []
     while missing and len(kept) < _MAX_WAVES:
         groups = np.flatnonzero(rng.random(size) < share)
-        chosen = rng.permutation(groups)[:missing]  # lengths are sorted, prompts are not
+        chosen = rng.permutation(groups)[:missing]  # unlike in a run, groups are sorted by length here
         kept.append((chosen[:, None] * workload.group_size + np.arange(workload.group_size)).ravel())
         missing -= len(chosen)
     return StepWaves(tuple(kept))

@@ -85,7 +85,7 @@ def _properties(
 
 
 def _merged_task(merged: MergedLayouts, task: Task) -> Task:
-    """Return the task with its modes at representative resources, where copies are as small as the smallest."""
+    """Return the task with its modes on representative resources, on each with the smallest copy of its class."""
     if task.name not in merged.family:
         return task
     least: dict[Resource, int] = {}
@@ -142,7 +142,8 @@ def coarsened(problem: Problem, *, parts: int, ticks: int, merge_ticks: int = 0)
 
 
 def fastest_few(problem: Problem) -> Problem:
-    """Return the problem with a few modes per task and rank range: the smallest, and fast ones of each size."""
+    """Return the problem with a few modes per task and rank range: the smallest, and the fastest up to each of some
+    memory sizes."""
 
     def few_modes(task: Task) -> tuple[Mode, ...]:
         chosen: set[Mode] = set()
@@ -267,8 +268,8 @@ def _undominated(problem: Problem, task: str, modes: Sequence[Mode]) -> list[int
 
 
 def _equivalence_for(problem: Problem, task: str, modes: Sequence[Mode]) -> Callable[[Resource], Hashable]:
-    """Return a function from resources of a task to a key that is equal for resources that are equivalent to the other
-    tasks.
+    """Return a function from resources of a task to a key that is equal for resources that other tasks need not
+    distinguish.
 
     A resource where another task may share its copy is in a class of its own; other resources are equivalent if all
     transfers from and to them take equally long. If tasks have fixed ranks, every resource is in a class of its own.
@@ -328,7 +329,7 @@ def _longest_lag(problem: Problem, precedence: Precedence) -> int:
 
 
 def _least_ranks_of_producers(problem: Problem, task: str) -> int:
-    """Return the least ranks of any producer that streams to the task."""
+    """Return the fewest ranks of any producer that streams to the task, or all ranks if none does."""
     run = problem.runs
     before = {run[p.before] for p in problem.precedences if p.streamed and run[p.after] == task and p.before in run}
     sizes = [min((o.resource.num_ranks for o in problem.modes(name)), default=0) for name in before]

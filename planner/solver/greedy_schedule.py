@@ -159,9 +159,9 @@ class Timetable:
     def makespans(self, columns: Columns, lasts: Durations) -> Array:
         """Return the lengths of the periods of the greedy schedules, [choices].
 
-        If a carried precedence (to an activity of a later period) would be violated, the period is as long as if the
-        chain that starts with its reader could move to the end of the period. If the reader precedes the sender on the
-        same ranks, it cannot move, and the period is long enough for the precedence."""
+        A carried precedence has a sender and, in a later period, a reader. If it would be violated, the period is as
+        long as if the chain that starts with the reader could move to the end of the period. If the reader precedes the
+        sender on the same ranks, it cannot move, and the period is long enough for the precedence."""
         ends = self.schedule(columns, lasts)
         makespans: Array = ends.max(axis=0)
         for before, after, periods, lag, is_late in self._carried:
@@ -274,7 +274,7 @@ def _resource_numbers(problem: Problem) -> list[Array]:
 
 
 def _numbered(names: Iterable[Hashable], numbers: dict[Hashable, int] | None = None) -> Array:
-    """Number the names from 0 in the order of their first occurrence; `numbers` are known already, and grow."""
+    """Number the names from 0 in the order of their first occurrence; `numbers` has those known, and is extended."""
     known = {} if numbers is None else numbers
     return _column([known.setdefault(name, len(known)) for name in names])
 
@@ -282,7 +282,8 @@ def _numbered(names: Iterable[Hashable], numbers: dict[Hashable, int] | None = N
 class Score(NamedTuple):
     """The score of a choice: memory units above the device, then makespan, then ticks x ranks; smaller is better.
 
-    `excess_units` is summed over all atoms. Two tasks whose ranks cross count as more units than a device has.
+    `excess_units` is summed over all atoms. Two tasks whose ranks cross (intersect without being nested) count as more
+    units than a device has.
     """
 
     excess_units: int
@@ -331,7 +332,7 @@ class Greedy:
         """Return for each choice the best one that differs only in the mode of this task, and its score.
 
         Of equally good ones it is the first, and if none is better the choice itself. `picks` are [choices, tasks],
-        `scores` as in `scores`.
+        `scores` their scores as in `Score`, [choices, 3].
         """
         num_modes = len(self.modes[task])
         origin = np.repeat(np.arange(len(picks)), num_modes)
@@ -392,7 +393,7 @@ class Greedy:
         )
 
     def _excess(self, columns: Columns) -> Array:
-        """Return the memory units above the device, [choices]."""
+        """Return the memory units above those of a device, plus the penalty for crossing ranks, [choices]."""
         held, peak = (np.zeros((1, len(self._atoms)), dtype=np.int64) for _ in range(2))
         for task, (table, chosen) in enumerate(zip(self._tables, columns, strict=True)):
             held = held + table.resident[chosen]

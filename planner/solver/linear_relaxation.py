@@ -85,7 +85,7 @@ class _LinearProgram:
         constraint.coefficient.extend(coefficients)
 
     def loaded(self) -> pywraplp.Solver:
-        """Return the program in GLOP."""
+        """Return a GLOP solver that has loaded the program."""
         solver = pywraplp.Solver.CreateSolver("GLOP")
         solver.LoadModelFromProto(self._proto)
         return solver
@@ -133,7 +133,7 @@ class ProgramRelaxation(_ModeRelaxation):
     """The linear program of an integer program, without integrality and conditional constraints."""
 
     def __init__(self, model: cp_model.CpModel, picks: Mapping[str, Sequence[int]], makespan: int) -> None:
-        """Build the program; `picks` has for each task the variables of its modes, `makespan` is what is minimised."""
+        """Build the program; `picks` has the variable index of each mode by task, `makespan` that of the objective."""
         program = _LinearProgram()
         # A mode at an upper bound of its own makes the reduced costs of the others less informative.
         all_picks = {index for indices in picks.values() for index in indices}
@@ -217,7 +217,7 @@ class SpreadRelaxation(_ModeRelaxation):
             self._add(0, math.inf, (closes, 1.0), *opens, *inside)
 
     def _set_memory(self) -> None:
-        """Add that no task needs more memory than a device has, on average over all ranks.
+        """Add that all copies and the transient memory of any one task fit in a device, on average over all ranks.
 
         A task that is not the first of its group may share everything that can be shared.
         """

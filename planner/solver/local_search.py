@@ -23,7 +23,7 @@ _SWEEPS = 20
 def descend(greedy: Greedy, picks: Array) -> tuple[Array, Array]:
     """Return for each choice, [choices, tasks], one that no change of a single task improves, and their scores.
 
-    The descents take turns: in each step every choice changes the mode of the same task.
+    All descents advance together: a step seeks a better mode of one task, the same in every choice.
     """
     scores, num_tasks = greedy.scores(picks), len(greedy.modes)
     num_unchanged = np.zeros(len(picks), dtype=np.int64)

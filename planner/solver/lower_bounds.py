@@ -156,7 +156,7 @@ class _Bound:
         """Return a lower bound on the makespan if every task takes at least the given amounts.
 
         `ticks` are durations, `after_stream` the ticks that a run still takes after its producer has ended, `work`
-        the ticks x ranks, and `late_delivery` the ticks from the start of a run until its late delivery.
+        the ticks x ranks, and `late_delivery` the ticks from the start of a run until its late output is complete.
         """
         starts: dict[str, Amount] = {}
         ends: dict[str | None, Amount] = {None: 0}
@@ -227,7 +227,7 @@ def _ticks_after_stream(mode: Mode) -> int:
 
 
 def _ticks_to_late_delivery(mode: Mode) -> int:
-    """Return the ticks from the start of a run until it has everything that it delivers late."""
+    """Return the ticks from the start of a run until its late output is complete."""
     return mode.ticks + mode.late_ticks
 
 

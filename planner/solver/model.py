@@ -1,4 +1,4 @@
-"""What the search needs of a model, and the variables and constraints that both models of a problem share.
+"""The interface of a model to the search, and the variables and constraints that both models of a problem share.
 
 There are two models: `FixedRanksModel`, in which every mode has its own ranks, and `RankRangeModel`, in which only
 relations between rank ranges count. The search (`planner.solver.search`) is the same for both.
@@ -44,11 +44,11 @@ class Model(Protocol):
     """One way to state a problem as an integer program."""
 
     def program(self, problem: Problem, latest: int) -> Program:
-        """Return the program of all answers that end by the tick `latest`."""
+        """Return the integer program of all answers that end by the tick `latest`."""
         ...
 
     def memory_program(self, problem: Problem) -> tuple[cp_model.CpModel, cp_model.IntVar]:
-        """Return the program of the picked modes without times, which minimises the memory units of a device."""
+        """Return the integer program without times that minimises the memory units of a device, and their variable."""
         ...
 
     def relaxation(self, problem: Problem) -> LinearRelaxation:
@@ -167,7 +167,7 @@ def _later_periods_wait_for_this_one(
 
 
 def _late_ticks(problem: Problem, pick: Mapping[tuple[str, int], cp_model.IntVar], task: str) -> cp_model.LinearExprT:
-    """Return the ticks after the end of a run until it has everything that it delivers late."""
+    """Return the ticks from the end of a run until its late output is complete."""
     late = [mode.late_ticks for mode in problem.modes(task)]
     expression: cp_model.LinearExprT = cp_model.LinearExpr.weighted_sum(
         [pick[task, index] for index in range(len(late))], late

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 _AT_ONCE = 256
-"""Rows that are compared with each other at once; of more rows, each is compared with those that are kept."""
+"""Number of rows up to which all pairs are compared at once; beyond it, each row is compared with those kept so far."""
 
 
 def undominated(amounts: Sequence[Sequence[float]] | npt.NDArray[np.float64]) -> list[int]:

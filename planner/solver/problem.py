@@ -40,7 +40,7 @@ class Resource(NamedTuple):
 class Mode:
     """One way to run a task; sharing a copy of the weights saves `shared_units` of its `resident_units` of memory.
 
-    A run may start `early_ticks` before the end of the activity that streams to it. What it delivers late (rewards)
+    A run may start `early_ticks` before the end of the activity that streams to it. Its late output (rewards)
     arrives `late_ticks` after its end."""
 
     resource: Resource
@@ -143,7 +143,7 @@ class Problem:
 
     The ranks of two tasks are disjoint or nested.
 
-    With `anywhere`, a mode is written with first rank 0 and may be on every aligned rank range of its size: sizes of
+    With `anywhere`, a mode is written with first rank 0 and may be on any aligned rank range of its size: sizes of
     at least `range_step` ranks are multiples of `range_step` and start at multiples of it; smaller sizes divide it and
     start at multiples of themselves. `range_step` defaults to the number of all ranks.
     """
@@ -257,7 +257,7 @@ class Problem:
 
     @cached_property
     def tied(self) -> frozenset[str]:
-        """The tasks whose layout matters to others: members of a sharing group, and ends of transfers."""
+        """The tasks whose layout matters to others: members of sharing groups, and sources and targets of transfers."""
         ends = (
             name
             for activity in self.activities
@@ -307,7 +307,7 @@ class Problem:
         return picked[activity.task].early_ticks if isinstance(activity, Run) else 0
 
     def late(self, activity: Activity, picked: Mapping[str, Mode]) -> int:
-        """Return the ticks from the end of an activity until what it delivers late has arrived."""
+        """Return the ticks from the end of an activity until its late output has arrived."""
         return picked[activity.task].late_ticks if isinstance(activity, Run) else 0
 
     def occupied(self, activity: Activity, resources: Mapping[str, Resource]) -> frozenset[int]:
@@ -378,9 +378,10 @@ class TimedPeriod(NamedTuple):
 def shortest_period(problem: Problem, picked: Mapping[str, Mode], order: Sequence[str]) -> TimedPeriod:
     """Return the shortest period in which the ranks run the activities in this order.
 
-    An activity that would start before its input from an earlier period has arrived is delayed: that lengthens this
-    period, but shortens the time that has to pass before it. For a given length of the period the earliest starts are
-    longest paths, which contain each carried precedence at most once. The length is found by bisection."""
+    An activity that would start before its input from an earlier period has arrived starts later in its period: this
+    may delay the end of the period, but a shorter period then leaves the input enough time. For a given length of the
+    period the earliest starts are longest paths, which contain each carried precedence at most once. The length is
+    found by bisection."""
     activities = {activity.name: activity for activity in problem.activities}
     ticks = {name: problem.duration(activity, picked) for name, activity in activities.items()}
     late = {wait.before: problem.late(activities[wait.before], picked) for wait in problem.carried}

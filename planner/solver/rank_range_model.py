@@ -22,8 +22,8 @@ Constraints
     memory   on the rank range of every task c: sum of r - w s over the tasks around it, plus m of any of them,
              <= device; the ranks of a range that are in none of its parts hold no more
 Redundant, for a tighter bound
-    between two activities (or the ends) the cluster, and the rank range of every task, have time for all work that must
-    lie there; at no time do the running tasks have more ranks than there are.
+    between two activities (or an activity and an end of the period) the cluster, and the rank range of every task, have
+    time for all work that must lie there; at no time do the running tasks have more ranks than there are.
 """
 
 from __future__ import annotations
@@ -118,7 +118,10 @@ def _ranges_are_nested_or_disjoint(model: cp_model.CpModel, names: list[str], ra
 
 
 def _parts_fit(model: cp_model.CpModel, problem: Problem, names: list[str], ranges: RankRanges) -> None:
-    """The largest parts of a range, or of the cluster, together have no more ranks than it; equal parts count once."""
+    """Together, the parts of a range, or of the cluster, have no more ranks than it.
+
+    Parts of other parts do not count, and equal parts count once.
+    """
     first = {name: model.new_bool_var(f"first[{name}]") for name in names}  # the first task among equal ranges
     for index, name in enumerate(names):
         earlier = [ranges.equal[other, name] for other in names[:index]]
@@ -348,7 +351,7 @@ def _tasks_of(activity: Activity) -> tuple[str, ...]:
 def _work_fits_between_its_neighbours(
     model: cp_model.CpModel, problem: Problem, x: Relations, times: ActivityVariables
 ) -> None:
-    """Between two activities, or the ends, the cluster and every rank range have time for the work that lies there."""
+    """In every window between activities, the cluster and every rank range have time for the work that lies there."""
     run = problem.runs
     share = {task.name: _share_of_work(problem, x, task) for task in problem.tasks}
     load = {task.name: _load(model, problem, x, times, task.name) for task in problem.tasks}
@@ -399,7 +402,7 @@ def _interval(model: cp_model.CpModel, times: ActivityVariables, name: str) -> c
 
 @dataclass(frozen=True)
 class RankRangeProgram:
-    """The program of a problem in which every task may be on any rank range of its size."""
+    """The integer program of a problem in which every task may be on any rank range of its size."""
 
     cp: cp_model.CpModel
     x: Relations
@@ -420,7 +423,7 @@ class RankRangeModel:
     """The model of a problem in which every task may be on any rank range of its size."""
 
     def program(self, problem: Problem, latest: int) -> RankRangeProgram:
-        """Return the program of all answers that end by the tick `latest`."""
+        """Return the integer program of all answers that end by the tick `latest`."""
         cp = cp_model.CpModel()
         x = add_relations(cp, problem)
         times = add_times(cp, problem, x, latest)
@@ -428,7 +431,7 @@ class RankRangeModel:
         return RankRangeProgram(cp, x, times)
 
     def memory_program(self, problem: Problem) -> tuple[cp_model.CpModel, cp_model.IntVar]:
-        """Return the program of the picked modes without times, which minimises the memory units of a device."""
+        """Return the integer program without times that minimises the memory units of a device, and their variable."""
         cp = cp_model.CpModel()
         x = add_relations(cp, problem)
         device = cp.new_int_var(0, MAX_SUM, "device")

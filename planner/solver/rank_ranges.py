@@ -75,7 +75,7 @@ def swaps(problem: Problem) -> tuple[Swap, ...]:
 
 
 def _is_unchanged(pools: Mapping[range, int], swap: Swap) -> bool:
-    """True if a task has the same modes after the swap; no swap maps ranks that are partly inside it."""
+    """True if a task has the same modes after the swap; False if some of its pools have no image (`_image`)."""
     return all((image := _image(ranks, swap)) is not None and pools.get(image) == pools[ranks] for ranks in pools)
 
 

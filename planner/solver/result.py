@@ -33,6 +33,8 @@ class OutOfTimeError(Exception):
 class Limits:
     """The limits of a search; the same limits without `deadline` and `stop` give the same answer on every machine.
 
+    `max_deterministic_time` is in CP-SAT's unit, which counts operations and is roughly a second.
+
     The search ends when (makespan - bound) / makespan is at most `gap`; 0 requests the optimum and its proof. If `gap`
     is None, a search for a plan uses the default for its number of ranks (`with_default_gap`), and the solver alone
     uses 0. The search may end without an answer if none takes at most `max_makespan` ticks. It ends with what it has at

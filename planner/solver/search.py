@@ -16,7 +16,7 @@
                 incumbent  = if that did not suffice and layouts were few, the best among all layouts on as many ranks,
                              even beyond the aim if it is within the gap of the bound
     until the gap or the limit is reached
-    incumbent  = the end of the model's local search from it, which leaves less work to do
+    incumbent  = the answer at which the model's local search from it ends: as short, often with less ticks x ranks
 
 A model (`planner.solver.model`) states the integer program, reads an answer from its solution, gives the relaxation,
 and has a local search or none. The further a target lies above the bound of the relaxation, the more modes may meet it.
@@ -78,7 +78,7 @@ The problem with representatives is solved to a gap finer by the second factor.
 """
 
 _TICKS_PER_GAP = 128
-"""Times are rounded to one in this many parts of the requested gap.
+"""Times are rounded to the requested gap divided by this number.
 
 Ten activities in sequence then lose at most a tenth of the gap.
 """
@@ -142,7 +142,7 @@ class _SearchState:
 
     @property
     def target(self) -> int:
-        """The largest makespan that is requested and improves on the answer by more than the requested gap."""
+        """The largest allowed makespan that improves on the answer by more than the requested gap."""
         longest = self.longest if self.answer is None else self.limits.target(self.makespan)
         return longest if self.aim is None else min(longest, self.aim)
 
@@ -154,7 +154,7 @@ class _SearchState:
 
     @property
     def longest(self) -> int:
-        """The largest makespan that is requested; the horizon of the problem if there is no limit."""
+        """The largest allowed makespan; the horizon of the problem if there is no limit."""
         return self.problem.horizon if self.limits.max_makespan is None else self.limits.max_makespan
 
     @property

@@ -19,7 +19,7 @@ def solve(problem: Problem, limits: Limits, progress: Progress | None = None, ef
 
 
 def first_answer(problem: Problem, limits: Limits, effort: Effort) -> Result | None:
-    """Return an answer among a few modes per task, or None if none is found at once."""
+    """Return an answer among a few modes per task, or None if none is found quickly."""
     if any(not task.modes for task in problem.tasks):
         return None
     return search.first_answer(_model(problem), problem, limits, effort)
@@ -28,7 +28,8 @@ def first_answer(problem: Problem, limits: Limits, effort: Effort) -> Result | N
 def least_memory(problem: Problem, limits: Limits) -> int | None:
     """Return the least units of device memory with which some choice of modes fits, whatever its duration.
 
-    None if a task has no mode. If the limits end the search early, the result still fits but may not be the least.
+    None if a task has no mode or no choice was found. If the limits end the search early, the result still fits but may
+    not be the least.
     """
     if any(not task.modes for task in problem.tasks):
         return None

@@ -32,7 +32,7 @@ from meshwright.profiles.untrusted_text import MAX_YAML_BYTES, read_text, yaml_v
 
 
 class KnownKeys(Document):
-    """Every key with its default; a default that is an empty mapping takes keys of any name below it."""
+    """A trainer's keys with their defaults; below a key whose default is an empty mapping, any key is accepted."""
 
     trainer: str
     version: str
@@ -176,7 +176,7 @@ class TrainerConfig:
         return self._resolve(self.values.get(key, self.known.keys.get(key)), key, 0)
 
     def text(self, key: str) -> str | None:
-        """The text of a key that a plan does not depend on, such as a path; undecided parts stay as written."""
+        """The value, as text, of a key that no plan depends on, such as a path; undecided parts stay as written."""
         if key in self.undecided:
             self.read_keys.add(key)
             return str(self.values[key])
@@ -399,9 +399,9 @@ def _require_trainer_keys(path: Path, config: TrainerConfig) -> TrainerConfig:
 
 
 def _read_leaves(path: Path, missing: list[str], read: list[Path]) -> dict[str, Any]:
-    """Read the leaves of a YAML file over those of the base files that its `defaults` name beside it.
+    """Read the leaves of a YAML file; they override those of the base files beside it that its `defaults` name.
 
-    Base files that are absent are appended to `missing`.
+    The names of absent base files are appended to `missing`.
     """
     read.append(path)
     if len(read) > _MAX_FILES:
@@ -429,7 +429,7 @@ def _leaves(tree: Mapping[str, Any], *keys: str) -> Iterator[tuple[str, Any]]:
 
 
 def _parse_scalar(text: str) -> Any:
-    """Parse one word as a YAML scalar; the word itself where it is none."""
+    """Parse one word as a YAML scalar; return the word itself if it is not one."""
     if len(text) > _MAX_YAML_WORD:
         return text
     try:

@@ -91,7 +91,7 @@ class DeploymentMode:
 def _equal_inner_stages(facts: Facts, pins: Iterable[str]) -> Iterator[str]:
     """Pins that forbid pipeline degrees whose inner stages hold different numbers of layers.
 
-    Applies to stages whose pool a pin fixes and whose pipeline degree none does.
+    Applies to stages for which a pin fixes the pool and no pin fixes the pipeline degree.
     """
     fixed_pins = [parse_pin(pin, facts.graph) for pin in pins]
     single_stage = {GENERATE, *(pin.stage for pin in fixed_pins if pin.key == "pp" and not pin.forbids)}
@@ -122,7 +122,7 @@ def equal_choices(key: str, leader: str, stages: Iterable[str]) -> tuple[EqualCh
 
 
 def ppo_stages(*, trains: bool | None = None, role: str | None = None) -> tuple[str, ...]:
-    """The stages of PPO that do not generate, optionally of one role and only those that train or do not.
+    """The stages of PPO that do not generate, optionally only those of one role, and only those that train (or do not).
 
     PPO has the stages of all exported algorithms.
     """
@@ -139,7 +139,7 @@ def present_stages(plan: Plan, stages: Mapping[str, str]) -> dict[str, str]:
 
 
 def all_ranks(cluster: AnyCluster) -> Ranks:
-    """The pool of every rank."""
+    """The pool of all ranks."""
     return Ranks(0, cluster.num_ranks)
 
 

@@ -233,7 +233,7 @@ planner/trainers/data names."""
 
 
 def reward_hook(trainer: str, origin: ExportInput) -> dict[str, str]:
-    """The reward function's file, its text by its name; empty if only a reward model scores."""
+    """The text of the reward function's file, keyed by the file's name; empty if only a reward model scores."""
     function = origin.reward_function
     if function is None:
         return {}

@@ -1,10 +1,9 @@
 """Export of a plan to another trainer, and the search for the best plan that the trainer can express.
 
 A deployment mode of the trainer has pins, which the search keeps, and equal choices: choices that the trainer sets by
-one key for several stages. The search does not know the latter, so a relaxed search without them gives a bound
-for every plan of the mode. The choices are then made equal one after the other, each at the best of the values that its
-stages have in the plan so far. The gap of the
-resulting plan is to the lowest bound of all modes.
+one key for several stages. The search does not know equal choices, so a relaxed search without them gives a bound for
+every plan of the mode. The choices are then made equal one after the other, each at the best of the values that its
+stages have in the plan so far. The gap of the resulting plan is to the lowest bound of all modes.
 """
 
 from __future__ import annotations
