@@ -2,7 +2,7 @@
 
 The package (Apache-2.0) is an optional extra. Its files are read, but its code is never imported: parquet files hold
 GEMMs, attention and NCCL collectives per system, engine and engine version. Nothing is downloaded, converted to other
-devices or filled in; cost models combine operators to stages.
+devices or filled in; cost models combine operators into stages.
 """
 
 from __future__ import annotations

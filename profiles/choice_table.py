@@ -1,7 +1,7 @@
 """Choices of a layout and a schedule as a table with a column for each degree and setting, to cost all of them at once.
 
-A column is an array, [choices]. Columns have the names of the fields of `Layout` and `Schedule`, so that a law of the
-cost models reads the same for a choice and for a table of choices.
+A column is an array, [choices]. Columns have the names of the fields of `Layout` and `Schedule`, so that a formula
+of the cost models reads the same for a choice and for a table of choices.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class PassSettings(Protocol[N_co]):
 
 
 class ScheduleColumns(NamedTuple):
-    """Settings of several schedules, each an array; `offload` has the positions of the kinds in `Offload`."""
+    """Settings of several schedules, each an array; `offload` has indices into the members of `Offload`."""
 
     micro_batch_size: FloatArray
     micro_batch_tokens: FloatArray
@@ -90,7 +90,7 @@ _OFFLOADS = tuple(Offload)
 
 @dataclass(frozen=True, eq=False)
 class ScheduleTable:
-    """Schedules of one stage, in a fixed order; very many layouts share one table."""
+    """Schedules of one stage, in a fixed order; many layouts share one table."""
 
     schedules: tuple[Schedule, ...]
 
@@ -105,7 +105,7 @@ class ScheduleTable:
 
     @cached_property
     def batch_splits(self) -> tuple[Schedule, ...]:
-        """The different ways to split a batch into micro-batches or chunks: of each the first schedule that has it."""
+        """One schedule for each different way to split a batch into micro-batches or chunks: the first that has it."""
         first: dict[tuple[int, int, int], Schedule] = {}
         for schedule in self.schedules:
             first.setdefault(_split_of(schedule), schedule)
@@ -113,7 +113,7 @@ class ScheduleTable:
 
     @cached_property
     def batch_split_index(self) -> IntArray:
-        """The position in `splits` of each schedule's way, [schedules]."""
+        """For each schedule, the index in `batch_splits` of the schedule with the same split, [schedules]."""
         positions = {_split_of(schedule): position for position, schedule in enumerate(self.batch_splits)}
         return np.array([positions[_split_of(schedule)] for schedule in self.schedules])
 

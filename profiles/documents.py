@@ -192,7 +192,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def write_bytes_atomically(path: Path, content: bytes) -> None:
-    """Write a temporary file beside the target, fsync and rename it; a symbolic link stays one.
+    """Write a temporary file beside the target, fsync and rename it; if the path is a symbolic link, it remains a link.
 
     Readers never see a partial file. On error the target is unchanged: raises BadInput if it is not a file or is not
     writable, and RunFailed if the disk is full or has failed.
@@ -201,7 +201,7 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
 
 
 def write_without_fsync(path: Path, text: str) -> None:
-    """Write a text like `write_atomically` but without fsync, for files that are soon written again.
+    """Write a text like `write_atomically` but without fsync, for files that are rewritten often.
 
     If the machine crashes, the content may be lost.
     """
@@ -268,10 +268,10 @@ def _relevant_errors(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
 
 
 def _is_deeper(one: ErrorDetails, other: ErrorDetails) -> bool:
-    """True if `other` rejects a whole value as one member of a union, and `one` an inner field as another member.
+    """True if `other` rejects a whole value as one member of a union, and `one` only a field in it as another member.
 
-    The value was then meant to be the member of `one`. An error of a validator over the whole value counts as inner
-    too.
+    The value was then meant to be the member that `one` is about. If `one` comes from a validator of the whole value,
+    it counts as an error in a field too.
     """
     where = other["loc"][:-1]
     refused = bool(where) and (other["type"] == "literal_error" or other["type"].endswith("_type"))

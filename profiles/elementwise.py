@@ -1,7 +1,7 @@
 """Arithmetic that reads the same for a number and for an array of numbers, element by element.
 
-A law of the cost models is written once with these functions: the search asks it for the columns of a table, the
-verifier for one plan.
+A formula of the cost models is written once with these functions: the search applies it to the columns of a table of
+choices, and the verifier to one plan.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ def maximum(one: N, other: N | float) -> N:
 def ceil(number: N) -> N:
     """Return the number, or each element, rounded up to an integer."""
     rounded: Any = np.ceil(number) if isinstance(number, np.ndarray) else math.ceil(number)
-    return rounded  # type: ignore[no-any-return]  # of the type of the number
+    return rounded  # type: ignore[no-any-return]  # same type as the argument
 
 
 def floor(number: N) -> N:
     """Return the number, or each element, rounded down to an integer."""
     rounded: Any = np.floor(number) if isinstance(number, np.ndarray) else math.floor(number)
-    return rounded  # type: ignore[no-any-return]  # of the type of the number
+    return rounded  # type: ignore[no-any-return]  # same type as the argument
 
 
 def where(condition: bool | BoolArray, one: N | float, other: N) -> N:
     """Return `one` where the condition holds, and `other` elsewhere."""
     chosen: Any = np.where(condition, one, other) if isinstance(condition, np.ndarray) else one if condition else other
-    return chosen  # type: ignore[no-any-return]  # of the type of `other`
+    return chosen  # type: ignore[no-any-return]  # same type as `other`
 
 
 def sum_of(amounts: Sequence[N]) -> N:
     """Return the sum of numbers, correctly rounded, or of arrays of one shape."""
     is_column = amounts and isinstance(amounts[0], np.ndarray)
     added: Any = sum(amounts[1:], start=amounts[0]) if is_column else math.fsum(amounts)
-    return added  # type: ignore[no-any-return]  # of the type of the amounts
+    return added  # type: ignore[no-any-return]  # same type as the amounts

@@ -23,8 +23,8 @@ from meshwright.profiles.model_parts.hf_config import count_or_none, flag, requi
 
 
 class Routing(Document):
-    """The number x of tokens per expert has a density proportional to x^-exponent, between 1 and `reach` times the
-    number of all tokens."""
+    """The power law of expert popularity: the number x of tokens per expert has a density proportional to x^-exponent,
+    between 1 and `reach` times the number of all tokens."""
 
     exponent: float = Field(gt=1, lt=2)
     reach: float = Field(gt=0, le=1)
@@ -37,7 +37,7 @@ class Routing(Document):
         Load is counted in token copies. A rank's load is a sum over its experts and approximately normal, so the
         busiest is the expected maximum of `ep` normals (Blom, Statistical Estimates and Transformed Beta-Variables,
         1958). An expert's load varies with its popularity and, for few tokens, by chance. The result is bounded by the
-        load of a rank that every token selects as often as it can.
+        load of a rank to which every token sends as many of its copies as possible.
         """
         is_uniform = (num_tokens <= 0) | (ep == 1)
         routed = where(is_uniform, 1.0, num_tokens)
@@ -83,9 +83,9 @@ def _blom(number: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """Routed experts: gated MLPs of which a router selects a few for each token, in all but the first layers.
+    """Routed experts: gated MLPs of which a router selects a few for each token, in all layers after the dense ones.
 
-    `shared_ffn_size` is the total width of the shared experts, which every token passes; 0 without any.
+    `shared_ffn_size` is the total width of the shared experts, which every token passes through; 0 without any.
     """
 
     num_experts: int
@@ -97,7 +97,7 @@ class Experts:
     normalized: bool = True  # the weights of a token's experts sum to one
 
     def active_ffn_size(self, imbalance: float = 1.0) -> float:
-        """MLP width that one token passes, on a rank whose routed experts have `imbalance` times the mean load."""
+        """MLP width per token, on a rank whose routed experts have `imbalance` times the mean load."""
         return imbalance * self.experts_per_token * self.ffn_size + self.shared_ffn_size
 
     def params(self, hidden_size: int, *, has_bias: bool = False) -> int:

@@ -184,9 +184,9 @@ class MixedCluster(Document):
 
 
 def one_or_mixed(value: Any, one: type[Document], mixed: type[Document]) -> str:
-    """Return the class name of a parsed or constructed value; only the mixed document has a key `parts`.
+    """Return the name of the class that a parsed or constructed value belongs to: pydantic's discriminator of a union.
 
-    It discriminates the union of two document classes for pydantic.
+    Only the mixed document has a key `parts`.
     """
     if isinstance(value, dict):
         return mixed.__name__ if "parts" in value else one.__name__
@@ -201,7 +201,7 @@ AnyCluster: TypeAlias = Annotated[
 
 
 def replicas_of_parts(cluster: AnyCluster, part: int, replica_ranks: int) -> tuple[int, ...]:
-    """Number of replicas of `replica_ranks` ranks that fill each part denoted by the number `part`."""
+    """Number of replicas of `replica_ranks` ranks that fill each part; `part` denotes one part or a pair of parts."""
     return tuple(one.num_ranks // replica_ranks for one in cluster.parts_of(part))
 
 

@@ -1,6 +1,6 @@
 """The grid of points that a profile measures, and how a callable is timed.
 
-Clocks and events are arguments, and no model is built here:
+Clocks and events are arguments, and the caller builds the models:
 
     timer = event_timer(lambda: torch.cuda.Event(enable_timing=True))  # or clock_timer(perf_counter, synchronise)
     for point in points(graph, {Role.ACTOR: actor, ...}, workload, cluster):
@@ -218,9 +218,9 @@ def record_collective(exchange: Exchange, sample: TimingResult) -> Collective:
 
 
 def merge_measurements(measurements: Sequence[T]) -> T:
-    """Merge measurements of the same point or collective from several passes; the first failure if there is one.
+    """Merge measurements of one point or collective from several sweeps of the grid; the first failure if there is one.
 
-    The median over passes ignores a pass in which the machine was disturbed, which consecutive repeats cannot do.
+    The median over sweeps ignores a sweep in which the machine was disturbed; consecutive repeats may all be disturbed.
     """
     for one in measurements:
         if one.status == "failed":

@@ -2,7 +2,7 @@
 
 Slots are refilled as in a renewal process and assumed independent, so that the sum of their tokens is approximately
 normal. The cache is sized for a quantile of this sum in the decode round in which it is largest; sequences that need
-more are pre-empted.
+more are pre-empted. Time is counted in steps of one or more decode rounds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EndOf: TypeAlias = Callable[[int, Numbers, Numbers], float]
 """The step in which a period ends, given its number from 1 on, and the cumulative starts and finishes by each step."""
 
 _LIFETIMES = 4
-"""Length of the time axis, in longest responses."""
+"""Length of the time axis, as a multiple of the steps of the longest response."""
 
 _ROUNDING = 1e-9
 """Tolerance of comparisons between expected numbers of sequences."""

@@ -90,7 +90,8 @@ def _even_between(stages: _Stages, limit: int, num_stages: int) -> tuple[int, ..
 def _balanced(stages: _Stages, limit: int, num_stages: int) -> tuple[int, ...]:
     """A split within the limit, built from the last stage to the first.
 
-    Each stage takes an equal share of the remaining layers, fewer to keep the limit, more if earlier stages could not.
+    Each stage takes an equal share of the remaining layers: fewer if the share exceeds the limit, more if the stages
+    before it could not hold the rest within the limit.
     """
     counts: list[int] = []
     end = stages.num_layers

@@ -68,8 +68,8 @@ class Histogram:
     def mean_tokens_in_flight(self) -> float:
         """Mean number of tokens sampled so far of a sequence in flight at a random time.
 
-        Sequences are observed in proportion to their length (inspection paradox), halfway on average: E[n^2] / E[n] /
-        2.
+        Sequences are observed in proportion to their length (inspection paradox), halfway on average:
+        E[n^2] / (2 E[n]).
         """
         square = sum(p * n * n for n, p in zip(self.tokens, self.probabilities, strict=True))
         return square / self.mean / 2
@@ -130,7 +130,7 @@ class LengthSpec(Document):
         return _with_mean(tuple(zip(lengths.tokens, lengths.probabilities, strict=True)), mean, self.max)
 
     def stretched(self, mean: float, longest: float, count: int) -> LengthSpec:
-        """Transform each length n to a n^b so that the mean is `mean` and the expected longest of `count` is `longest`,
+        """Transform each length n to c n^b so that the mean is `mean` and the expected longest of `count` is `longest`,
         or as near as b between 1/4 and 4 allows.
         """
         lengths, low, high = self.resolve(), *_POWER_RANGE

@@ -1,7 +1,7 @@
 """The shape of a decoder model, read from its Hugging Face config, and the reasons why a model can be planned but not
 run.
 
-This file reads no weights and knows nothing of parallelism but how a shard's sizes follow from tp. An architecture
+This file reads no weights and knows nothing of parallelism except the sizes of a tensor-parallel shard. An architecture
 that it does not know is refused with one sentence.
 """
 
@@ -265,8 +265,8 @@ class ModelSpec:
     def shard(self, tp: int) -> ModelSpec:
         """The shard of the model on one of `tp` tensor-parallel ranks: heads, KV heads, MLP and vocabulary are divided.
 
-        Norms, routers, projections to a latent rank and the scalar head are replicated, so `num_params` of the shard
-        counts all that one rank holds. Raises BadInput if tp does not divide a size.
+        Norms, routers, the down-projections of latent attention and the scalar head are replicated, so `num_params` of
+        the shard counts all that one rank holds. Raises BadInput if tp does not divide a size.
         """
         sizes = {name: getattr(self, name) for name in ("num_heads", "num_kv_heads", "ffn_size", "padded_vocab_size")}
         if self.experts:

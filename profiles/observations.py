@@ -57,9 +57,10 @@ def stage_seconds(stage: Stage, layout: Layout, spans: Sequence[Span]) -> float:
 
 
 def refit_seconds(spans: Iterable[Span]) -> float:
-    """Return the largest sum over the refits of one step on any rank, 0 without refits; other spans are ignored.
+    """Return the seconds of one step's refits, summed on the rank with the largest sum; 0 without refits.
 
-    A refit counts with its shortest span: that of the rank which arrives last and so does not wait for others.
+    A refit counts with its shortest span: that of the rank which arrives last and so does not wait for others. Spans
+    of other kinds are ignored.
     """
     refits: dict[str, list[Span]] = defaultdict(list)
     for span in spans:

@@ -1,7 +1,7 @@
-"""Assignment of rows to replicas, micro-batches and prefill passes, and of tokens to KV blocks.
+"""Assignment of rows (sequences of a batch) to replicas, micro-batches and prefill passes, and of tokens to KV blocks.
 
 The only place where rows are split: a run and its rehearsal call `generation_rows`, `assigned_rows` and `micro_batches`
-with the rows of a batch; `cost_models.micro_batches` calls the functions below these with expected lengths.
+with the rows of a batch; `cost_models.micro_batches` calls the functions that these use, with expected lengths.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def read_log_lines(*paths: Path) -> Iterator[Line]:
 
 
 def numbered_lines(path: Path, file: BufferedIOBase) -> Iterator[tuple[int, bytes]]:
-    """Iterate over the numbered lines of a file from 1. Raises BadInput for one of `MAX_LINE_BYTES` or more."""
+    """Iterate over the numbered lines of a file from 1. Raises BadInput for a line of `MAX_LINE_BYTES` or more."""
     for number, text in enumerate(iter(partial(file.readline, MAX_LINE_BYTES), b""), start=1):
         if len(text) >= MAX_LINE_BYTES:
             raise BadInput(f"{path}: line {number} is longer than {MAX_LINE_BYTES} bytes; no run writes one.")
@@ -99,7 +99,7 @@ def append_lines(path: Path, lines: Iterable[str], *, segment_bytes: int = SEGME
 
 
 def _close_segment(path: Path) -> None:
-    """Compress the growing file to a segment.
+    """Compress the growing file into a segment.
 
     If the process is killed at any point, each line is still in exactly one file that `log_files` returns.
     """

@@ -138,7 +138,7 @@ def read_spans(path: Path) -> tuple[Span, ...]:
 def read_recent_spans(path: Path, max_spans: int = MAX_SPANS, *, min_steps: int = _MIN_STEPS) -> tuple[Span, ...]:
     """Read all spans of a trace with at most `max_spans` spans; of a longer trace, those of its last complete steps.
 
-    At least the last `min_steps` steps are read. Raises BadInput, naming a line read that is not a span.
+    At least the last `min_steps` steps are read. Raises BadInput, naming the first line it reads that is not a span.
     """
     files, files_read, num_lines = log_files(path), list[Path](), 0
     for file in reversed(files):
@@ -149,7 +149,7 @@ def read_recent_spans(path: Path, max_spans: int = MAX_SPANS, *, min_steps: int 
     else:
         return read_spans(path)
     begin = num_lines - max_spans
-    newest_dropped, recent = -sys.maxsize, list[Span]()  # the newest step with a dropped span
+    newest_dropped, recent = -sys.maxsize, list[Span]()  # newest_dropped: the newest step with a dropped span
     for number, line in enumerate(
         islice(read_log_lines(*files_read), max(0, begin - max_spans), None), start=max(0, begin - max_spans)
     ):

@@ -1,4 +1,4 @@
-"""Rows of Megatron-core's degrees of a model, which verl and NeMo-RL have below a prefix of their own."""
+"""Rows for the parallel degrees of Megatron-core, which verl and NeMo-RL each have under a prefix of their own."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class ParsedField:
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedConfig:
-    """A configuration in our fields, with sentences on what could not be expressed in them.
+    """A configuration as fields of a job and pins, with sentences on what they cannot express.
 
     `steps_ahead` says how many steps generation works ahead. `unmodelled` are keys that may change a step and are not
     read, with the reason; `ignored` are keys that a plan does not depend on; `read_keys` is every key that was read,
@@ -65,7 +65,7 @@ class ParsedConfig:
 
 
 def layout_of(degrees: Mapping[str, int], num_ranks: int, *, sp: bool = False) -> Layout:
-    """The layout of `num_ranks` ranks whose replicas have these degrees; an etp of 0 means that of tp.
+    """The layout of `num_ranks` ranks whose replicas have these degrees; etp=0 means etp=tp.
 
     Experts are sharded over whole replicas only: the given ep becomes gcd(ep, dp) or, where etp is 1 and tp divides
     ep, tp x gcd(ep / tp, dp) with whole experts on each rank. With ep > 1 there is no context parallelism, so its ranks
@@ -99,7 +99,7 @@ def layout_notes(key: str, degrees: Mapping[str, int], layout: Layout) -> Iterat
 
 
 def consecutive_pools(sizes: Iterable[tuple[str, int]]) -> Iterator[tuple[str, str]]:
-    """Place pools one after the other, as names and pin values; the largest first where one would cross nodes."""
+    """Place pools one after the other, as names and pin values; largest first if one would cross nodes otherwise."""
     ordered = list(sizes)
     if _crosses_nodes([size for _, size in ordered]):
         ordered.sort(key=lambda pool: -pool[1])
@@ -228,7 +228,7 @@ class TrainingSetup:
         return tuple(name for name in names if name in self.graph.by_name)
 
     def group(self, samples: int, key: str) -> Iterator[ParsedField]:
-        """The samples of a prompt. Raises BadInput for an algorithm that compares them and has only one."""
+        """The samples per prompt. Raises BadInput for 1 if the algorithm compares the samples of a prompt."""
         if self.algorithm in GROUP_ALGORITHMS and samples == 1:
             raise BadInput(
                 f"{key}=1: {self.algorithm} compares the samples of a prompt with each other; use 2 or more."
@@ -265,8 +265,8 @@ class TrainingSetup:
         notes: Iterable[str],
         unused: Iterable[str] = (),
     ) -> ParsedConfig:
-        """The configuration in our fields, with the keys that were not read; `unused` are patterns of keys that have
-        no effect because of other keys."""
+        """The configuration as fields of a job and pins, with the keys that were not read; `unused` are patterns of
+        keys that have no effect because of other keys."""
         unmodelled, ignored = self.config.split_unread(trainer, unused)
         return ParsedConfig(
             fields=tuple(fields),

@@ -12,7 +12,7 @@ from meshwright.profiles.stages import Role
 
 
 def batch_size(group_key: str) -> Read:
-    """The sequences of a step, from a key with its prompts and another with the samples of each."""
+    """The number of sequences in a step: the row's key has its prompts, and `group_key` the samples of each prompt."""
 
     def read(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
         size = setup.config.integer(row.key) * setup.config.integer(group_key)
@@ -32,9 +32,9 @@ def estimator(setup: TrainingSetup, _row: Row) -> Iterator[ParsedField]:
 
 
 def minibatches(size: Callable[[TrainingSetup], int], unit: str = "sequences") -> Read:
-    """The updates of a step, from a key with the size of each; `size` is that of the step, in the same unit.
+    """The number of updates in a step: the row's key has the size of an update, and `size` gives that of the step.
 
-    The reader raises BadInput for a size below 1.
+    Both sizes are in `unit`. The reader raises BadInput for a size of an update below 1.
     """
 
     def read(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
@@ -47,7 +47,7 @@ def minibatches(size: Callable[[TrainingSetup], int], unit: str = "sequences") -
 
 
 def models(*roles: Role) -> Read:
-    """The path of the models that have these roles, as far as the job has them."""
+    """One path for the models of these roles; roles that the job does not have are left out."""
 
     def read(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
         for role in roles:
@@ -58,7 +58,7 @@ def models(*roles: Role) -> Read:
 
 
 def function_reward(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
-    """The reward function, where this key is the first of those that it comes from."""
+    """The reward function. It may come from several keys, and the row of the first of them reads it."""
     if setup.reward is not None and setup.reward.keys[0] == row.key:
         yield from setup.reward.fields()
 
@@ -121,7 +121,7 @@ def overlong_tokens(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
 
 
 def overlong_penalty(length_key: str) -> Read:
-    """DAPO's largest length penalty, where `length_key` has tokens over which it grows."""
+    """DAPO's largest length penalty, if `length_key` gives the number of tokens over which it grows."""
 
     def read(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
         if setup.config.value(length_key) and setup.config.value(row.key) is not None:

@@ -140,8 +140,8 @@ _LITERALS: Mapping[str, Callable[[str], str]] = {
 
 @dataclass(frozen=True)
 class Word:
-    """An expanded word. `reasons` say why it is undecided; `text_if_unset` is its text with unset variables empty
-    where those are the only reason, and None otherwise."""
+    """An expanded word. `reasons` say why it is undecided. If unset variables are the only reason, `text_if_unset` is
+    the text in which they are empty; otherwise it is None."""
 
     text: str
     reasons: tuple[str, ...] = ()

@@ -5,7 +5,7 @@ ranks and degrees (slime/utils/arguments.py sets the critic's to the actor's). T
 (`--colocate`) or have their own; `train_async.py` generates one batch ahead, which excludes `--colocate`. A reward
 model is served beside the actor (`--sglang-config`).
 
-`TABLE` has a row for each key; above it are the functions of rows that no other trainer needs.
+`TABLE` has a row for each key. The functions above it read and write rows that only slime has.
 """
 
 from __future__ import annotations
@@ -93,8 +93,10 @@ _ESTIMATORS: Mapping[str, Estimator] = {
 
 
 def deployment_modes(facts: Facts) -> Iterator[DeploymentMode]:
-    """Yield the ways in which slime can place the stages: engines on the trainer's ranks, or one batch ahead on their
-    own ranks. The engines of a reward model have ranks beside those that generate."""
+    """Yield the deployment modes of slime: engines on the trainer's ranks, or on their own ranks and one batch ahead.
+
+    The engines of a reward model and those that generate are on different ranks.
+    """
     trained = tuple(name for name in ppo_stages() if name != "reward_score")
     if facts.rewards:
         all_pool = all_ranks(facts.cluster)
@@ -166,10 +168,7 @@ def _read_prompt(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
 
 
 def _read_minibatches(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
-    """The updates of a step: their own number, or the step's sequences by those of an update.
-
-    Raises BadInput for an update of no sequence.
-    """
+    """The number of updates in a step: from its own key, or the step's sequences divided by those of an update."""
     config, number_key = setup.config, "num-steps-per-rollout"
     batch = config.integer("rollout-batch-size") * config.integer("n-samples-per-prompt")
     updates = max(1, batch // max(1, config.integer_or(row.key, batch)))
@@ -477,7 +476,7 @@ SLIME = OtherTrainer(
 
 
 def read_slime(path: Path, changed: Mapping[str, Any] | None = None) -> ParsedConfig:
-    """Read the configuration in a script; `changed` are keys with values that override its own.
+    """Read the configuration in a script; the values in `changed`, by key, override those of the script.
 
     Raises BadInput naming a flag that a job cannot express.
     """
@@ -503,7 +502,7 @@ def _notes(setup: TrainingSetup, _fields: Sequence[ParsedField]) -> Iterator[str
 
 
 def _training_setup(config: TrainerConfig) -> TrainingSetup:
-    """The algorithm by slime's own rule (ray/placement_group.py): a KL penalty needs a reference model."""
+    """The setup, with a reference model if there is a KL penalty, as slime itself decides (ray/placement_group.py)."""
     estimator = estimator_of(config, _ESTIMATOR, _ESTIMATORS, single="n-samples-per-prompt")
     in_loss, in_reward = bool(config.value("use-kl-loss")), config.number("kl-coef") != 0
     return TrainingSetup(

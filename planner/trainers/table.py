@@ -1,9 +1,9 @@
-"""The table of a trainer: one row for each of its keys, with the field of our job or plan that the key stands for, how
-an import reads it, and how an export writes it.
+"""The table of a trainer: one row for each of its keys, with the field of a job or a plan that the key sets, how an
+import reads it, and how an export writes it.
 
 One importer (`read_table`) and one exporter (`write_table`) follow the tables of all trainers. A row whose key has the
 value of one field needs nothing else: `read_field` and `write_field` find the field by its name. Rows that need more
-name a function of `reads` or `writes`, or one beside the table of the trainer that alone needs it.
+name a function of `reads` or `writes`; functions that only one trainer needs are in the file of its table.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PIN_ORDER = ("pool", "layout", "tp", "pp", "micro_batch_tokens", "micro_batch_s
 
 
 def read_field(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
-    """The field of a row: a number of a setting, if the algorithm has it, and a whole number otherwise."""
+    """Read the field of a row: a number for a setting (nothing if the algorithm lacks it), else an integer."""
     if row.field.startswith(_SETTING):
         yield from setup.number_setting(row.setting, row.key)
     elif row.field.startswith(_FACTS):
@@ -66,12 +66,12 @@ It is a KeyValue where the value does not come from the row's field."""
 
 @dataclass(frozen=True)
 class Row:
-    """A key of a trainer and the field that it stands for.
+    """A key of a trainer and the field that it sets.
 
     `field` is a path in the plan ("facts.workload.group_size", "placements.critic_train.layout.tp"), a setting of the
     job's algorithm ("setting: gamma"), or words for what the value comes from ("rule: micro-batches are packed"). An
     export names it as the origin of the value. `read` and `write` are None for keys that are not read or not written.
-    `note` says what the row alone does not.
+    `note` is a remark, such as the row with which the key is read.
     """
 
     key: str
@@ -82,7 +82,7 @@ class Row:
 
     @property
     def setting(self) -> str:
-        """The name of the setting that the key stands for; the field itself where it is none."""
+        """The name of the setting that the key sets; the field itself where it is not a setting."""
         return self.field.removeprefix(_SETTING)
 
     def origin(self, source: ExportInput) -> str:
@@ -108,11 +108,11 @@ def read_table(
     unused: Callable[[TrainingSetup], Iterable[str]],
     steps_ahead: int = 0,
 ) -> ParsedConfig:
-    """Read a configuration by a table.
+    """Read a configuration with a table.
 
     `notes` yields sentences on what the rows do not express, from the fields that they read, and `unused` patterns of
-    keys that have no effect because of other keys. `steps_ahead` is for a trainer with no key for it. Raises BadInput
-    naming a key that a job cannot express.
+    keys that have no effect because of other keys. `steps_ahead` is used for a trainer that has no key for it. Raises
+    BadInput naming a key that a job cannot express.
     """
     read = [parsed for row in table if row.read is not None for parsed in row.read(setup, row)]
     ahead = next((int(parsed.value) for parsed in read if parsed.what == STEPS_AHEAD), steps_ahead)

@@ -100,7 +100,7 @@ class OtherTrainer:
     `key_file` is the stem of the file in `data/` that lists its keys, and `other_key_files` are those of algorithms
     with keys of their own. `engine` generates unless a job names one of `other_engines`. `modes` yields the
     trainer's deployment modes for a job, `settings` the keys for a plan that one of them can express, and `files`
-    the texts of the export by file name, the command first. `remarks` are sentences on what the user has to add,
+    the texts of the export by file name, the launch script first. `remarks` are sentences on what the user has to add,
     `algorithms` the ones whose settings can be written, and `supports_fp8` says whether generation with FP8 weights
     can be written.
     """

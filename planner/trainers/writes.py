@@ -74,7 +74,7 @@ def max_tokens(source: ExportInput, _row: Row) -> ConfigValue:
 
 
 def budget(stage: str) -> Write:
-    """The tokens of a stage's micro-batch on each context-parallel rank, from its tokens or its rows."""
+    """Tokens of a stage's micro-batch per context-parallel rank, from its limit on tokens or, without it, on rows."""
 
     def write(source: ExportInput, row: Row) -> KeyValue:
         return KeyValue(row.key, token_budget(source.plan, stage), token_budget_origin(source.plan, stage))

@@ -50,7 +50,7 @@ class ToolTurns(Document):
         return self
 
     def lengths(self, response: LengthSpec) -> Histogram:
-        """Return the lengths of sampled and tool tokens together, if each turn samples a `response`."""
+        """Return the lengths of sampled and tool tokens together; `response` has the lengths that one turn samples."""
         return compound_distribution(
             _resolved(self.number), _resolved(response), _resolved(self.result), self.max_tokens
         )
@@ -91,7 +91,7 @@ def _resolved(lengths: LengthSpec) -> Histogram:
 def compound_distribution(number: Histogram, each: Histogram, between: Histogram | None, longest: int) -> Histogram:
     """Return the distribution of the sum of `number` values of `each` and `number` - 1 of `between`, at most `longest`.
 
-    It has at most about a hundred and thirty values: the means of as many quantile bins.
+    It has at most about 130 values: the means of as many quantile bins.
     """
     max_sum = number.maximum * each.maximum + (number.maximum - 1) * (between.maximum if between else 0)
     step = -(-max_sum // _MAX_POINTS)
