@@ -44,7 +44,7 @@ class RetryBudget:
         self._seconds, self._sleep = retry_seconds, sleep
         self._lock = threading.Lock()
         self._counted, self._num_failing, self._failing_since = 0.0, 0, 0.0
-        """`_counted` are the seconds in which calls were failing, up to `_failing_since` while `_num_failing` is not 0."""
+        """`_counted` are seconds in which calls were failing, up to `_failing_since` while `_num_failing` is not 0."""
         self._failing_until = self._answered_at = 0.0
         """Times at which the last failing call ended, and at which a call was last answered."""
         self._spent_at_answer = 0.0

@@ -157,7 +157,7 @@ class StageRunner:
     def _build_scorer(self, stage: str) -> ChunkScorer:
         copy, placement = self._copies[stage], self._plan.placement(stage)
         generation, workload = self._plan.placement(GENERATE).schedule, self._plan.facts.workload
-        # With overcommit one replica may hold all sequences beyond a batch, so it has the rows of all replicas together.
+        # With overcommit one replica may hold all sequences beyond a batch, so each has room for those of all replicas.
         dp = 1 if generation.overcommit else placement.layout.dp
         return ChunkScorer(
             copy.decoder,
