@@ -163,7 +163,7 @@ class Workload(Document):
 
 
 def _arrivals(schedule: Schedule, dp: int) -> Arrivals:
-    """When batches arrive at a replica. A single one need not keep an even pace (see `planner.simulation.pace`)."""
+    """How batches arrive at a replica; a single replica need not keep an even pace (`planner.simulation.pacing`)."""
     if not schedule.keeps_in_flight:
         return Arrivals.NEVER
     if schedule.overcommit:

@@ -48,8 +48,8 @@ def profile(
     first where it states no latency; functions may be built-in ones and those of `allow_modules`.
 
     An interrupted profile is resumed by the next call, unless that has `fresh`; `num_missing` counts the remaining
-    measurements. `device` is cpu or cuda, by default that of the job's cluster. It starts processes that import the
-    program's main module, which therefore needs `if __name__ == "__main__":`.
+    measurements. `device` is cpu or cuda, by default that of the job's cluster. Profiling starts processes that import
+    the program's main module, which therefore needs `if __name__ == "__main__":`.
     Raises BadInput when this machine is not one of the cluster's, when `output` was measured under other conditions,
     and when a reward or the tool does not answer.
     """

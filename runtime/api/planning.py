@@ -53,7 +53,7 @@ def plan(
 
     A table gives measured costs in place of analytic ones. `pins` fix choices and `forbid` excludes some, each as
     `stage.key=value`. The search ends at the gap that `limits` give, by default 1 % up to 1,024 ranks and 3 % above.
-    The plan keeps digests of the documents it was made from, of the `job` too where it is given. `start` is a plan of a
+    The plan keeps digests of the documents it was made from, including the `job` if it is given. `start` is a plan of a
     similar job: where these facts allow its placements, the search looks only for plans that are better by more than
     the gap. `observed` are the lengths of a trace, which replace those that the facts expect, up to the facts' maximum.
     `progress` is called whenever the state of the search changes.

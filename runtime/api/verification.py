@@ -1,4 +1,4 @@
-"""Verification of plans: their rules, their costs, and proofs of their bounds with their files."""
+"""Verification of plans: their rules, their costs, and proofs of their bounds, which are also read and written here."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def export_to_trainer(
     """Write the configuration of a trainer for a plan, and print a summary. Raises typer.Exit if no plan fits."""
     plan, document = read_plan(source), read_job(job) if job else None
     if job and document:
-        as_generated = document.model_copy(update={"engine": plan.facts.engine})  # an export has the trainer's engine
+        as_generated = document.model_copy(update={"engine": plan.facts.engine})  # --for plans by the trainer's engine
         plan.require_made_for(as_generated, job.parent)
     with progress_bars() as progress:
         exported = export_plan(

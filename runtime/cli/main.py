@@ -37,7 +37,7 @@ class CommandEntry:
     def load(self) -> TyperCommand:
         """Import the command and return it with its options."""
         name = f"{self.name}_" if iskeyword(self.name) else self.name
-        with no_garbage_collection():  # what modules define lives as long as the program, and is much to look through
+        with no_garbage_collection():  # the many objects that modules define are never garbage
             module = import_module(f"meshwright.runtime.cli.{name}")
         group = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
         group.command(self.name, epilog=module.EXAMPLES)(getattr(module, name))

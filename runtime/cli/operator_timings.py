@@ -1,4 +1,4 @@
-"""The part of `profile --from`: a table from operator timings that others published."""
+"""A table from operator timings that others published, for `profile --from`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The command `plan`, which searches for a plan, and the progress that it shows.
 
-What --for, --top and --proof need besides is in `runtime/cli/plan_variants.py`, which is imported with one of them.
+The code for --for, --top and --proof is in `runtime/cli/plan_variants.py`, which is imported only if one is given.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ from meshwright.runtime.records.outputs import Output, OutputKind, require_outpu
 def show_search_progress(began: float, *, as_json: bool) -> Iterator[ProgressCallback | None]:
     """Yield the progress callback of a search that started at `began` (seconds of `time.monotonic`).
 
-    None if standard error is not a terminal and `as_json` is False. No thread is started, because a search forks a
-    second process only in a program without threads.
+    The callback is None if standard error is not a terminal and `as_json` is False. No thread is started, because a
+    search forks a second process only in a program without threads.
     """
     console = Console(stderr=True)
     if as_json:
@@ -164,7 +164,8 @@ def plan(
 ) -> None:
     """Search for the fastest plan that fits, and prove how good it is. Ctrl-C keeps the best plan so far.
 
-    With --for, --top and --from stay within the settings of the trainer; --proof proves a bound on all plans.
+    With --for, all plans that --top writes and those that a search with --from finds are within the settings of the
+    trainer; the bound that --proof proves is still on all plans.
 
     With --json, standard error has a line of JSON for each change of the search's progress, and one for what the plan
     is most sensitive to and for latencies that the job does not state.

@@ -1,4 +1,4 @@
-"""The parts of the command `plan` for --for, --top and --proof: most calls have none of these options."""
+"""The parts of the command `plan` for --for, --top and --proof, which are imported only if one of these is given."""
 
 from __future__ import annotations
 

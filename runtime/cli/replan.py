@@ -41,7 +41,8 @@ def replan(
 ) -> None:
     """Re-plan a run from its own lengths and speeds: the best plan from here, and the cost of switching.
 
-    The search looks near the current plan and ends at once; with --gap it continues until the new plan is proven.
+    The answer comes from the neighbourhood of the current plan, without a bound; with --gap, a full search starts from
+    it and ends when that gap is proven.
     """
     require_outputs(Output("-o", output, OutputKind.PLAN) if output else None, inputs=(plan, profile, job))
     document, table = read_plan(plan), read_profile(profile)

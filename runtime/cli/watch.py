@@ -1,4 +1,4 @@
-"""The command that follows a run by reading its directory, and its tables."""
+"""The command that follows a run by reading its directory, and the tables that the command shows."""
 
 from __future__ import annotations
 

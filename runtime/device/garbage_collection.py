@@ -1,4 +1,4 @@
-"""Control of Python's garbage collector, which some code must not be interrupted by."""
+"""Suspends Python's garbage collector, for work that it would slow down and for the capture of CUDA graphs."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ the CPU sees no GPU. megatron-core names CUDA in some two hundred places and nee
 there it gets a copy of the `torch` namespace whose factories and `torch.cuda` use the CPU. `torch` itself is unchanged,
 so nothing outside megatron-core sees the stand-in. In a process on CUDA nothing is replaced.
 
-This is the only file that knows of the stand-in and that queries CUDA. Each workaround links the lines of megatron-core
-that it is for.
+Only this file knows of the stand-in, and only here the number of CUDA devices is queried. Each workaround links the
+lines of megatron-core that it is for.
 """
 
 from __future__ import annotations

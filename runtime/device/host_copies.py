@@ -1,4 +1,4 @@
-"""Copies of tensors to host memory with all the cores of a rank, for a time when nothing else runs on it."""
+"""Copies tensors to host memory with several threads, while nothing else uses the cores of the rank."""
 
 from __future__ import annotations
 

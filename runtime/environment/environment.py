@@ -32,7 +32,7 @@ class Environment:
     def __init__(self, reward_workers: Sequence[RewardWorkers]) -> None:
         self._reward_workers = tuple(reward_workers)
         self._in_progress: dict[int, tuple[Future[RewardAnswer], ...]] = {}
-        """For each number of a response that is not delivered, one future of each reward."""
+        """Responses that are not yet delivered, by number, each with one future per reward."""
         self._delivered: dict[int, _Rows] = {}
         """The rows of each delivered batch, by batch key."""
         self._send_queue: queue.SimpleQueue[tuple[_Rows, Callable[[Experience], object]] | None] = queue.SimpleQueue()

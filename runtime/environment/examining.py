@@ -91,8 +91,9 @@ def _is_allowed(name: str, args: Sequence[Any]) -> bool:
 def _visible_names(tree: ast.Module, offered: Mapping[str, Any], modules: Mapping[str, str]) -> dict[str, Any]:
     """Return the names of the code that the tests see: those that they mention, without those of builtins and modules.
 
-    A name of a builtin or a standard module keeps Python's meaning unless it is the only function that the tests can
-    mean; otherwise code could replace what the tests compare with. What the code claims about its names is not trusted.
+    A name of a builtin or a standard module keeps Python's meaning, or code could replace what the tests compare with.
+    The exception is such a name if it is the only one of the code that the tests use. What the code claims about its
+    names is not trusted.
     """
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     mentioned = used | _names_in_strings(tree)

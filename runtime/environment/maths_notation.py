@@ -4,11 +4,12 @@ sets.
     list = part {"," part}        part = sum | "(" list ")" | "[" list "]" | "\\{" list "\\}"
     sum = ["-"] product {("+" | "-") product}
     product = power {["*" | "/"] power}        power = atom ["^" atom]
+    atom = number | letter | constant | fraction | root | "(" sum ")" | "{" sum "}"
 
 Juxtaposed factors are multiplied, except that a whole number before a fraction of two whole numbers makes a mixed
-number. A value is an exact quotient of sums of monomials, powers of letters and of the primes under roots; two
-values are compared by cross-multiplication. A text outside this grammar, too long, nested too deeply or beyond a
-limit of the arithmetic has no value.
+number. A value is an exact quotient of two sums of monomials; a monomial is a product of powers of letters and, for
+roots, of fractional powers of primes. Two values are compared by cross-multiplication. A text outside this grammar, too
+long, nested too deeply or beyond a limit of the arithmetic has no value.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ class Value:
     def power(self, exponent: Value) -> Value:
         """Return the value to a rational power.
 
-        Raises NoValueError if the exponent is not rational or too large, and for a root unless it is of a rational
-        number that is not negative.
+        Raises NoValueError if the exponent is not rational or is too large, for a negative power of zero, and for a
+        fractional power of anything but a product of nonnegative rational numbers and their roots.
         """
         n = exponent.rational
         if abs(n) > _MAX_POWER:
@@ -139,7 +140,7 @@ def _multiply_monomials(left: Monomial, right: Monomial) -> tuple[Monomial, Frac
 
 
 def _root(terms: Terms, power: Fraction) -> Terms:
-    """Return a fractional power of a rational number that is not negative; other terms have no value."""
+    """Return a fractional power of a nonnegative rational number times roots. Raises NoValueError for other terms."""
     if not terms and power > 0:
         return {}
     if len(terms) != 1:
@@ -182,7 +183,7 @@ _TOKEN = re.compile(
 _OPENING = ("(", "[", "\\{")
 _WORD = re.compile(r"(?<![a-zA-Z\\])(?!sqrt|pi(?![a-z]))[a-zA-Z]{2,}")
 _PRODUCT_LETTERS = frozenset("abcxyzkmnpqrt")
-"""Two of these letters side by side are a product; other pairs are a word, or name a line by two points."""
+"""Two of these letters side by side are a product; other pairs are a word, or the name of a line such as AB."""
 
 
 @dataclass(frozen=True)
@@ -344,7 +345,7 @@ class _Parser:
         return base
 
     def _mixed_fraction(self) -> Value | None:
-        """Parse the fraction of a mixed number after its whole part, a quotient of whole numbers below 1; else None."""
+        """Parse the fraction below 1 that follows the whole part of a mixed number; return None if there is none."""
         start = self._position
         try:
             if self._take(" ") and self._next.isdigit():

@@ -1,7 +1,7 @@
-"""Encodes values as JSON between tested code and its tests.
+"""Encodes as JSON the values that tested code and its tests exchange.
 
-Plain values are sent by value. All other objects stay where they are and are sent as a number, so that code of one side
-never runs on the other.
+Plain values are sent by value. Any other object stays in its process and is sent as a number that refers to it, so that
+code of one process never runs in the other.
 """
 
 from __future__ import annotations

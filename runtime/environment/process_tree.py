@@ -1,7 +1,7 @@
 """A keeper process that ends a child and all of its descendants when the child or the parent ends.
 
 The keeper runs no code of the child. It adopts orphaned descendants (PR_SET_CHILD_SUBREAPER, prctl(2)), and the kernel
-signals to it the end of its parent and of its children.
+sends it a signal when its parent or one of its children ends.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In its namespaces (user_namespaces(7)) code sees Python and the system's libraries, read-only, and an empty directory in
 memory. It has no network, no other processes and no files of the user, and the kernel kills all of its processes when
-the first one ends. System calls are made through the C library, because Python 3.11 wraps none of these.
+the first one ends. System calls are made through the C library, because Python 3.11 has no functions for them.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def enter_root(directory: Path) -> None:
     os.chdir(directory)
     pivot_root = _SYS_PIVOT_ROOT.get(os.uname().machine)
     if pivot_root is None or _libc.syscall(pivot_root, b".", b".old"):
-        _mount(directory, "/", None, _MS_MOVE)  # pivot_root(2) cannot replace a root in memory
+        _mount(directory, "/", None, _MS_MOVE)  # pivot_root(2) cannot replace an initial ramfs
         _check("chroot", _libc.chroot(b"."))
     else:
         os.chdir("/")

@@ -2,7 +2,8 @@
 
     python -I -m meshwright.runtime.environment.supervising PARENT DIRECTORY SECONDS MEASURES
 
-PARENT is the id of the process to end with, SECONDS the time limit, and MEASURES names the sandbox measures to use.
+PARENT is the id of a process: when it ends, so does this one. SECONDS is the time limit, and MEASURES names the sandbox
+measures to use.
 Standard input has the code and then the tests, each after its length in bytes. This process and its first child run
 neither: the child starts a process for each of the two, watches both, and ends everything that they have started.
 """

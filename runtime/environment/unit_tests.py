@@ -27,7 +27,7 @@ TIME_LIMIT_SECONDS = 4.0
 _TRIES, _TRY_SECONDS = 3, 20.0
 """Number and time limit of attempts to find out what a machine offers, since it may be busy."""
 _GRACE_SECONDS = 10.0
-"""Time after the time limit when the supervisor itself is killed."""
+"""Seconds after the time limit at which the supervisor itself is killed."""
 _CODE_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _WITHOUT_NAMESPACES = (
     "; this machine gives a process no namespaces of its own, so that code can read and write your files and reach "

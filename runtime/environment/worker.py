@@ -18,7 +18,7 @@ from meshwright.runtime.environment.samples import RewardError, RewardSample, pr
 from meshwright.runtime.environment.worker_process import FunctionKind
 
 _END_SECONDS = 5.0
-"""Time that an ended process may take, after each signal."""
+"""Seconds that a process may take to end, after each signal."""
 _READ_BYTES = 2**16
 _MAX_ANSWER_BYTES = 2**24
 

@@ -3,8 +3,8 @@ at a time.
 
 All workers of a reward share a retry budget. It counts the seconds in which at least one call was failing, each second
 once however many calls failed in it. A call is retried until `retry_seconds` of them have passed since its samples
-were submitted or since the last answer, whichever came first; after that it is tried once. So all workers give up an
-unreachable judge together, samples queued behind the first failing ones do not wait for it again, and one answer
+were submitted or since the last answer, whichever came first; after that it is tried once. So all workers give up on
+an unreachable judge together, samples queued behind the first failing ones do not wait for it again, and one answer
 renews the budget.
 """
 
@@ -44,7 +44,7 @@ class RetryBudget:
         self._seconds, self._sleep = retry_seconds, sleep
         self._lock = threading.Lock()
         self._counted, self._num_failing, self._failing_since = 0.0, 0, 0.0
-        """Seconds in which calls were failing, without those since `_failing_since` while `_num_failing` is not 0."""
+        """`_counted` are seconds in which calls were failing, up to `_failing_since` while `_num_failing` is not 0."""
         self._failing_until = self._answered_at = 0.0
         """Times at which the last failing call ended, and at which a call was last answered."""
         self._spent_at_answer = 0.0

@@ -1,4 +1,4 @@
-"""The device of a rank that computes: stages and refits on Megatron-core.
+"""The device of a rank in a run, which executes stages and refits with Megatron-core.
 
 A stage takes the rows of its rank, runs the stage function, and puts the outputs back into the experience.
 """
@@ -119,7 +119,7 @@ class StageRunner:
             self._generating.add_resumed(partial_responses)
 
     def begin(self, period: int) -> None:
-        """Begin a period; controllers set how it generates."""
+        """Begin a period; the controllers set its overcommit and its chunk size."""
         self._period = period
         if self._generating:
             self._generating.begin_period(self._control.setting(period))
@@ -157,7 +157,7 @@ class StageRunner:
     def _build_scorer(self, stage: str) -> ChunkScorer:
         copy, placement = self._copies[stage], self._plan.placement(stage)
         generation, workload = self._plan.placement(GENERATE).schedule, self._plan.facts.workload
-        # With overcommit one replica may hold all sequences beyond a batch: nothing controls which stay in flight.
+        # With overcommit one replica may hold all sequences beyond a batch, so each has room for those of all replicas.
         dp = 1 if generation.overcommit else placement.layout.dp
         return ChunkScorer(
             copy.decoder,
@@ -169,7 +169,7 @@ class StageRunner:
         )
 
     def _forward(self, stage: Stage, batch: StepExperience) -> dict[str, float]:
-        """Compute log-probabilities, values or scores of this replica's rows, held by the last pipeline stage."""
+        """Compute log-probabilities, values or scores of this replica's rows; only the last pipeline stage has them."""
         copy, lengths = self._copies[stage.name], batch.lengths()
         replica_rows = self._rows_of_replica(stage, batch.rows, lengths)
         groups = micro_batches(replica_rows, lengths, self._plan.placement(stage.name).schedule)
@@ -263,7 +263,7 @@ class StageRunner:
     def _put_outputs(self, batch: StepExperience, stage: Stage, row: int, values: Tensor) -> None:
         """Put the outputs [S] of a row into the batch.
 
-        A score is the output at the last token; of log-probabilities the last is dropped, as it predicts no token.
+        A score is the output at the last token. The last of the log-probabilities, which predicts no token, becomes 0.
         """
         field, last = stage.writes[0], len(values) - 1
         if field_type(field).per_sequence:
