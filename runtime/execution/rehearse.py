@@ -81,7 +81,7 @@ _MAX_RANKS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class RehearsalRequest:
-    """The rehearsal that every process takes part in; `durations` is called from several threads at once."""
+    """The rehearsal that every process takes part in; several threads read `durations` at once."""
 
     plan: Plan
     durations: Durations
@@ -117,8 +117,8 @@ def rehearse(
 ) -> Rehearsal:
     """Rehearse `steps` steps of a valid plan on this machine, after one warm-up step.
 
-    `seed` seeds the sampled lengths. `speed` defaults to `default_speed`. Raises BadInput for a program that is not
-    sound, or that is too large for one machine, and RunFailed when a rank fails.
+    `seed` seeds the sampled lengths. A wait takes `speed` times its planned seconds, by default `default_speed`. Raises
+    BadInput for a program that is not sound, or that is too large for one machine, and RunFailed when a rank fails.
     """
     program = lower(plan)
     require_sound(program, plan.graph)

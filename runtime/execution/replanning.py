@@ -116,6 +116,7 @@ class NextPlan:
         """Return why the run switches to the candidate; empty if the steps left do not earn back the cost."""
         assert self._start_seconds is not None
         old, new = candidate.kept_seconds, candidate.plan.period_seconds
+        # The start was measured up to the end of the first period, whose seconds are no part of the pause.
         pause = checkpoint_seconds + max(0.0, self._start_seconds - (old or 0.0))
         steps = candidate.payback_steps_with_pause(pause)
         if steps is None or steps >= steps_left:
@@ -135,7 +136,7 @@ def _simulated(candidate: Replanned) -> str:
 
 
 def replan_for_joined_nodes(request: RunRequest) -> RunRequest:
-    """Return the request with a plan for the ranks that joined, which are all nodes of its plan or some of them.
+    """Return the request with a plan for the nodes that joined: its own if they are all of its nodes, else a new one.
 
     Collective over the world. Raises BadInput if no plan fits them.
     """

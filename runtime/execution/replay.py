@@ -1,4 +1,4 @@
-"""Replay of a batch whose updates a run has skipped, in one process, to find the rows that caused it."""
+"""Replay of a batch whose updates a run has skipped, in one process, to find the rows with non-finite numbers."""
 
 from __future__ import annotations
 

@@ -49,13 +49,13 @@ class RunRequest:
     export_every: int = 0
     """Steps between exports of the trained models as Hugging Face directories; 0 turns this off."""
     max_restarts: int = 0
-    """Most restarts from the last checkpoint after failures."""
+    """Maximum number of restarts from the last checkpoint after failures."""
     restarts: int = 0
     """Restarts so far, after failures and for other plans."""
     replan_every: int = 0
     """Steps between searches for a better plan; 0 turns this off."""
     sample_every: int = 10
-    """Steps between those whose first responses are kept as text; 0 turns this off."""
+    """The first responses of one step in this many are kept as text; 0 turns this off."""
     table: Table | None = None
     """The measured table that the plan was made with, if any; used for re-planning."""
     launch_time: float = 0.0
@@ -119,7 +119,7 @@ def _require_replannable(request: RunRequest) -> None:
 
 
 def _require_known_losses(job: Job) -> None:
-    """Raise BadInput for a custom graph that equals no preset: a graph does not say what its stages compute."""
+    """Raise BadInput for a custom graph that determines no preset: a graph does not say what its stages compute."""
     if job.preset is None and job.presets:
         raise BadInput(
             f"job: algorithm is a custom graph that equals those of {' and '.join(job.presets)}; give the settings "

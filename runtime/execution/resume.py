@@ -268,7 +268,7 @@ class LoadedState:
     in_flight: InFlightState | None = None
     """This rank's in-flight state, if plan and sampling settings are unchanged."""
     migrated: Resumed = field(default_factory=Resumed)
-    """The prompts and partial responses kept under another plan."""
+    """What is taken over from another plan: prompts and partial responses. Under the same plan, the prompts alone."""
     notes: tuple[str, ...] = ()
     """Notes on newer, damaged checkpoints and on the in-flight state."""
 
@@ -290,7 +290,7 @@ class ResumePolicy:
         return sampling_digests(self.plan, self.job)
 
     def restore(self, directory: Path, done: int) -> tuple[InFlightState | None, Resumed]:
-        """Return this rank's in-flight state under the same plan; under another plan, prompts and partial responses.
+        """Return this rank's in-flight state, None under another plan or with `resample`, and what is taken over.
 
         `done` is the number of updates in the checkpoint. Collective over the world.
         """

@@ -37,7 +37,7 @@ from meshwright.runtime.rollout.prompts import PromptData
 
 
 def sample_responses(batch: StepExperience, data: PromptData) -> tuple[KeptResponse, ...]:
-    """Return the first rows of a batch that this rank holds in full; with groups they answer one prompt."""
+    """Return the first responses of a batch that this rank holds in full; with groups they answer one prompt."""
     return tuple(_sample(batch, data, row) for row in batch.rows[:SAMPLES_PER_STEP])
 
 
@@ -105,8 +105,8 @@ class RankRun:
     def run_period(self, period: int) -> StepExperience:
         """Execute one period; return what this rank holds of the experience that it trained on.
 
-        It returns once the checkpoint that was started before it is on disk, so that a failure never loses more steps
-        than lie between two checkpoints.
+        It returns once the checkpoint that was started before the period is on disk, so that a failure never loses more
+        steps than lie between two checkpoints.
         """
         outcome = self._executor.execute(self._program, period, self.steps)
         ended = time.perf_counter()

@@ -1,9 +1,9 @@
 """Selection of the samples that a step trains on: dynamic sampling and best-of-n.
 
-Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2) fills the batch, wave by wave, with the first groups whose
-rewards differ, in prompt order. Best-of-n takes the samples with the highest reward of each prompt from one wave; the
-earlier one where rewards are equal, and NaN is below all numbers. Every rank that takes part has all scores and selects
-the same rows. A rank fills in those fields of the selected rows that it has sampled or received.
+Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2) fills the batch, wave by wave, with the first groups, in prompt
+order, whose samples differ in reward. Best-of-n takes the samples with the highest reward of each prompt from one wave:
+of equal rewards the earlier sample, and NaN ranks below all numbers. Every rank that takes part has all scores and
+selects the same rows. A rank fills in those fields of the selected rows that it has sampled or received.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SampleReward:
         return cls(weights, job.reward_model_weight, job.settings, plan.facts.workload.max_response)
 
     def scores(self, wave: StepExperience) -> list[float]:
-        """Add up and return the score of every row of a wave that has all its scores.
+        """Compute and return the total score of every row of a wave; all scores of the wave must be there.
 
         Raises RunFailed for a reward that failed.
         """
@@ -147,7 +147,7 @@ class WaveFilling:
         return StepExperience(step=self.step, rows=range(first, first + size), is_wave=True)
 
     def take(self, wave: StepExperience) -> None:
-        """Keep the groups with a signal of a wave that has all its scores.
+        """Keep the groups of the wave that have a signal; all scores of the wave must be there.
 
         Raises RunFailed for a reward that failed.
         """
@@ -164,7 +164,7 @@ class WaveFilling:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics of all sampled prompts; `groups_with_signal` is the share of their groups."""
+        """The metrics of all sampled prompts; `groups_with_signal` is the share of their groups that have a signal."""
         return {
             "waves": float(self._num_waves),
             "sampled_prompts": float(self._num_sampled),

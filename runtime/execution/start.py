@@ -288,7 +288,7 @@ def _tools(request: RunRequest, models: Models) -> ToolWorkers | None:
 
 
 def recorder_of(request: RunRequest, models: Models, progress: Progress) -> Recorder:
-    """Return the recorder of a run, which notes what is noteworthy of its checkpoint, its data and a changed job."""
+    """Return the recorder of a run, with the notes on its checkpoint, data and rewards and on changes of the job."""
     run_file, is_writer = request.run_file(progress.data), dist.get_rank() == 0
     return Recorder(
         request.plan,

@@ -61,7 +61,7 @@ def with_restarts(
     the RunFailed of the last permitted attempt.
     """
     failures, failures_in_a_row, previous = 0, 0, latest_step(request.out)
-    # Restarts are counted on from those before a --resume by the user.
+    # Restart numbers continue from those before the user resumed the run.
     number = max((restart.number for restart in read_restarts(request.out)), default=0)
     request = replace(request, restarts=number)
     while True:
@@ -176,7 +176,7 @@ def _launch_node(request: RunRequest, rendezvous: Rendezvous) -> RunSummary | St
 
 
 def _outcome(results: Mapping[int, RunSummary | Stopped | None]) -> RunSummary | Stopped | None:
-    """Return that the run has stopped, if a rank reports it, else what rank 0 recorded."""
+    """Return the `Stopped` that a rank reports, if one does, else what rank 0 recorded."""
     stopped = next((result for result in results.values() if isinstance(result, Stopped)), None)
     return stopped or results.get(0)
 

@@ -124,7 +124,7 @@ class RankActivity:
 class Watchdog:
     """The watchdog of one rank, a thread.
 
-    It calls `end` from this thread with an error message and the process ids of this machine's silent ranks.
+    The thread calls `end` with an error message and the process ids of this machine's silent ranks.
     """
 
     def __init__(

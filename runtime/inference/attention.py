@@ -124,7 +124,7 @@ def _num_processors(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class PrefillReads:
-    """The indices by which a pass over S tokens of packed prompts writes and reads, on the host or the device."""
+    """The indices by which a pass over S tokens of packed prompts writes and reads the cache, on host or device."""
 
     positions: Tensor
     """[S] int32: the positions of the tokens in their rows."""

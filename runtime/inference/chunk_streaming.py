@@ -148,11 +148,11 @@ class ChunkScorer:
             self._forward(order[first : first + self._micro_batch_size], feeds)
 
     def finish(self, row: int) -> Tensor | None:
-        """Return the values of all tokens of the row, [S] fp32, and forget the row.
+        """Return the values of all tokens of the row, [S] fp32, and forget the row. None except on the last
+        stage.
 
-        They equal those of `forward_logprobs` or `forward_scalars` in `runtime/training/trainer.py`.
-
-        None before the last stage. The score of a reward model is the last of the values.
+        They equal those of `forward_logprobs` or `forward_scalars` in `runtime/training/trainer.py`. The score of a
+        reward model is the last of the values.
         """
         self._relay.flush()
         state = self._rows.pop(row)

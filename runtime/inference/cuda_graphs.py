@@ -45,7 +45,7 @@ class GraphedDecodeStep:
         self._forget()
 
     def refresh_weights(self) -> None:
-        """Drop the graphs if weights are no longer where they read them."""
+        """Drop the graphs if weights are no longer where the graphs read them."""
         self._step.refresh_weights()
         if self._weights != addresses(self._model):
             self._forget()
@@ -61,7 +61,7 @@ class GraphedDecodeStep:
         recording = self._recording(reads, inputs)
         recording.copy_inputs(inputs, reads)
         output, num_rows = recording.work.run(self._record), len(reads.lengths)
-        # The next stage may receive hidden states only after the next step has overwritten them.
+        # The next step may overwrite hidden states before the next stage has received them, so they are copied.
         return output[:num_rows] if self._step.returns_logits else output[:num_rows].clone()
 
     def multi_step(self, reads: TableReads) -> Callable[[Tensor], Tensor]:
@@ -132,7 +132,7 @@ class _RecordedStep:
             packed[rows : rows + num_rows] = inputs.numpy()
         else:
             self._inputs[:num_rows].copy_(inputs)
-        # From memory that is not pinned, the copy is staged before the call returns.
+        # A copy from memory that is not pinned is staged before the call returns, so `packed` may then be freed.
         self._packed.copy_(torch.from_numpy(packed), non_blocking=True)
 
 
@@ -185,7 +185,7 @@ class Prefills:
         self._step = step
 
     def refresh_weights(self) -> None:
-        """Prepare for the passes of a period, before which weights may have moved; to be called before the first."""
+        """Prepare for the passes of a period; call it before the first, since weights may have moved."""
 
     def __call__(self, inputs: Tensor, reads: PrefillReads) -> Tensor:
         """Run `PackedStep.prefill` on tokens [S] or hidden states [S, hidden], with inputs and reads on the host."""
@@ -220,7 +220,7 @@ class GraphedPrefills(Prefills):
         recording = self._recordings.memoize(shape, lambda: _RecordedPrefill(self._step, shape, inputs))
         recording.copy_inputs(inputs, reads)
         output = recording.work.run(self._record)
-        # Others may read it only after the next pass has overwritten it.
+        # The next pass may overwrite the output before others have read it, so it is copied.
         return output[: len(reads.output_tokens) if self._step.returns_logits else num_tokens].clone()
 
 
@@ -251,7 +251,7 @@ class _RecordedPrefill:
             tokens[:num_tokens] = inputs.numpy()
         else:
             self._inputs[:num_tokens].copy_(inputs)
-        # From memory that is not pinned, the copy is staged before the call returns.
+        # A copy from memory that is not pinned is staged before the call returns, so `packed` may then be freed.
         self._packed.copy_(torch.from_numpy(packed), non_blocking=True)
 
 

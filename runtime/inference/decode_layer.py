@@ -40,7 +40,7 @@ class StepAttention(Protocol):
 
 
 class RotatedAttention(Protocol):
-    """Attention over the KV cache during a decode step, to whose inputs the rotary embedding is already applied."""
+    """Attention over the KV cache during a decode step, on inputs that already have the rotary embedding."""
 
     def attend(self, layer: int, query: Tensor, new: Tensor) -> Tensor:
         """Return [B, heads * D] from the new queries [B, kv_heads, heads / kv_heads, D]; the new keys and values [B,
@@ -77,7 +77,7 @@ class Scratch:
         return Scratch({name: tensor[:num_rows] for name, tensor in self._tensors.items()})
 
     def set_angles(self, angles: Tensor) -> None:
-        """Copy in the rotary angles of the new tokens, cos and sin [B, 2, D]."""
+        """Copy in the rotary angles of the new tokens [B, 2, D]: cos, and sin with its low half negated."""
         self._angles.copy_(angles.unsqueeze(2))
 
 
@@ -249,7 +249,8 @@ def set_read_ahead(layers: Sequence[DecodeLayer], head: Tensor | None) -> bool:
     do not fit in the CPU's cache; return True if the layers read ahead.
 
     A product of few rows reads the weights of many outputs side by side, which a core fetches from memory at a quarter
-    of the speed: with 24 MB read in order first, products of up to 8 rows took half the time, the reading included.
+    of the speed of reading in order. With 24 MB of weights read in order first, products of up to 8 rows took half the
+    time, including that reading.
     """
     linears = [linear for layer in layers for linear in layer.linears]
     num_bytes = sum(linear.num_bytes for linear in linears)
@@ -328,7 +329,7 @@ class _RowParallel(_Linear):
 
 
 class _Adapter:
-    """This rank's part of the low-rank product beside a linear."""
+    """This rank's shard of the LoRA adapter of a linear."""
 
     def __init__(self, module: AdaptedColumnParallelLinear | AdaptedRowParallelLinear) -> None:
         self._down, self._up, self._scale = module.adapter_down, module.adapter_up, module.adapter.scale

@@ -112,9 +112,9 @@ class ForwardPasses:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def multi_step(self, steps: StepRows, count: int) -> Callable[[Tensor], Tensor]:
-        """Return a function that runs decode steps of the same rows, `count` at most, one after the other, for a model
-        with one stage that reads the cache by block tables: it takes the next tokens [B] on the device and returns
-        logits [B, V / tp]."""
+        """Return a function that takes the next tokens [B] of these rows on the device, runs one decode step and
+        returns logits [B, V / tp]; it may be called `count` times. The model must have one stage and read the cache by
+        block tables."""
         return self._decoding.multi_step(table_reads(self._cache.tables, steps.slots, steps.cached, count))
 
     def _run_steps(self, steps: StepRows) -> Tensor:

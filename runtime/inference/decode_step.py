@@ -47,7 +47,7 @@ class DecodeRunner(Protocol):
     """A pipeline stage's part of the decode steps; each computes one more token for every row of a group."""
 
     def refresh_weights(self) -> None:
-        """Prepare for the steps of a period, before which weights may have moved; to be called before the first."""
+        """Prepare for the steps of a period; call it before the first, since weights may have moved."""
 
     def __call__(self, inputs: Tensor, reads: StepReads) -> Tensor:
         """Return logits [B, V / tp] of the padded vocabulary on the last stage, hidden states [B, hidden] before it.

@@ -80,10 +80,10 @@ class Generator:
         minimum is enough for one.
 
         `Sampling` documents the distribution that is sampled and `Stopping` what ends a response. Sequences in flight
-        keep the keys and values of older weights, so that their later tokens are sampled from no single version; with
-        `recomputes_cache` these are recomputed with the new weights. One row of every `group_size` rows of a prompt is
-        prefilled, the others share its blocks. With `tool_turns` rollouts have several turns, between which a tool
-        answers.
+        keep keys and values of older weights, so the distribution of their later tokens is that of no single version;
+        with `recomputes_cache` the keys and values are recomputed with the new weights. One row of every `group_size`
+        rows of a prompt is prefilled; the others share its blocks. With `tool_turns` rollouts have several turns,
+        between which a tool answers.
         """
         blocks_per_row = num_blocks_for(max_tokens)
         num_blocks = num_slots * blocks_per_row if num_blocks is None else num_blocks
@@ -158,7 +158,8 @@ class Generator:
         )
 
     def restore(self, snapshot: SequencesInFlight) -> None:
-        """Restore a snapshot of a generator of the same kind; every live sequence gets the same KV blocks."""
+        """Restore a snapshot of a generator that was made with the same arguments; every live sequence gets the same KV
+        blocks."""
         for group, live in zip(self._flight.groups, snapshot.live, strict=True):
             for partial in live:
                 group.add(partial)
@@ -187,7 +188,7 @@ class Generator:
         The admitted prompts wait for slots, first come first served; what is not delivered stays in flight for the next
         period. `stream` receives tokens as they are sampled. `resumed` maps the sample id of an admitted prompt to what
         was sampled for it before the run was resumed. Every rank of the replica must call with the same arguments, and
-        every replica that holds experts together with this one must call too, with its own.
+        every replica that shares experts with this one must call too, with its own arguments.
         """
         waiting = self._resume_admitted(admitted, resumed or {})
         self._model.eval()
@@ -215,8 +216,8 @@ class Generator:
         return delivered
 
     def prefill_pass(self, lengths: Sequence[int]) -> Callable[[], object]:
-        """Return a function that samples the first tokens of prompts with these lengths in tokens, with nothing else in
-        flight. It may be called any number of times; the profiler times it."""
+        """Return a function that prefills prompts of these lengths in tokens and samples their first tokens. Nothing
+        else may be in flight. It may be called any number of times; the profiler times it."""
         [group] = self._flight.groups
         sequences = []
         for row, length in enumerate(lengths):
@@ -276,8 +277,8 @@ class Generator:
         return sampled.tolist()
 
     def _resume_admitted(self, admitted: Sequence[Prompt], sampled_before: Mapping[int, ResumedSample]) -> list[Prompt]:
-        """Return the admitted prompts for which nothing has been sampled yet. The others are resumed as if they had
-        been pre-empted, or have ended; `sampled_before` is by sample id."""
+        """Return the admitted prompts for which nothing has been sampled yet. The responses to the others are queued
+        like pre-empted ones, or have ended already. `sampled_before` is by sample id."""
         for prompt in admitted:
             if prompt.sample_id in sampled_before:
                 resumed = sampled_before[prompt.sample_id].with_prompt(prompt, self._flight.turn + 1)
@@ -305,14 +306,14 @@ class Generator:
         return responses
 
     def _finish(self, group: LiveGroup) -> dict[int, Finish]:
-        """Return which live sequences end with the last sampled tokens, and why; one that calls a tool continues if it
-        may."""
+        """Return which live sequences end with the last sampled tokens, and why; one that calls a tool continues if
+        turns and tokens are left."""
         finished = self._stopping.finish(group)
         return self._tool_turns.take_calls(group, finished) if self._tool_turns else finished
 
     def _step_group(self, group: LiveGroup) -> int:
-        """Run one decode round of the group and the prefill of the sequences that it admits; return the number of new
-        ones."""
+        """Run one decode round of the group, with the prefill of the sequences that are scheduled; return how many of
+        these are new."""
         self.scheduler.allocate_next(group)
         continuing = group.rows
         answered = self._tool_turns.resume_answered(group, self.scheduler) if self._tool_turns else ()
@@ -346,7 +347,8 @@ class Generator:
         self, group: LiveGroup, continuing: Numbers, admitted: ScheduledBatch, parts: Sequence[Sequence[PrefillPart]]
     ) -> Tensor | None:
         """Return the next tokens of the group and their log-probabilities, [2, B] float64: of the rows that continue,
-        then of the admitted sequences. `parts` are the prefill batches of the latter. None before the last stage."""
+        then of the admitted sequences. `parts` are the prefill batches of the latter. None except on the last
+        stage."""
         records, prefilled = group.records, [admitted.sequences[index] for index in admitted.prefilled]
         steps = StepRows(group.first_slot + continuing, records.cached(continuing), records.last(continuing))
         logits = self._passes(
@@ -359,7 +361,7 @@ class Generator:
     def _all_logits(self, logits: Tensor | None, num_continuing: int, admitted: ScheduledBatch) -> Tensor | None:
         """Return logits [B, V / tp] of the rows that continue and of all admitted sequences, given those of the rows
         that continue and of the prefilled ones. A sequence that was not prefilled shares the cached prompt of another
-        sample. None before the last stage."""
+        sample. None except on the last stage."""
         for index, source in admitted.shared_from.items():
             sequence = admitted.sequences[index]
             self._cache.share(source, sequence.slot, len(sequence.prompt.tokens))

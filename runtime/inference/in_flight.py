@@ -62,7 +62,7 @@ class GenerationState:
     resumed: Mapping[int, ResumedSample] = field(default_factory=dict)
     """Samples made under another plan for prompts that wait or are not admitted yet, by sample id."""
     delivered: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
-    """Sample ids of delivered responses, by step that is not trained yet and by row."""
+    """Sample ids of delivered responses, by step and row, for the steps that are not trained yet."""
     unadmitted: tuple[int, ...] = ()
     """The sample ids of the replica's prompts before step `end_step` that are not admitted."""
     end_step: int = 0
@@ -132,9 +132,9 @@ def write_in_flight_state(directory: Path, rank: int, content: bytes) -> None:
 
 
 def read_in_flight_state(directory: Path, rank: int, digests: SamplingDigests) -> InFlightState | None:
-    """Read the state that the rank wrote; None if the plan or the sampling parameters were others.
+    """Read the state that the rank wrote; None if it wrote none, or under another plan or other sampling parameters.
 
-    Raises BadInput for a file of another kind.
+    Raises BadInput for a file that is no such state.
     """
     path = _path(directory, rank)
     return _read(path, digests) if path.exists() else None
@@ -143,7 +143,7 @@ def read_in_flight_state(directory: Path, rank: int, digests: SamplingDigests) -
 def read_all_in_flight_states(directory: Path) -> tuple[InFlightState, ...]:
     """Read the states that all ranks wrote, under whatever plan, without keys and values.
 
-    Raises BadInput for a file of another kind.
+    Raises BadInput for a file that is no such state.
     """
     states = (_read(path, None) for path in sorted(directory.glob("in_flight-*.safetensors")))
     return tuple(state for state in states if state is not None)

@@ -22,7 +22,7 @@ _HASHED_AT_ONCE = 128
 """Positions whose uniform numbers are hashed together."""
 
 _BLOCK_BITS = 24
-"""Bits of the number of a block in a key. A block is `_HASHED_AT_ONCE` positions, so positions are below 2^31."""
+"""Bits of a key that hold a position divided by `_HASHED_AT_ONCE`; positions are therefore below 2^31."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +35,11 @@ class Sampling:
     tokens that the filters leave would put the policy's total probability S of these tokens into every ratio
     (https://github.com/huggingface/trl/issues/6789).
 
-    The approximation: with q = policy / S the distribution that is sampled from, E_q[A grad log policy] is E_q[A grad
-    log q] + E_q[A] grad log S. The second term, which would raise S, is zero if advantages have mean zero under q, and
-    the critic learns the returns of q. Ratios of stale tokens ignore how S has changed since. The exact way keeps the
-    set of unfiltered tokens of each position for the trainer to renormalise over, the "keep sampling mask" of
-    DeepSeek-V3.2 (arXiv:2512.02556, section 3.1).
+    This is an approximation. With q = policy / S the distribution that is sampled from, E_q[A grad log policy] is
+    E_q[A grad log q] + E_q[A] grad log S. The second term, which would raise S, is zero if advantages have mean zero
+    under q, and the critic learns the returns of q. Ratios of stale tokens ignore how S has changed since. An exact
+    method keeps the set of unfiltered tokens of each position, and the trainer renormalises over it: the "keep sampling
+    mask" of DeepSeek-V3.2 (arXiv:2512.02556, section 3.1).
     """
 
     temperature: float = 1.0

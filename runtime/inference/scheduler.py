@@ -74,7 +74,7 @@ class SharedPrompts:
 
     def all_logits(self, admitted: Sequence[LiveSequence], fed: Sequence[int], logits: Tensor | None) -> Tensor | None:
         """Return logits [B, V / tp] of all admitted sequences, given those of the prefilled ones, whose indices are
-        `fed`; None before the last stage."""
+        `fed`; None except on the last stage."""
         prefilled = dict.fromkeys(fed) if logits is None else dict(zip(fed, logits, strict=True))
         for index in fed if self._slots else ():
             group = self._group(admitted[index].prompt)

@@ -148,8 +148,8 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True)
 class PartialResponse:
-    """The tokens sampled so far for a prompt, without a slot. Tokens, log-probabilities and versions have the same
-    length."""
+    """A sequence without a slot: a prompt and the tokens after it so far. Tokens, log-probabilities and versions have
+    the same length."""
 
     prompt: Prompt
     tokens: tuple[int, ...] = ()
@@ -248,7 +248,7 @@ class LiveSequence:
         return self.first_period, self.prompt.step, self.prompt.row
 
     def to_partial(self) -> PartialResponse:
-        """Return what remains of it when it loses its slot."""
+        """Return its prompt and tokens, which it keeps when it loses its slot."""
         return PartialResponse(**self._fields())
 
     def to_response(self, finish: Finish) -> Response:
@@ -358,7 +358,7 @@ class LiveGroup(SlotGroup[LiveSequence]):
 
 
 def split_into_batches(rows: Sequence[int], max_tokens: int) -> Iterator[list[tuple[int, int, int]]]:
-    """Split rows of these lengths over batches of at most `max_tokens`: (row, first, end) of every part of a row.
+    """Split rows with the lengths `rows` over batches of at most `max_tokens` tokens: (row, first, end) of every part.
 
     A row that does not fit continues in the next batch.
     """

@@ -80,7 +80,7 @@ class Stopping:
         return finished
 
     def num_tokens_left(self, group: LiveGroup) -> int:
-        """Return how many more tokens all live sequences of a group may sample."""
+        """Return how many more tokens every live sequence of a group may sample: the smallest number of any."""
         rows, records = group.rows, group.records
         left = np.minimum(records.max_tokens[rows], self.max_response) - records.num_sampled[rows]
         return int(left.min())

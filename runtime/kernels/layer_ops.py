@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def norm_rows(hidden: Tensor, weight: Tensor, epsilon: float, normed: Tensor) -> None:
-    """Write the norm of `hidden` [B, hidden], times the weight [hidden], to `normed` [B, hidden]."""
+    """Write `hidden` [B, hidden] over its root mean square, times the weight [hidden], to `normed` [B, hidden]."""
     num_rows, width = hidden.shape
     _norm_row[(num_rows,)](
         hidden, weight, normed, width, epsilon, WIDTH=triton.next_power_of_2(width), num_warps=8 if width > 1024 else 4

@@ -18,18 +18,18 @@ from torch import Tensor
 from meshwright.profiles.packing import BLOCK_TOKENS
 
 _MIN_PART, _MAX_PART = 128, 512
-"""Bounds on the tokens of a part: with fewer, joining costs more than it saves; with more, processors are idle while
-the longest row runs."""
+"""Bounds on the tokens of a part: with fewer, joining costs more than it saves; with more, multiprocessors are idle
+while the longest row runs."""
 _PROGRAMS_PER_PROCESSOR = 8
-"""Minimum number of programs per processor that a step's attention is split into, if its rows are long enough: half of
-them lie beyond the end of their row if lengths are spread evenly. With it and the sizes below a layer of 64 rows of
-1,000 tokens took 18.5 us instead of 20.0 for Qwen2.5-0.5B and about 74 instead of 85 for Llama-3.1-8B, of 128 rows of
-300 tokens 13.5 instead of 17.9 (H200, 2026-11-26)."""
+"""Minimum number of programs per multiprocessor that a step's attention is split into, if its rows are long enough.
+Half of them lie beyond the end of their row if lengths are spread evenly. With this number and the sizes below, the
+attention of a layer over 64 rows of 1,000 tokens took 18.5 us instead of 20.0 for Qwen2.5-0.5B and about 74 us instead
+of 85 for Llama-3.1-8B, and over 128 rows of 300 tokens 13.5 us instead of 17.9 (H200, 2026-11-26)."""
 _TILE = 128
 """Tokens whose keys and values a program loads at a time."""
 _WARPS, _STAGES = 4, 3
 _MIN_QUERIES = 16
-"""Minimum number of queries in a tile that matrix units multiply."""
+"""Minimum number of queries in a tile that tensor cores multiply."""
 _LOG2_E = 1.4426950408889634
 
 
@@ -97,7 +97,7 @@ def paged_attention(
 
 
 class KeySplit:
-    """The split of attention into parts of rows, with buffers for their results, which the layers of a step use one
+    """The split of each row's keys into parts, with buffers for the parts' results, which the layers of a step use one
     after the other."""
 
     def __init__(self, query: Tensor, num_tokens: int, num_processors: int) -> None:

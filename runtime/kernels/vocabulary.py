@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 _SAMPLING_TILE = 2048
-"""Logits that a program of sampling loads at a time."""
+"""Logits that a Triton program for sampling loads at a time."""
 
 
 def sample_tokens(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -81,7 +81,7 @@ def _sample_token(
 
 
 _LOGPROB_TILE = 4096
-"""Logits that a program of log-probabilities loads at a time."""
+"""Logits that a Triton program for log-probabilities loads at a time."""
 
 
 def softmax_sums(logits: Tensor, targets: Tensor, real: int, temperature: float) -> tuple[Tensor, Tensor]:

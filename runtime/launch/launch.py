@@ -1,4 +1,4 @@
-"""Launch of one process per rank with torch elastic, which returns the result of each.
+"""Launch of one process per rank with torch elastic, and the results of all ranks.
 
 A rank that fails leaves a record; the caller gets one error about the first failure and the path of its traceback.
 """
@@ -198,8 +198,8 @@ def _rank_main(launcher: _Launcher, setup: ProcessSetup, entry: Callable[..., T]
 def _explain(error: ChildFailedError, failures: Path, logs: Path | None, nodes: int) -> MeshwrightError:
     """Return the error of the rank that failed first; others fail because they lost it.
 
-    It is the rank whose exit torch saw first if that has no record (it was killed), else the one with the earliest
-    record. A BadInput, and an error that all ranks raise, has precedence.
+    The rank whose exit torch saw first failed first if it has no record, because it was killed; otherwise it is the one
+    with the earliest record. A BadInput of any rank and an error of the whole run take precedence.
     """
     rank, failure = error.get_first_failure()
     records = {int(path.stem): json.loads(path.read_text()) for path in failures.glob("*.json")}

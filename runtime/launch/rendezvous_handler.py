@@ -2,7 +2,7 @@
 
 torch has the store (TCPStore, PrefixStore), the consensus on who takes part (DynamicRendezvousHandler with
 C10dRendezvousBackend), the exchange of messages and the barrier (torch.distributed.elastic.utils.store), and the agent
-that calls this handler. Ours is what torch lacks:
+that calls this handler. This module adds what torch lacks:
 
 - The store listens on the address of the rendezvous only, where torch's c10d backend listens on every network.
 - A port that another program or another run holds is refused. torch's c10d backend waits for the former in C++, where
@@ -112,7 +112,7 @@ def waiting_messages(note: Callable[[], str]) -> Iterator[None]:
 
 
 def waiting_message(place: Rendezvous, began: float, came: int, missing: Sequence[int]) -> str:
-    """Return the message of a node that waits since `began` (of `time.time()`); empty when all nodes have joined.
+    """Return the message of a node that has waited since `began`, a value of `time.time()`; empty if all have joined.
 
     `came` is the number of nodes that have joined, itself included; `missing` are the node ranks not yet present, if
     nodes have ranks.
@@ -134,7 +134,7 @@ def waiting_message(place: Rendezvous, began: float, came: int, missing: Sequenc
 BACKEND = "meshwright"
 
 _STORE_TIMEOUT = timedelta(seconds=60)
-"""A store that takes longer to answer is lost."""
+"""A store that takes longer to answer counts as lost."""
 HEARTBEAT_SECONDS = 5.0
 """Seconds between two heartbeats of a node."""
 _LAST_CALL = timedelta(seconds=20)
@@ -147,8 +147,9 @@ _STATE, _GATHERS, _HAS_MET = "state of meshwright", "gathers", "has met"
 _stores: dict[str, TCPStore] = {}
 """Stores by endpoint; a process that hosts one does so as long as it lives."""
 HEARTBEAT_TIMEOUT_SECONDS = 40.0
-"""Seconds without a heartbeat after which a node is lost; heartbeats have a thread, so computing does not delay them.
-It is shorter than the deadline of a rank (`planner.program.durations`), which could only report that it waits."""
+"""Seconds without a heartbeat after which a node counts as lost. A thread sends the heartbeats, so computing does not
+delay them. It is shorter than the deadlines of ranks (`planner.program.durations`): a rank whose deadline passes could
+report only that it waits."""
 
 
 class NodeRendezvousHandler(DynamicRendezvousHandler):

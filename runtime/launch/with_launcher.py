@@ -1,6 +1,6 @@
 """Ties multiprocessing's fork server to the launcher: the kernel ends it when the launcher ends, and the ranks with it.
 
-The fork server imports this module first; it accepts nothing else to execute.
+The fork server imports this module first. It runs nothing of ours but such imports, so importing has this effect.
 """
 
 from __future__ import annotations

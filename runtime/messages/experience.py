@@ -40,7 +40,7 @@ _DTYPES = {"I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "F32": tor
 
 
 class Experience:
-    """Fields of rows. Tensors that were put are never changed."""
+    """The fields of rows on one rank. A tensor is never changed once it has been put."""
 
     def __init__(self) -> None:
         self._rows: dict[str, dict[int, Tensor]] = {}
@@ -186,12 +186,12 @@ class StepExperience:
         return totals[row] if row in totals else self.experience.get("scores", row)
 
     def score_size(self, row: int) -> Tensor:
-        """The size of the largest term of a sequence's score [1], whose rounding error is that of the score."""
+        """The magnitude of the largest term of a sequence's score [1], which decides the score's rounding error."""
         sizes = self.experience.fields().get(SCORE_SIZES, {})
         return sizes[row] if row in sizes else self.score(row).abs()
 
     def sampled_values(self, field: str, row: int) -> Tensor:
-        """The values [N] of a per-token field at the predictions of sampled tokens, without tool tokens."""
+        """The values [N] of a per-token field at the positions that predict sampled tokens, not tool tokens."""
         first = self.prompt_length(row) - 1
         values, versions = (self.experience.get(name, row)[first:-1] for name in (field, "versions"))
         return values[versions != TOOL_TOKEN_VERSION]

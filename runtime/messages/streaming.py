@@ -38,7 +38,7 @@ class ChunkMessage:
 
 
 class ChunkSender:
-    """The sending end of one stream. A sequence goes to the replica of the reader chosen by its number."""
+    """The sending end of one stream. The number of a sequence decides which replica of the reading stage it goes to."""
 
     def __init__(self, leaders: Sequence[int], transport: Transport, channel: int, *, rows: int = 1) -> None:
         """`leaders` are the first ranks of the reader's replicas; each replica takes up to `rows` rows in a pass."""
@@ -61,7 +61,7 @@ class ChunkSender:
                 self._send_pending(replica)
 
     def end(self, delivered: Mapping[int, int]) -> None:
-        """Sends all queued chunks, and ends the period, in which `delivered` maps sequences to rows of the batch."""
+        """Sends all queued chunks and the end of the period; `delivered` maps sequences to rows of the batch."""
         for replica in range(len(self._leaders)):
             self._send_pending(replica)
             rows = {number: row for number, row in delivered.items() if number % len(self._leaders) == replica}

@@ -96,7 +96,7 @@ class Packing:
     """
 
     runs: tuple[EqualRows, ...]
-    """The rows, or this rank's slices of them, in their order."""
+    """Runs of adjacent rows of equal lengths, in order; under context parallelism, of this rank's slices of rows."""
     cos: Tensor
     """Cosine of the tokens' rotary angles, [S, 1, 1, D]; `sin` likewise."""
     sin: Tensor
@@ -184,7 +184,7 @@ def _attend_parts(query: Tensor, key: Tensor, value: Tensor, packing: Packing, p
 def _attend(query: Tensor, seen: Iterable[tuple[Tensor, Tensor]], packing: Packing) -> Tensor:
     """Attention [S, 1, heads * D] of query [S, 1, heads, D], zero for padding.
 
-    `seen` are the keys and values [B, kv_heads, T, D] of each run that the last queries of its rows see.
+    `seen` are the keys and values [B, kv_heads, T, D] of each run, all of which the last query of each row sees.
     """
     runs = zip(_batches(query, packing), seen, packing.masks, strict=True)
     return _padded(
@@ -250,7 +250,7 @@ class Rotary:
     ) -> Packing:
         """The packing of rows of these lengths followed by `tail` tokens of padding, [S] in all.
 
-        Angles and biases have the device and the dtype of `like`, a tensor of any shape [...].
+        Angles and masks have the device and the dtype of `like`, a tensor of any shape [...].
         """
         runs = cache.runs if cache else group_equal_rows((row, 0, length) for row, length in enumerate(lengths))
         rows = [slice(run.cached, run.num_keys) for run in runs for _ in range(run.num_rows)]
