@@ -22,11 +22,11 @@ from meshwright.runtime.model.block_tables import BlockTables, Numbers
 from meshwright.runtime.model.kv_cache import PagedCache
 
 _MIN_DENSITY = 0.5
-"""Minimum share of the blocks from the first to the last that are read, to read the range in place; with a smaller
-share the blocks are copied."""
+"""If at least this share of the blocks between the first and the last one is read, the whole range is read in place;
+otherwise the blocks that are read are copied."""
 
 _CAUSAL_MASKS = np.triu(np.full((BLOCK_TOKENS, BLOCK_TOKENS), -np.inf, dtype=np.float32), 1)
-"""The masks of a block's tokens by the index of the last token: minus infinity after it, else 0."""
+"""Row i masks a block whose last token is its i-th: minus infinity after that token, else 0."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class DecodeRows:
 
     @property
     def lengths(self) -> Tensor:
-        """Positions of the new tokens, [B]."""
+        """Numbers of cached tokens, which are also the positions of the new tokens, [B]."""
         return torch.from_numpy(self.cached)
 
     @property
@@ -50,7 +50,7 @@ class DecodeRows:
 
     def tokens_since(self, earlier: DecodeRows) -> int | None:
         """0 for the same step of the same rows as `earlier`, 1 for their next step, None for any other."""
-        # For few numbers comparing bytes takes a tenth of the time.
+        # For few numbers, comparing bytes takes a tenth of the time of comparing arrays.
         if earlier.rows.tobytes() != self.rows.tobytes():
             return None
         now = self.cached.tobytes()
@@ -71,7 +71,7 @@ class SharedPrefixes:
 
 @dataclass(frozen=True)
 class BlockReads:
-    """The blocks that a decode step of B rows reads, and the rows that they are read for. Row B is a dummy.
+    """The blocks that a decode step of B rows reads, and the rows that they are read for. Row B is a dummy for padding.
 
     Blocks with one reader make up the window, shared blocks the prefixes. Each read gives a partial result of attention
     for one row; partial results are numbered in the order of the window, then of each prefix for each of its readers.
@@ -85,13 +85,13 @@ class BlockReads:
     newest: Tensor
     """Indices in the window of the blocks of the new tokens, [B]."""
     window_rows: Tensor
-    """The row that each block of the window is read for, [N]."""
+    """The row that each block of the window is read for, [N]; B for a block that only fills a gap."""
     mask: Tensor
     """The mask added to scores, [N, 1, tokens of a block]: minus infinity after the end of a row, else 0."""
     prefixes: tuple[SharedPrefixes, ...]
     """Shared prefixes, grouped by their number of blocks."""
     order: Tensor
-    """Partial results ordered by row, [E]."""
+    """Numbers of the partial results, ordered by row and without those of the dummy, [E]."""
     offsets: Tensor
     """Offsets of each row in `order`, and the end, [B + 1]."""
     first: int
@@ -155,7 +155,7 @@ def _prefixes(blocks: Numbers, rows: Numbers, num_rows: int) -> tuple[SharedPref
         return ()
     unique, first_seen, inverse, counts = np.unique(blocks, return_index=True, return_inverse=True, return_counts=True)
     readers = np.split(rows[np.argsort(inverse, kind="stable")], counts.cumsum()[:-1])
-    in_order = np.argsort(first_seen)  # each block in the row that reads it first
+    in_order = np.argsort(first_seen)  # the blocks in the order in which the rows first read them
     ends = np.flatnonzero((np.diff(rows[first_seen[in_order]]) != 0) | (np.diff(counts[in_order]) != 0)) + 1
     by_length: defaultdict[int, list[Numbers]] = defaultdict(list)
     for run in np.split(in_order, ends):

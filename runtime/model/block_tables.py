@@ -13,14 +13,14 @@ from meshwright.profiles.packing import BLOCK_TOKENS, num_blocks_for
 Numbers = NDArray[np.int64]
 
 _COMPACT_SHARE = 8
-"""Blocks are compacted if at least one in this many would move: moving a block costs a few reads of it, a gap costs one
-in every step."""
+"""Blocks are compacted if at least one in this many would move: moving a block takes as long as a few reads of it,
+whereas a gap costs one more read in every decode step."""
 
 
 class BlockTables:
     """Allocates blocks as rows grow, lowest numbers first, and frees them when no row reads them any more.
 
-    Blocks that several rows will read are allocated from the highest numbers, so that those of single rows are
+    Blocks that several rows will read are allocated from the highest numbers, so that blocks with one reader are
     contiguous, or can be made so (`compact`). Block numbers start at 1: block 0 is never allocated.
     """
 
@@ -36,7 +36,7 @@ class BlockTables:
         self.num_changes = 0
         """Number of times that blocks were freed, shared, restored or moved."""
         self._compact_at = -1
-        """Value of `num_changes` at the last `compact`; rows that only grow leave no gaps."""
+        """Value of `num_changes` at the last `compact`; until it changes, rows only grow and there are no new gaps."""
 
     @property
     def num_free(self) -> int:
@@ -128,7 +128,7 @@ class BlockTables:
         self._record_change()
 
     def compact(self) -> tuple[Numbers, Numbers]:
-        """Moves the blocks of single rows to the lowest numbers, if rows that ended left many gaps.
+        """Moves the blocks with one reader to the lowest numbers, if rows that ended left many gaps.
 
         Returns the old and the new numbers of the moved blocks; the caller has to move their contents.
         """

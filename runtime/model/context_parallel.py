@@ -101,8 +101,8 @@ class SequenceShard:
 
     @cached_property
     def _by_rank(self) -> Tensor:
-        """Positions in the order of the sequences of the tokens of rank 0, then of rank 1 and so on: [cp x S] int64 on
-        the device."""
+        """Indices of the tokens of rank 0, then of rank 1 and so on, among all tokens in the order of the sequences,
+        padding included: [cp x S] int64 on the device."""
         starts = [2 * self._cp * before for before in accumulate(self._sizes, initial=0)]
         indices = [
             start + positions

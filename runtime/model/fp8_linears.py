@@ -2,8 +2,8 @@
 
 `profiles.model_parts.fp8_weights` has the equation. A GPU multiplies the 8-bit numbers; on a CPU, where such products
 are slow, both are cast to the weight's original dtype: the numbers are the same, and weights still take one byte each.
-The scale of an output is that of its whole row of the weight, over all ranks, so that weights are the same numbers in
-every layout.
+Each output has one scale, computed from its whole row of the weight over all ranks, so that the 8-bit weights are the
+same numbers in every layout.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def quantise_received(
 
 
 def quantise_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The 8-bit values of rows [B, inputs] and their scales [B, 1], by a Triton kernel if the device has them."""
+    """The 8-bit values of rows [B, inputs] and their scales [B, 1], by a Triton kernel if the device runs Triton."""
     if runs_triton_kernels(rows.device):
         from meshwright.runtime.kernels.quantisation import quantise_rows  # noqa: PLC0415 - needs Triton
 

@@ -59,7 +59,10 @@ class Recipe:
     """Number of rows of the parameter over all ranks if it is padded with zeros; 0 if it is not."""
 
     def span(self, stored: StoredTensor, tp_rank: int, tp: int) -> tuple[int, int]:
-        """The part of `stored` along `axis` that belongs to one tensor-parallel rank; it may end past the tensor."""
+        """Start and stop of one tensor-parallel rank's part of `stored` along `axis`.
+
+        With padding, both may lie past the end of the tensor.
+        """
         assert self.axis is not None
         size = (self.padded_rows or stored.shape[0]) if self.axis == 0 else stored.shape[self.axis]
         return tp_rank * (size // tp), (tp_rank + 1) * (size // tp)

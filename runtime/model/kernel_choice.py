@@ -16,7 +16,9 @@ from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.device.capabilities import DeviceCapabilities
 
 _FLASH_CAPABILITY = (8, 0)
-"""Ampere, the first that FlashAttention-2 runs on; it needs a head size of at most 256 and a multiple of 8.
+"""Compute capability of Ampere, the first architecture that FlashAttention-2 runs on.
+
+FlashAttention-2 also needs a head size that is a multiple of 8 and at most 256.
 https://github.com/Dao-AILab/flash-attention
 """
 

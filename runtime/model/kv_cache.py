@@ -70,7 +70,8 @@ class PagedCache:
         self.tables, self.max_tokens = BlockTables(num_blocks, num_rows, max_tokens), max_tokens
 
     def share(self, source: int, target: int, num_tokens: int) -> None:
-        """Copies the last, partly filled block of a row's first `num_tokens` to the same block of another row.
+        """Copies the last, partly filled block of a row's first `num_tokens` to the block at the same index of another
+        row.
 
         Full blocks need no copy, since both rows read them: `BlockTables.share`.
         """
@@ -126,8 +127,8 @@ class PagedCache:
         return ((blocks[:, None] * len(heads) + heads) * BLOCK_TOKENS + within[:, None]).flatten()
 
     def continue_rows(self, rows: Sequence[int], cached: Sequence[int], lengths: Sequence[int]) -> ContinuedRows:
-        """The view for a pass over packed rows, of which the b-th has `lengths[b]` new tokens after the `cached[b]`
-        tokens of `rows[b]`; blocks for them must be allocated."""
+        """The view on the cache for a pass over packed rows, of which the b-th has `lengths[b]` new tokens after the
+        `cached[b]` tokens of `rows[b]`; blocks for them must be allocated."""
         firsts = np.array(cached) - np.cumsum([0, *lengths[:-1]])
         positions = np.arange(sum(lengths)) + np.repeat(firsts, lengths)
         blocks = self.tables.table[np.repeat(rows, lengths), positions // BLOCK_TOKENS]

@@ -56,7 +56,7 @@ def _attention(spec: ModelSpec, first_layer: int, kernels: ChosenKernels) -> Mod
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal},
         submodules=SelfAttentionSubmodules(
-            linear_qkv=_columns(spec, "linear_qkv", has_bias=False),  # megatron sets it by add_qkv_bias
+            linear_qkv=_columns(spec, "linear_qkv", has_bias=False),  # megatron adds the bias by add_qkv_bias
             core_attention=functools.partial(
                 CoreAttention,
                 first_layer=first_layer,
@@ -144,7 +144,7 @@ class _ColumnDispatcher(MoEAlltoAllTokenDispatcher):
 
 
 class _Router(TopKRouter):
-    """Megatron's router without Transformer Engine, whose functions its `gating` uses even if it is not installed.
+    """Megatron's router with a `gating` of its own: Megatron's calls Transformer Engine even if it is not installed.
 
     Megatron makes the weight on the CPU and moves it in `gating`, so here it is moved at construction.
     https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/transformer/moe/moe_utils.py#L1192
@@ -205,8 +205,8 @@ class RMSNorm(nn.Module):
     """Root-mean-square norm over the last dimension, whose weight is stored minus the norm offset of its
     family (`ModelSpec.norm_offset`).
 
-    Megatron's own does not support sequence parallelism. With it each rank has a part of the tokens and therefore of
-    the weight's gradient; the `sequence_parallel` mark on the weight makes Megatron sum the parts.
+    Megatron's own norm does not support sequence parallelism, in which each rank has a part of the tokens and therefore
+    of the weight's gradient; the `sequence_parallel` mark on the weight makes Megatron sum the parts.
     """
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float) -> None:

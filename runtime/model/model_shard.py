@@ -234,9 +234,9 @@ def build_model(
 ) -> ModelChunks:
     """Builds this rank's shard of `spec` on `mesh`, with random weights from `seed`; members of the mesh call it.
 
-    A model that is not trainable has no gradients and is in evaluation mode. If the model has an adapter, only its
-    parameters have gradients, and all of them are zero. Raises BadInput for a layout that does not divide the model,
-    and for a model that can only be planned.
+    A model that is not trainable has no gradients and is in evaluation mode. If the model has an adapter, only the
+    adapter's parameters have gradients, and they are zero until `init_adapter`, a checkpoint or a refit sets them.
+    Raises BadInput for a layout that does not divide the model, and for a model that can only be planned.
     """
     require_none((*layout_violations(mesh.layout, spec), *run_violations(spec)))
     host.install()

@@ -1,8 +1,8 @@
 """Attention of one new token per row over a paged cache, for few and short rows, which are padded to one batch.
 
 The blocks of each row are copied to be contiguous, padded to the length of the longest row, and one batched product
-computes all scores. For small copies this takes fewer operations than block by block. If the copies do not fit in the
-core's cache, or if rows share a prefix, blocks are read in place by `BlockAttention`.
+computes all scores. For small copies this takes fewer operations than attention block by block. If the copies do not
+fit in the cache of a CPU core, or if rows share a prefix, blocks are read in place by `BlockAttention`.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class ExpertLockstep:
 
     @contextmanager
     def passes(self, count: int) -> Iterator[None]:
-        """Context in which the caller makes `count` passes through its layers.
+        """Context in which the caller makes `count` passes through this rank's layers.
 
         Empty passes follow, up to the maximum count of all replicas.
         """

@@ -1,6 +1,7 @@
 """A check that the weights in a Hugging Face directory match its config.json.
 
-It reads only the headers of files and, if config.json ties the output head to the embedding, both if both are stored.
+It reads only the headers of files, with one exception: if config.json ties the output head to the embedding and both
+are stored, their values are compared.
 """
 
 from __future__ import annotations

@@ -89,10 +89,10 @@ def save_weights(
 ) -> None:
     """Saves the model, with its adapter merged, as a Hugging Face directory.
 
-    The configuration and tokenizer are copied from `config_from`; if that has no tokenizer, the files of `tokenizer`
-    are copied, a directory or a tokenizer.json. All members of the mesh call it, on a shared file system. Each stage of
-    the first replica writes its own files of about `file_bytes` bytes; experts that the first replica does not have are
-    written by others. The directory is complete once it exists. Raises BadInput if it exists already.
+    The configuration and tokenizer are copied from `config_from`; if that has no tokenizer, it is copied from
+    `tokenizer`, a directory or a tokenizer.json. All members of the mesh call it, on a shared file system. Each stage
+    of the first replica writes its own files of about `file_bytes` bytes; experts that the first replica does not have
+    are written by others. The directory is complete once it exists. Raises BadInput if it exists already.
     """
     if directory.exists():
         raise BadInput(f"{directory} exists already; give a new directory for the weights.")

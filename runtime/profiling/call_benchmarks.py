@@ -1,7 +1,7 @@
 """Profiling of a job's rewards and its tool: calls are timed on one worker of this host, one at a time.
 
-No policy samples here, so responses are made up: the prompt's reference answer, or the prompt itself. A tool call is
-the prompt followed by the end-of-call marker.
+There is no policy to sample from, so responses are made up: the prompt's reference answer, or the prompt itself. A tool
+call is the prompt followed by the end-of-call marker.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from meshwright.runtime.environment.worker import Worker
 from meshwright.runtime.rollout.prompts import PromptData, read_data
 
 _MAX_CALLS = 64
-"""Most calls of one function or judge; the standard error of their mean is then an eighth of their deviation."""
+"""Maximum number of calls of one function or judge; the standard error of their mean is then an eighth of their
+standard deviation."""
 
 _MAX_SAMPLES = 64
 
@@ -34,8 +35,8 @@ def time_calls(
 ) -> tuple[TimedCalls, ...]:
     """Time the calls whose latency the job does not state and that are not `known`, within about `seconds` in all.
 
-    Returns none for a job without data. Raises BadInput for a function of a module that is not allowed, and if no call
-    of a function or judge is answered.
+    Returns an empty tuple for a job without data. Raises BadInput for a function of a module that is not allowed, and
+    if no call of a function or judge is answered.
     """
     timed = {one.called for one in known}
     missing = [called for called in unstated_calls(job.rewards, job.tool, job.workload) if called not in timed]

@@ -23,7 +23,7 @@ _WARMUP = 1
 """Calls before timing: the first of a group sets up its connections."""
 
 _CALLS_PER_TIMING = 8
-"""Calls timed together, since already one layer makes several in a row."""
+"""Number of calls that are timed together, since even one layer makes several in a row."""
 
 _MATRIX_SIZE = 256
 """Rows of the square matrices multiplied before each collective; the product is about the work of a small layer."""

@@ -78,7 +78,7 @@ def profile_job(
 
     `time_calls` receives the known timings of reward and tool calls and returns them with those that were missing.
     `kind` is cpu or cuda, by default that of the job's cluster. Raises BadInput if this machine's device is not the
-    cluster's, and if `output`, or the partial table of an interrupted call beside it, has another provenance.
+    cluster's, and if `output`, or the partial table that an interrupted call left beside it, has another provenance.
     """
     require_device(facts, kind, torch.cuda.get_device_name() if host.num_cuda_devices() else None)
     num_ranks = _num_ranks(facts)

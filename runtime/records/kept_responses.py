@@ -42,7 +42,7 @@ def drop_samples(out: Path, first_step: int) -> None:
 
 
 def last_samples(out: Path, number: int) -> tuple[KeptResponse, ...]:
-    """Return the last `number` samples of a run, in order. Raises BadInput naming a line that is no sample."""
+    """Return the last `number` samples of a run, in order. Raises BadInput naming a line that is not a sample."""
     last: deque[KeptResponse] = deque(maxlen=number)
     for file in log_files(out / SAMPLES)[-2:]:
         last.extend(read_lines(file, _sample))

@@ -122,8 +122,8 @@ class MLflow:
 class Prometheus:
     """Writes the newest numbers to `metrics.prom`, in Prometheus's text format.
 
-    The textfile collector of node_exporter, or any file server, exposes them. The file stays when the run ends; its
-    age shows that.
+    The textfile collector of node_exporter, or any file server, exposes them. The file stays when the run ends; its age
+    shows that the run no longer writes.
     """
 
     def __init__(self, out: Path) -> None:

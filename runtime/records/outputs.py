@@ -113,7 +113,7 @@ def _require_kind(output: Output) -> None:
 def _require_writable(label: str, path: Path) -> None:
     """Raise BadInput unless a temporary file can be created in the closest existing directory.
 
-    Permission bits alone do not tell.
+    Permission bits alone do not tell whether that is possible.
     """
     try:
         parent = next(parent for parent in path.resolve().parents if parent.exists())

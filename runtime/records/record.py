@@ -44,7 +44,7 @@ from meshwright.runtime.records.version_gap import KL_ERROR, KL_TO_TEACHERS, PRO
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRecord:
-    """An evaluation on held-out prompts of the policy after `step` updates. The standard error is over prompts.
+    """An evaluation of the policy, after `step` updates, on held-out prompts. The standard error is over prompts.
 
     With `by_teachers` a score is the mean of log p(teachers) - log p(student) per token in nats, the negated
     divergence.
@@ -188,7 +188,7 @@ class Recorder:
         self._last_end = 0.0
 
     def open(self, first_step: int) -> None:
-        """Begin at a step; lines of later steps, left by a run that was interrupted, are dropped."""
+        """Begin at `first_step`; lines from that step on, left by a run that was interrupted, are dropped."""
         if not self._is_writer:
             return
         remove_temporary_files(self._out, min_age_seconds=0.0)  # no other process writes here
@@ -264,7 +264,7 @@ class Recorder:
         write_spans(self._out / "trace.jsonl", [span], segment_bytes=self._segment_bytes)
 
     def stop(self) -> None:
-        """End before the last step, without a summary."""
+        """Stop the progress bar and close the metric writers, without writing a summary."""
         if self._progress:
             self._progress.stop()
         for writer in self._metric_writers:

@@ -15,6 +15,7 @@ from meshwright.profiles.trace import Span
 
 MEMORY = "memory_bytes"
 MOVES = ("reload_seconds", "offload_seconds")
+"""Facts of a stage's span: the bytes in use, and the seconds that transfers of its offloaded state take."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 AGE_ROWS, AGE_SCORE = "rows_of_age_", "score_of_age_"
-"""Prefixes, followed by an age in updates: the number of a batch's responses that were started at that age, and their
-mean score."""
+"""Prefixes, followed by an age in updates: the number of a batch's responses that were started with weights of that
+age, and their mean score."""
 
 
 PROB_ERROR, KL_ERROR = "token_mult_prob_error", "gen_kl_error"

@@ -29,6 +29,7 @@ class Admitted:
     prompts: tuple[Prompt, ...]
     delivery: DeliveryRule
     min_rounds: int
+    """Minimum number of decode rounds of the period."""
 
 
 class Admission:
@@ -71,7 +72,10 @@ class Admission:
 
     @property
     def end_step(self) -> int:
-        """A step of whose batch and later ones no replica has admitted a prompt: an overcommit is at most a batch."""
+        """A step such that no replica has admitted a prompt of its batch or of a later one.
+
+        It follows from the bound on what is admitted early: an overcommit is at most a batch.
+        """
         return self._step + self._in_flight + 1
 
     @property

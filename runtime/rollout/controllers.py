@@ -1,5 +1,5 @@
-"""The controllers in a run: rank 0 sends its observations to the ranks that generate, which all make the same
-decisions."""
+"""The controllers of the chunk size and the overcommit in a run: rank 0 sends its observations to the ranks that
+generate, which all make the same decisions."""
 
 from __future__ import annotations
 

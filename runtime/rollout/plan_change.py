@@ -181,7 +181,7 @@ def _is_within_staleness(plan: Plan, response: ResumedSample, step: int) -> bool
     """True if the plan could have started the response for the batch of `step`.
 
     A plan that overcommits may deliver a response after the step of its batch, and needs the rest of the staleness
-    bound for that; so the response may be as old as the stage works ahead.
+    bound for that; so the response may be at most `steps_ahead` versions old.
     """
     placement = plan.placement(GENERATE)
     allowed = placement.steps_ahead if placement.schedule.overcommit else plan.staleness

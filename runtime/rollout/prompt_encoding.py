@@ -1,7 +1,7 @@
 """The tokens of a prompt: texts are encoded, messages are laid out by a chat template, and token ids are taken as they
 are.
 
-A chat template is other people's code and may not end, so it runs with a time limit.
+A chat template is third-party code that may loop forever, so it runs with a time limit.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class PromptEncoder:
                 f"{place}: the chat template of {self._directory} has not ended in {_TEMPLATE_SECONDS:g} seconds; "
                 "correct its loops."
             ) from None
-        except Exception as error:  # a template raises whatever Python does
+        except Exception as error:  # a template may raise any exception
             why = (str(error).splitlines() or [type(error).__name__])[0]
             raise BadInput(f"{place}: the chat template refuses the messages: {why}") from None
         return tuple(encode_text(self._tokenizer, text, place, special=False).ids)
@@ -179,7 +179,8 @@ def encode_text(tokenizer: Tokenizer, text: str, place: str, *, special: bool) -
     try:
         return tokenizer.encode(text, add_special_tokens=special)
     except BaseException as error:
-        # A regular expression that gives up panics in Rust, whose exception is no Exception and has no public name.
+        # A regular expression that exceeds its limits panics in Rust. The panic is raised as a class that does not
+        # derive from Exception and cannot be imported.
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             reason = str(error).strip().rstrip(".")
             raise BadInput(f"{place} cannot be encoded: the tokenizer says {reason}; give it another one.") from None
@@ -193,7 +194,7 @@ def load_with_settings(directory: Path, why: str) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # transformers raises whatever the files make it raise
+    except Exception as error:  # transformers raises errors of any type for bad files
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise BadInput(f"tokenizer {directory} cannot be loaded {why}: {reason}.") from None
 

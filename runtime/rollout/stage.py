@@ -74,7 +74,7 @@ class GenerationStage:
         self._resumed: dict[int, ResumedSample] = {}
         """Samples made under another plan for prompts that are not admitted yet, by sample id."""
         self._delivered: dict[int, dict[int, int]] = {}
-        """Sample ids of delivered responses by step, of those not trained yet, and by row."""
+        """Sample ids of delivered responses, by step that is not trained yet and by row."""
         self._num_wave_prompts = data.num_wave_prompts
         workload = plan.facts.workload.wave
         self._rows_per_prompt = rows_per_prompt(workload.batch_size, workload.group_size, copy.mesh.layout.dp)

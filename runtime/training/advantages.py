@@ -78,8 +78,8 @@ def compute_rewards(
 
 
 def overlong_penalties(num_tokens: Tensor, max_response: int, settings: CriticFreeSettings) -> Tensor:
-    """The penalty for length [B]: 0 up to `overlong_tokens` before the longest response, then rising linearly to
-    `overlong_penalty` at it (soft overlong punishment of DAPO, arXiv:2503.14476, section 3.4).
+    """The penalty for length [B]: 0 up to `overlong_tokens` before the length limit `max_response`, then rising
+    linearly to `overlong_penalty` at the limit (soft overlong punishment of DAPO, arXiv:2503.14476, section 3.4).
 
     `num_tokens` [B] and `max_response` count all tokens after the prompt, tool tokens included, since the length limit
     applies to both.
@@ -151,9 +151,9 @@ def generalized_advantages(
 
     By default a truncated response ends at the length limit, as in the PPO of TRL, verl and OpenRLHF: the score was
     given to the truncated text, so no further reward is expected. Bootstrapping treats truncation as a time limit and
-    not as an end (Pardo et al., Time Limits in Reinforcement Learning, arXiv:1712.00378), for rewards without a score
-    there. The value after the last token is never itself a target, so it depends on how well the critic generalises to
-    longer responses than it has seen.
+    not as an end (Pardo et al., Time Limits in Reinforcement Learning, arXiv:1712.00378), for jobs in which truncated
+    text has no score. The value after the last token is never itself a target, so it depends on how well the critic
+    generalises to longer responses than it has seen.
     """
     mask = mask.bool()
     after = torch.where(bootstrapped.bool()[:, None], _shift_left(values), 0.0)
@@ -202,7 +202,10 @@ def sampled_mask(response: Tensor, versions: Tensor) -> Tensor:
 
 
 class SampledColumns:
-    """An order of columns without holes: sampled tokens, columns after the response, then prompt and tool tokens."""
+    """An order of each row's columns that makes its sampled tokens contiguous, without tool tokens between them.
+
+    Sampled tokens are first, then the columns after the response, then prompt and tool tokens.
+    """
 
     def __init__(self, response: Tensor, sampled: Tensor) -> None:
         """Takes the masks [B, S] of the predictions of response tokens, and of sampled tokens (`sampled`)."""
@@ -212,7 +215,7 @@ class SampledColumns:
         self._back = self._order.argsort(dim=1)
 
     def compact(self, fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Fields [B, S] with their columns in this order, without holes."""
+        """Fields [B, S] with their columns in this order."""
         return {name: values.gather(1, self._order) for name, values in fields.items()}
 
     def restore(self, fields: Mapping[str, Tensor]) -> dict[str, Tensor]:

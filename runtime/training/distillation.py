@@ -34,7 +34,7 @@ def distillation_advantages(
 
 
 def score_by_teachers(batch: StepExperience, settings: Distill) -> None:
-    """Sets the score of every sequence to the mean of A over the tokens that the student sampled."""
+    """Sets the score of every sequence to the mean of its advantages over the tokens that the student sampled."""
     teachers = [field for field in TEACHER_LOGPROBS.values() if batch.experience.rows(field)]
     for row in batch.rows:
         teacher_logprobs = [batch.sampled_values(field, row)[None] for field in teachers]

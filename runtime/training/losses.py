@@ -50,7 +50,7 @@ class MaskedMean(NamedTuple):
     weights: Tensor | None = None
 
     def share(self, x: Tensor, mask: Tensor) -> Tensor:
-        """The share of this micro-batch [] in the mean of `x` [B, S] over the mask."""
+        """This micro-batch's share, a scalar [], of the mean of `x` [B, S] over the mask."""
         weighted = x if self.weights is None else x * self.weights
         return torch.where(mask.bool(), weighted, 0.0).sum() / self.divisor
 
@@ -123,9 +123,9 @@ def policy_loss(
 
     eps' equals eps unless clip-higher is set (DAPO, arXiv:2503.14476, section 3.1). K is the k3 estimate of
     KL(pi || ref), weighted by b if a `reference` is given (GRPO, arXiv:2402.03300, equations 3 and 4). `mean` replaces
-    1/N sum_i by the mean over R responses of 1/|o| times the sum over the tokens of one (GRPO, equation 3), or by
-    1/(R M) times the sum over all tokens, where M is the longest response (Dr. GRPO, arXiv:2503.20783, section 3.2).
-    1/N is that of DAPO, section 3.3.
+    1/N sum_i by the mean over R responses of each one's mean over its tokens (GRPO, equation 3), or by 1/(R M) times
+    the sum over all tokens, where M is the maximum length of a response (Dr. GRPO, arXiv:2503.20783, section 3.2). 1/N
+    is that of DAPO, section 3.3.
 
     `old_logprobs` [B, S] are those of the policy at the start of the update; `weights` w [B, S], 1 if absent, are the
     `importance_weights` of stale tokens (decoupled PPO, arXiv:2110.00641). `entropy` H [B, S] is required if c > 0.

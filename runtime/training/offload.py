@@ -50,7 +50,7 @@ class OffloadedWeights:
         return _read(self._host_copies, self._weights)
 
     def offload(self) -> int:
-        """Frees their device storage; returns 0, since nothing is written to the host."""
+        """Frees the device storage of the weights; returns 0, since nothing is written to the host."""
         _free(self._weights)
         return 0
 

@@ -4,8 +4,8 @@ Megatron plans which slices go where. The transfers are made here, because Megat
 and a pool that takes no part in a refit has other work to do.
 
 On CPUs, a source whose pool has no rank in common with the target's does not wait for the target: it starts to send its
-weights as soon as they are updated, and continues. On a GPU a send would occupy the device until the target receives,
-so both sides run the refit together.
+weights as soon as they are updated, and goes on with its other work. On a GPU a send would occupy the device until the
+target receives, so both sides run the refit together.
 https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/resharding/execution.py
 """
 

@@ -285,7 +285,7 @@ class Trainer:
         """
         grad_norm = self._clip()
         if self._exchange:
-            # Those of the previous update: a rank without rows ran no forward pass that would have waited for them.
+            # Weights of the previous update: a rank without rows ran no forward pass that would have waited for them.
             self._exchange.finish_weights()
         for optimizer in self.optimizers if math.isfinite(grad_norm) else ():
             optimizer.step_with_ready_grads()

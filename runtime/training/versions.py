@@ -113,7 +113,8 @@ def staleness(batch: StepExperience, version: int, bound: int) -> Tensor:
 def scores_by_age(batch: StepExperience, version: int, bound: int) -> dict[str, float]:
     """The number of responses that each version within the bound started, and their mean scores.
 
-    The version that starts a response depends on when it is admitted; the batch that it is delivered in, on its length.
+    Ages differ within a batch: the version that starts a response depends on when its prompt is admitted, but the batch
+    that it is delivered in depends on its length.
     """
     by_age: dict[int, list[float]] = {age: [] for age in range(bound + 1)}
     for row in batch.rows:

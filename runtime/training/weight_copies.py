@@ -43,7 +43,7 @@ class WeightCopy:
 
     @property
     def decoder(self) -> Decoder:
-        """The model of a copy without interleaved chunks, which only a trained copy has, on a member of its mesh."""
+        """The model of a copy, on a member of its mesh; only a trained copy may have interleaved chunks instead."""
         assert isinstance(self.model, Decoder), f"{self.stage} is {self.mesh.layout}"
         return self.model
 
