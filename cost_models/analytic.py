@@ -245,7 +245,8 @@ class AnalyticModel(QueryLoop):
     def seconds_of_choices(self, call: StageQuery, choices: ChoiceTable) -> SecondsColumns:
         if call.stage.generates:
             return super().seconds_of_choices(call, choices)
-        pipeline = self._pipeline(call, sharded_by_each(call.model, choices.layout), choices)
+        shards, groups = sharded_by_each(call.model, choices.layout), groups_of(choices.layout, self._cluster)
+        pipeline = self._pipeline(call.stage, shards, groups, choices)
         layouts = [replace(call, layout=layout) for layout in choices.layouts]
         compute = BatchCompute(
             *choices.gather_by_schedule(self._compute_of_tables(layouts, choices.tables, all_chunks))
@@ -375,11 +376,12 @@ class AnalyticModel(QueryLoop):
         return self._layout_costs.memoize(key, lambda: self._make_pipeline_costs(call))
 
     def _make_pipeline_costs(self, call: StageQuery) -> PipelineCosts:
-        rank_compute, rows, shards = self._rank_compute(call), self._rows(call), sharded(call.model, call.layout)
+        rank_compute, rows = self._rank_compute(call), self._rows(call)
+        shards, groups = sharded(call.model, call.layout), self._groups(call.layout)
         return PipelineCosts(
             num_rows=rows,
             updates=self._updates(call),
-            pipeline_of=lambda schedule: self._pipeline(call, shards, schedule),
+            pipeline_of=lambda schedule: self._pipeline(call.stage, shards, groups, schedule),
             compute_of=lambda schedule: self._compute_of(call, rank_compute, rows, schedule),
             tail_of=lambda schedule: self._streamed(call.stage, rank_compute, rows, schedule, last_chunks),
             offload_addends=lambda offload: self._offload_seconds(call, offload).addends,
@@ -511,12 +513,14 @@ class AnalyticModel(QueryLoop):
 
         return self._batch_computes.memoize((rank_compute, chunks_of, stage.trains, num_rows, size, width), make)
 
-    def _pipeline(self, call: StageQuery, shards: ShardedModel[N], settings: PassSettings[N]) -> Pipeline[N]:
+    def _pipeline(
+        self, stage: Stage, shards: ShardedModel[N], groups: Groups[N], settings: PassSettings[N]
+    ) -> Pipeline[N]:
         return Pipeline(
-            stage=call.stage,
+            stage=stage,
             shards=shards,
             settings=settings,
-            groups=groups_of(shards.layout, self._cluster),
+            groups=groups,
             network=self._network(self._framework),
             element_bytes=self._size,
             framework=self._framework,

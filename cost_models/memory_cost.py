@@ -288,10 +288,11 @@ class RankMemory(Generic[N]):
         self._sizes: ShardSizes[N] = sizes
         self._rows: N = -(-workload.batch_size // shards.layout.dp)
         self._states: Memo[Offload, _State[N]] = Memo()
+        self._working: Memo[Schedule, _WorkingMemory[N]] = Memo()
 
     def memory(self: RankMemory[float], schedule: Schedule) -> Memory:
         state: _State[float] = self.state(schedule.offload)
-        working: _WorkingMemory[float] = self._working_memory(schedule)
+        working: _WorkingMemory[float] = self._known_working_memory(schedule)
         offloaded = cost_of(state.offloaded)
         return Memory(
             resident=cost_of([*state.resident, *working.cached]),
@@ -301,7 +302,7 @@ class RankMemory(Generic[N]):
 
     def totals(self, settings: PassSettings[N], state: _State[N]) -> tuple[N, N, N, N]:
         """Return the resident bytes, those of weights among them, the transient bytes, and those in host memory."""
-        working: _WorkingMemory[N] = self._working_memory(settings)
+        working: _WorkingMemory[N] = self._known_working_memory(settings)
         return (
             _total(state.resident + working.cached),
             state.weights,
@@ -342,6 +343,13 @@ class RankMemory(Generic[N]):
         """
         return weight_copy(self._shards.max_params, self._size)
 
+    def _known_working_memory(self, settings: PassSettings[N]) -> _WorkingMemory[N]:
+        """Return the working memory; of one schedule it is computed once, whatever is offloaded."""
+        if not isinstance(settings, Schedule):
+            return self._working_memory(settings)
+        in_place = replace(settings, offload=Offload.NONE) if settings.offload is not Offload.NONE else settings
+        return self._working.memoize(in_place, lambda: self._working_memory(settings))
+
     def _working_memory(self, settings: PassSettings[N]) -> _WorkingMemory[N]:
         passes: TermSums[N] = self._training_memory(settings) if self._stage.trains else self._forward_memory(settings)
         running: list[Addend[N]] = self._streaming_cache(settings) + passes.addends
@@ -365,6 +373,8 @@ class RankMemory(Generic[N]):
     def _streaming_cache(self, settings: PassSettings[N]) -> list[Addend[N]]:
         """Return the KV cache of a stage that streams: blocks for as many sequences of maximum length as it has rows,
         plus one spare block."""
+        if not np.any(settings.chunk_tokens):
+            return []
         blocks = self._rows * num_blocks_for(self._workload.max_tokens)
         num_bytes = where(settings.chunk_tokens > 0, self._cache_bytes(blocks, self._rows), 0 * self._rows)
         tally = TermSums[N]()
