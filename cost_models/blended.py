@@ -215,4 +215,4 @@ def _corrected_cost(cost: Cost, table: Table, traffic: Traffic) -> Cost:
     beyond = table.corrected(traffic, 0.0)
     factor = table.corrected(traffic, 1.0) - beyond
     terms = tuple(Term(t.name, t.amount * factor, least_trusted([t.source, Source.INTERPOLATED])) for t in cost.terms)
-    return Cost((*terms, Term("beyond what was predicted", beyond, Source.INTERPOLATED)) if beyond else terms)
+    return Cost((*terms, Term("unpredicted transfer time", beyond, Source.INTERPOLATED)) if beyond else terms)

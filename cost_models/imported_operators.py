@@ -149,7 +149,7 @@ def _distance(one: Sequence[float], other: Sequence[float]) -> float:
 BODIES = (TimedPass.FORWARD, TimedPass.PREFILL, TimedPass.DECODE)
 """The kinds of passes that the operators cover."""
 
-_UNKNOWN = "not told"
+_UNKNOWN = "unknown"
 
 
 def imported_points(

@@ -133,7 +133,7 @@ class FirstEnded:
         delivered = _delivered(flight, num_due, due, self.count)
         if delivered and len(delivered) > self.count:
             raise BadInput(
-                f"overcommit: {len(delivered)} sequences are due in one turn that delivers {self.count}; "
+                f"overcommit: {len(delivered)} sequences are due in one period that delivers {self.count}; "
                 "overcommit at most as many prompts as the batch has."
             )
         return delivered

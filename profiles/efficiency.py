@@ -30,6 +30,9 @@ class Multicast(Document):
     link_bytes: float = Field(gt=0, le=1)
 
 
+_RIDGE = "p in (compute^p + memory^p)^(1/p); infinity is the roofline max(compute, memory)"
+
+
 class GemmEfficiency(Document):
     """Constants of GEMMs."""
 
@@ -39,7 +42,7 @@ class GemmEfficiency(Document):
     prologue: float = Field(ge=0, description="elements of the inner dimension that filling a tile costs")
     split: float = Field(gt=0, description="shortest piece of a split inner dimension, in elements")
     tile_cost: float = Field(ge=0, description="extra work of feeding a tile, relative, at an edge of 64")
-    ridge: float = Field(ge=1, description="power that joins compute and memory time; infinite is a roofline")
+    ridge: float = Field(ge=1, description=_RIDGE)
 
 
 class Grouped(Document):
@@ -48,7 +51,7 @@ class Grouped(Document):
     flops: float = Field(gt=0, le=1.5, description="share of peak that a full output tile reaches")
     bytes: float = Field(gt=0, le=1, description="share of memory bandwidth")
     prologue: float = Field(ge=0, description="elements of the inner dimension that filling a tile costs")
-    ridge: float = Field(ge=1, description="power that joins compute and memory time")
+    ridge: float = Field(ge=1, description=_RIDGE)
     seconds: float = Field(
         ge=0, description="start-up time of the experts of a layer, including the permutation of tokens"
     )
@@ -62,7 +65,7 @@ class AttentionEfficiency(Document):
     tile: float = Field(ge=0, description="keys that a block computes beyond the causal mask")
     tail: float = Field(ge=0, description="waves of blocks added for the partial last one")
     bytes: float = Field(gt=0, le=1, description="share of memory bandwidth, reading and writing heads")
-    ridge: float = Field(ge=0.5, description="power that joins compute and memory time")
+    ridge: float = Field(ge=0.5, description=_RIDGE)
     seconds: float = Field(ge=0, description="start-up time of a call, which is more than one kernel")
     gradients: float = Field(
         default=1.0, gt=0, le=1, description="speed of the backward pass over that of the forward pass"
@@ -82,7 +85,7 @@ class DecodeEfficiency(Document):
         ge=1, description="fewest query heads per key head with which the cache is split over processors"
     )
     saturation: float = Field(gt=0, le=1, description="share of processors that saturate the memory bandwidth")
-    ridge: float = Field(ge=0.5, description="power that joins compute and memory time")
+    ridge: float = Field(ge=0.5, description=_RIDGE)
 
 
 class Efficiency(Document):

@@ -185,7 +185,8 @@ def experts_from_config(config: Mapping[str, Any], family: str, name: str) -> Ex
     num_experts = next(required_size(config, key, name) for key in _COUNTS if key in config)
     if config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
         raise BadInput(
-            f"model {name}: experts in some layers between others are not supported; they must follow dense ones."
+            f"model {name}: dense layers that decoder_sparse_step or mlp_only_layers selects are not supported; set "
+            "decoder_sparse_step to 1 and mlp_only_layers to []."
         )
     ffn_size = required_size(
         config, "intermediate_size" if family in _ALL_LAYERS_MOE else "moe_intermediate_size", name

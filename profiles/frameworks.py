@@ -32,8 +32,8 @@ class Framework(Document):
     recorded_kernels: int | None = Field(
         default=None,
         gt=0,
-        description="kernels per layer of a decode step whose layers are one CUDA graph, with all else launched; "
-        "no graph when not given",
+        description="kernels per layer in the CUDA graph that runs all layers of a decode step, while everything else "
+        "is launched from the host; null: no such graph",
     )
     sharded_optimizer: bool = Field(
         default=True, description="false: every replica reduces all gradients and updates everything"

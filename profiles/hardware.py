@@ -39,7 +39,7 @@ class Link(Document):
 class Device(Document):
     """The device of one rank."""
 
-    name: str = Field(description="name of the device, as efficiencies are looked up by it")
+    name: str = Field(description="name of the device, under which its efficiencies are listed")
     kind: str = Field(pattern="^(cpu|cuda)$", description="cpu or cuda")
     memory_bytes: int = Field(gt=0, description="memory of one device")
     memory_bytes_per_second: float = Field(gt=0, description="memory bandwidth of one device")

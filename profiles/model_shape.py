@@ -102,8 +102,8 @@ class ModelSpec:
             )
         if self.experts and self.experts.experts_per_token > self.experts.num_experts:
             raise BadInput(
-                f"model {self.name}: {self.experts.experts_per_token} experts a token are more than the "
-                f"{self.experts.num_experts} that there are."
+                f"model {self.name}: experts_per_token={self.experts.experts_per_token} is more than "
+                f"num_experts={self.experts.num_experts}."
             )
         if self.adapter and self.experts and not {*self.adapter.targets}.isdisjoint(MLP_LINEARS):
             raise BadInput(
@@ -383,7 +383,7 @@ def _architecture(config: Mapping[str, Any], name: str) -> tuple[str, str, bool]
     if model_type is not None and model_type != FAMILIES[family].model_type:
         raise BadInput(
             f"model {name}: model_type {model_type!r} is not that of architecture {architecture!r}, which is "
-            f"{FAMILIES[family].model_type!r}; correct the one that the weights were not made for."
+            f"{FAMILIES[family].model_type!r}; correct the one that does not match the weights."
         )
     return architecture, family, _HEADS[head]
 

@@ -237,7 +237,7 @@ class Table(VersionedDocument):
     @classmethod
     def _unique_calls(cls, calls: tuple[TimedCalls, ...]) -> tuple[TimedCalls, ...]:
         if len({one.called for one in calls}) < len(calls):
-            raise ValueError("calls of one function or judge are there twice; keep one of the two")
+            raise ValueError("the calls of a function or judge are listed twice; keep one of the two")
         return tuple(sorted(calls, key=lambda one: one.called.model_dump_json()))
 
     @field_validator("measurements")

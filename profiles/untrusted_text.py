@@ -116,7 +116,7 @@ def json_value(text: str, what: str) -> Any:
     except ValueError as error:
         raise BadInput(f"{what} is not JSON: {error}.") from None
     except RecursionError:
-        raise BadInput(f"{what} is nested too deep; {_MAX_DEPTH} levels are enough.") from None
+        raise BadInput(f"{what} is nested too deep; use at most {_MAX_DEPTH} levels.") from None
 
 
 _SURROGATE = re.compile(r"\\(?:u|U0000)[dD][89a-fA-F]")
@@ -249,7 +249,7 @@ _DEEPLY_NESTED = re.compile(rf"(?:[\[{{]\s*){{{_MAX_DEPTH + 1}}}")
 def yaml_value(text: str, what: str) -> Any:
     """Parse a YAML text into values that JSON can hold. Raises BadInput, naming `what`, for any other text."""
     if _DEEPLY_NESTED.search(text):
-        raise BadInput(f"{what} is nested too deep; {_MAX_DEPTH} levels are enough.")
+        raise BadInput(f"{what} is nested too deep; use at most {_MAX_DEPTH} levels.")
     try:
         value = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
@@ -258,7 +258,7 @@ def yaml_value(text: str, what: str) -> Any:
         problem = getattr(error, "problem", None) or "not YAML"
         raise BadInput(f"{what} is not YAML{where}: {problem}.") from None
     except RecursionError:
-        raise BadInput(f"{what} is nested too deep; {_MAX_DEPTH} levels are enough.") from None
+        raise BadInput(f"{what} is nested too deep; use at most {_MAX_DEPTH} levels.") from None
     except ValueError as error:  # an invalid date, for example
         raise BadInput(f"{what} is not YAML: {error}.") from None
     characters = 0

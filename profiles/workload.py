@@ -29,7 +29,9 @@ class Workload(Document):
     group_size: int = Field(default=1, gt=0, description="sequences of each prompt: the samples of a group")
     best_of: int | None = Field(default=None, gt=1, description=_BEST_OF)
     prompt: LengthSpec = Field(description="prompt lengths in tokens")
-    response: LengthSpec = Field(description="response lengths in tokens, the end token included; with turns, of each")
+    response: LengthSpec = Field(
+        description="response lengths in tokens, the end token included; with turns, of one turn"
+    )
     turns: ToolTurns | None = Field(
         default=None, description="turns of generation and of a tool, where a rollout has several"
     )
@@ -175,10 +177,10 @@ class ObservedLengths(Document):
     """Observed lengths of prompts and responses, turns, and shares of groups with non-zero reward variance."""
 
     prompt: LengthSpec = Field(description="prompt lengths in tokens")
-    response: LengthSpec = Field(description="response lengths in tokens; with turns, of each")
+    response: LengthSpec = Field(description="response lengths in tokens; with turns, of one turn")
     turns: ToolTurns | None = Field(default=None, description="turns of generation and a tool, in multi-turn rollouts")
     groups_with_signal: tuple[float, ...] = Field(
-        default=(), description="share of groups in each step, if it was recorded"
+        default=(), description="share of groups with non-zero reward variance in each step, if it was recorded"
     )
 
 
@@ -195,8 +197,8 @@ def workload_with_lengths(workload: Workload, observed: ObservedLengths) -> Work
         )
     if observed.turns and not workload.turns:
         raise BadInput(
-            "--from-trace has rollouts of several turns, and the job has none; give it workload.turns, with their "
-            "greatest lengths."
+            "--from-trace has rollouts of several turns, and the job has no workload.turns; add it, with their maximum "
+            "lengths."
         )
     update: dict[str, object] = {
         "prompt": _with_max(observed.prompt, workload.prompt.max),

@@ -85,9 +85,8 @@ def require_reference(settings_key: str, settings: LearningSettings, roles: Coll
     coefficient = getattr(settings, "kl_coefficient", 0.0)
     if coefficient:
         raise ValueError(
-            f"{settings_key}.kl_coefficient={coefficient:g} keeps the actor to a reference and models.ref names "
-            f"none; name one, "
-            "or use 0"
+            f"{settings_key}.kl_coefficient={coefficient:g} penalises the distance from a reference, and models.ref "
+            "names none; name one, or use 0"
         )
 
 

@@ -80,11 +80,13 @@ class FirstJob:
 precision: {"fp32" if self.device == "local" else "bf16"}
 workload:
 {self._batch()}  prompt: {{max: {self.prompt}, fixed: {self.prompt}}}  # tokens
-  response: {{max: {self.response}, fixed: {self.response}}}  # all as long as the longest: give median and p99 instead
+  response: {{max: {self.response}, fixed: {self.response}}}  # \
+every response has the maximum length; give median and p99 for a distribution
   num_minibatches: 1  # updates in a pass over the batch
   num_epochs: 1  # passes over the batch
-staleness: 0  # updates that a token may be old; 1 or more lets generation work ahead of the training
-{rewards}# {SETTINGS_KEYS[self.algorithm]}: learning rates, clipping, sampling; the defaults stand in the schema
+staleness: 0  # largest number of updates between sampling a token and training on it;
+              # 1 or more lets generation work ahead of the training
+{rewards}# {SETTINGS_KEYS[self.algorithm]}: learning rates, clipping, sampling; the schema lists the defaults
 # data: {{prompts: prompts.jsonl, tokenizer: tokenizer}}  # needed by `meshwright run`
 """
 
@@ -101,7 +103,7 @@ staleness: 0  # updates that a token may be old; 1 or more lets generation work 
             return f"  batch_size: {self.batch_size}  # prompts in a step, with one response each\n"
         return (
             f"  batch_size: {self.batch_size * _GROUP_SIZE}  # responses in a step\n"
-            f"  group_size: {_GROUP_SIZE}  # of them for each prompt\n"
+            f"  group_size: {_GROUP_SIZE}  # responses for each prompt\n"
         )
 
     def _cluster_shape(self) -> tuple[int, int]:

@@ -46,7 +46,9 @@ class Reward(Document):
         if (self.function is None) == (self.url is None):
             raise ValueError("give one of: function, or url")
         if self.function is not None and self.function not in BUILT_IN and not is_function_path(self.function):
-            raise ValueError(f"function={self.function!r} is none of {', '.join(BUILT_IN)} and no module:function")
+            raise ValueError(
+                f"function={self.function!r} is neither one of {', '.join(BUILT_IN)} nor of the form module:function"
+            )
         return self
 
     @property
@@ -114,7 +116,8 @@ class Tool(Document):
     def _is_a_function(self) -> Self:
         if self.function not in BUILT_IN_TOOLS and not is_function_path(self.function):
             raise ValueError(
-                f"function={self.function!r} is none of {', '.join(BUILT_IN_TOOLS)} and no module:function"
+                f"function={self.function!r} is neither one of {', '.join(BUILT_IN_TOOLS)} nor of the form "
+                "module:function"
             )
         return self
 

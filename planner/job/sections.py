@@ -165,7 +165,7 @@ class _TokenizerVocabulary:
             merges = (pair if isinstance(pair, str) else " ".join(pair) for pair in model.get("merges") or ())
             added = {int(token["id"]): str(token["content"]) for token in document.get("added_tokens") or ()}
             if not all(isinstance(number, int) for number in vocabulary.values()):
-                raise ValueError("an id in its vocabulary is no number")
+                raise ValueError("an id in its vocabulary is not a number")
             return cls(ids=dict(vocabulary), merges=tuple(merges), added=added)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise BadInput(

@@ -199,7 +199,8 @@ def streaming_rules(facts: Facts, layout: Layout, schedule: Schedule, part: int 
     """Rules that a stage breaks when it reads responses in chunks while they are generated."""
     if schedule.chunk_tokens and len(facts.cluster.parts_of(part)) > 1:
         return (
-            f"chunk_tokens={schedule.chunk_tokens} reads rows on the replicas that sample them, not by speed; use 0.",
+            f"chunk_tokens={schedule.chunk_tokens} does not work on two kinds of nodes, whose rows are split by speed; "
+            "use 0.",
         )
     if schedule.chunk_tokens and layout.num_ranks == facts.cluster.num_ranks:
         return (

@@ -96,7 +96,7 @@ def parse_pin(text: str, graph: StageGraph) -> Pin:
     if stage not in graph.by_name:
         raise BadInput(f"{_quoted_pin(text)}: there is no stage {stage!r}; {suggestion(stage, graph.names)}")
     if key not in _PARSERS:
-        raise BadInput(f"{_quoted_pin(text)}: a stage has no {key!r}; {suggestion(key, _PARSERS)}")
+        raise BadInput(f"{_quoted_pin(text)}: there is no key {key!r}; {suggestion(key, _PARSERS)}")
     if key == "recompute" and not graph.by_name[stage].trains:
         raise BadInput(f"{_quoted_pin(text)}: {stage} does not train, so nothing is recomputed; remove the pin.")
     if key in _GENERATION_KEYS and not graph.by_name[stage].generates:
@@ -171,7 +171,7 @@ def _parse_offload(text: str, value: str) -> Offload:
 def _parse_while_waiting(text: str, value: str) -> WhileWaiting:
     if value not in set(WhileWaiting):
         hint = suggestion(value, [kind.value for kind in WhileWaiting])
-        raise BadInput(f"{_quoted_pin(text)}: a sequence cannot {value!r} while it waits; {hint}")
+        raise BadInput(f"{_quoted_pin(text)}: there is no while_waiting {value!r}; {hint}")
     return WhileWaiting(value)
 
 

@@ -47,7 +47,7 @@ class Placement(Document):
     pool: str
     layout: Layout
     stage_layers: tuple[int, ...] = Field(
-        default=(), description="decoder layers of each pipeline stage; empty where all stages have as many"
+        default=(), description="decoder layers of each pipeline stage; empty if all stages have equally many"
     )
     schedule: Schedule
     steps_ahead: int = Field(default=0, ge=0, description="steps by which the stage works ahead of the training")

@@ -169,7 +169,7 @@ def worker_violations(plan: Plan) -> Iterator[str]:
     named, rewards = [one.reward for one in plan.workers], {reward.name: reward for reward in plan.facts.rewards}
     for name in named:
         if name not in rewards:
-            yield f"workers are given to {name!r}, which is no reward of the job; {suggestion(name, rewards)}"
+            yield f"workers are given to {name!r}, which is not a reward of the job; {suggestion(name, rewards)}"
     for name, reward in rewards.items():
         if named.count(name) != 1:
             yield f"the reward {name} has {named.count(name)} entries of workers; give it one."

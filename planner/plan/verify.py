@@ -64,7 +64,7 @@ def _stages_are_complete(plan: Plan) -> Iterator[str]:
             yield f"{stage} is placed {placed.count(stage)} times; place it once."
     for stage in placed:
         if stage not in plan.graph.by_name:
-            yield f"{stage} is placed and is no stage of a step of {plan.facts.algorithm}; remove it."
+            yield f"{stage} is placed but is not a stage of {plan.facts.algorithm}; remove it."
 
 
 def _pools_are_named_once(plan: Plan) -> Iterator[str]:
@@ -110,7 +110,7 @@ def _digests_match_the_facts(plan: Plan) -> Iterator[str]:
             yield f"the digest of {name} does not match the plan's facts; plan the job again."
     for name in plan.digests:
         if name not in known and name not in ORIGINS:
-            yield f"the digest of {name} is of no input of a plan; remove it."
+            yield f"the digest {name} names no input of a plan; remove it."
         elif not _SHA_256.fullmatch(plan.digests[name]):
             yield f"the digest of {name} is {plan.digests[name]!r}, which is not a SHA-256; plan the job again."
 
@@ -131,7 +131,7 @@ def _stages_work_ahead_together(plan: Plan) -> Iterator[str]:
     ahead = plan.ahead
     if ahead not in steps_ahead_patterns(plan.graph, ahead[GENERATE]):
         described = ", ".join(f"{stage} has steps_ahead={steps}" for stage, steps in ahead.items() if steps)
-        yield f"{described}, which is none of the ways to work ahead; plan the job again."
+        yield f"{described}, a combination of steps ahead that no search case has; plan the job again."
 
 
 def _streams_are_of_one_period(plan: Plan) -> Iterator[str]:
@@ -161,7 +161,7 @@ def _staleness_keeps_its_bound(plan: Plan) -> Iterator[str]:
     if plan.staleness != used:
         yield f"staleness={plan.staleness} is not the {used} that follows from {GENERATE}; plan the job again."
     if used > bound:
-        yield f"staleness={used} exceeds the job's bound of {bound}; let {GENERATE} work less ahead."
+        yield f"staleness={used} exceeds the job's bound of {bound}; let {GENERATE} work fewer steps ahead."
     if generation.schedule.overcommit and bound == generation.steps_ahead:
         yield f"{GENERATE}: overcommit={generation.schedule.overcommit} needs a staleness above {bound}; use 0."
 

@@ -246,7 +246,7 @@ def _ends_do_not_fit(name: str, stream: Stream, producer: RunStage, consumer: Ru
     if producer.steps_ahead != consumer.steps_ahead:
         yield (
             f"{name} goes from steps_ahead={producer.steps_ahead} to steps_ahead={consumer.steps_ahead}; "
-            f"a stage streams within its turn: use {producer.steps_ahead}."
+            f"a stage streams within its own period: use {producer.steps_ahead}."
         )
 
 

@@ -99,7 +99,7 @@ def _differences(proof: Proof, plan: Plan) -> Iterator[str]:
         )
     proof_cases = [(tree.steps_ahead, tree.keeps_in_flight) for tree in proof.trees]
     if proof_cases != [(dict(case.ahead), case.keeps_in_flight) for case in all_search_cases(plan)]:
-        yield "the proof does not have exactly one tree for each way to work ahead; prove this plan again."
+        yield "the proof does not have exactly one tree for each search case; prove this plan again."
 
 
 def _not_proven(proof: Proof, plan: Plan, model: CostModel) -> Iterator[str]:

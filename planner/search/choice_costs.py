@@ -157,8 +157,8 @@ class CostedChoices(NamedTuple):
 
 DOMINATED = "another choice is no slower and no larger"
 TOO_LARGE = "larger than the device"
-TOO_LARGE_FOR_HOST = "larger than its part of the host's memory"
-TOO_SLOW = "too slow for any plan that is as fast as one that is known"
+TOO_LARGE_FOR_HOST = "larger than its share of the host's memory"
+TOO_SLOW = "too slow for a plan as fast as the best known one"
 
 
 @dataclass

@@ -99,7 +99,7 @@ def explain_no_plan(
     if status == "out_of_limit":
         sentence = f"no plan was found in {limits.max_deterministic_time:g} s; give more with --time-limit."
         if limits.stop is not None and limits.stop.is_set():
-            sentence = "no plan was found before the search was asked to stop; let it go on for longer."
+            sentence = "no plan was found before the search was asked to stop; let it run longer."
         return NoPlan(status="out_of_limit", limits=(Limit(stage=None, sentence=sentence),), changes=(), rejected={})
     need = _need(facts, model, pins, limits)
     changes, tried_all = list(_more_memory(facts, need)), True
@@ -117,7 +117,7 @@ def explain_no_plan(
 
 _UNTRIED = Limit(
     stage=None,
-    sentence="the time was over before all shorter responses and more nodes were tried; give more with --time-limit.",
+    sentence="time ran out before all shorter responses and larger clusters were tried; give more with --time-limit.",
 )
 
 
@@ -144,7 +144,7 @@ def no_legal_training(facts: Facts, broken: Sequence[str]) -> NoPlan:
 
 def unexplained_no_plan() -> NoPlan:
     """Return the result if no plan fits and time ran out before the reason was known."""
-    sentence = "no plan fits, and the time was over before it was known why; give more with --time-limit."
+    sentence = "no plan fits, and time ran out before the reason was found; give more with --time-limit."
     return NoPlan(status="infeasible", limits=(Limit(stage=None, sentence=sentence),), changes=(), rejected={})
 
 

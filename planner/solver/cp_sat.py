@@ -99,7 +99,7 @@ def _check_range(model: cp_model.CpModel) -> None:
         terms = zip(linear.vars, linear.coeffs, strict=True)
         total = sum(abs(c) for v, c in terms if list(model.proto.variables[v].domain) == [0, 1])
         if total > MAX_SUM:
-            raise ValueError(f"coefficients of a rule sum to {total}, above {MAX_SUM}; use longer ticks.")
+            raise ValueError(f"coefficients of a constraint sum to {total}, above {MAX_SUM}; use longer ticks.")
 
 
 class _Listener(cp_model.CpSolverSolutionCallback):

@@ -91,7 +91,7 @@ class LatencySpec(Document):
         if self.histogram is not None and not any(w > 0 for _, w in self.histogram):
             raise ValueError("a histogram needs a weight that is not 0")
         if self.measured and math.fsum(w for _, w in self.histogram or ()) != self.measured.num_calls:
-            raise ValueError(f"measured.num_calls={self.measured.num_calls} is not what the histogram's weights add to")
+            raise ValueError(f"measured.num_calls={self.measured.num_calls} is not the sum of the histogram's weights")
         if self.measured and self.assumed:
             raise ValueError("a measured latency is not assumed; leave one out")
         return self

@@ -216,7 +216,7 @@ def rope_from_config(config: Mapping[str, Any], max_positions: int, family: str,
     if not factor or high <= low:
         raise BadInput(
             f"model {name}: rope type llama3 has factor={factor:g}, low_freq_factor={low:g} and high_freq_factor="
-            f"{high:g}; the first must be above 0, and the last above the one before it."
+            f"{high:g}; factor must be above 0, and high_freq_factor above low_freq_factor."
         )
     original = required_size({_ORIGINAL: max_positions} | form, _ORIGINAL, name)
     return Rope(
@@ -309,7 +309,7 @@ def window_from_config(config: Mapping[str, Any], family: str, name: str) -> Sli
     if window_layers != list(range(window_layers[0], num_layers, every)):
         raise BadInput(
             f"model {name}: sliding windows in layers {', '.join(map(str, window_layers))} are not supported; they "
-            "may be in every n-th layer from one on."
+            "must be in every n-th layer, from some layer to the last."
         )
     return SlidingWindow(num_tokens=num_tokens, first=window_layers[0], every=every)
 

@@ -216,9 +216,9 @@ def test_many_tokens_reach_every_expert_and_one_reaches_its_own() -> None:
     ("family", "changes", "says"),
     [
         ("mixtral", {"num_local_experts": None}, "'num_local_experts' is None; it must be a positive integer"),
-        ("mixtral", {"num_experts_per_tok": 5}, "5 experts a token are more than the 4 that there are"),
-        ("qwen3_moe", {"decoder_sparse_step": 2}, "experts in some layers between others are not supported"),
-        ("qwen3_moe", {"mlp_only_layers": [2]}, "experts in some layers between others are not supported"),
+        ("mixtral", {"num_experts_per_tok": 5}, "experts_per_token=5 is more than num_experts=4"),
+        ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step or mlp_only_layers selects are not supported"),
+        ("qwen3_moe", {"mlp_only_layers": [2]}, "decoder_sparse_step or mlp_only_layers selects are not supported"),
         ("deepseek_v2", {"kv_lora_rank": None}, "'kv_lora_rank' is None; it must be a positive integer"),
         ("deepseek_v3", {"attention_bias": True}, "attention_bias of latent attention is not supported"),
     ],

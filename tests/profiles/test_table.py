@@ -75,7 +75,7 @@ def test_calls_take_the_place_of_those_of_the_same(table: Table) -> None:
     found = table.with_calls([timed("mine:b", 1.0), timed("mine:a", 2.0)]).with_calls([timed("mine:b", 3.0)])
     assert found.calls == (timed("mine:a", 2.0), timed("mine:b", 3.0))
     assert found.measurements == table.measurements
-    with pytest.raises(ValidationError, match="calls of one function or judge are there twice"):
+    with pytest.raises(ValidationError, match="the calls of a function or judge are listed twice"):
         Table.model_validate({**dict(table), "calls": (timed("mine:a", 1.0), timed("mine:a", 2.0))})
 
 

@@ -21,8 +21,8 @@ def test_a_function_is_built_in_or_of_a_module(function: str) -> None:
     [
         ({}, "give one of: function, or url"),
         ({"function": "exact_match", "url": "http://localhost"}, "give one of: function, or url"),
-        ({"function": "score"}, "no module:function"),
-        ({"function": "os.system:a b"}, "no module:function"),
+        ({"function": "score"}, "nor of the form module:function"),
+        ({"function": "os.system:a b"}, "nor of the form module:function"),
         ({"url": "file:///etc/passwd"}, "url"),
         ({"function": "exact_match", "workers": 0}, "workers"),
     ],

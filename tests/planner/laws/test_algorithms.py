@@ -106,7 +106,7 @@ def test_a_plan_of_ppo_is_no_start_for_another_algorithm() -> None:
 def test_a_plan_with_a_stage_of_another_algorithm_is_refused() -> None:
     drawn, ppo = random_plan(1, facts_of("grpo", True)), random_plan(1)
     odd = drawn.model_copy(update={"placements": (*drawn.placements, ppo.placement("critic_train"))})
-    assert "critic_train is placed and is no stage of a step of grpo; remove it." in verify(odd)
+    assert "critic_train is placed but is not a stage of grpo; remove it." in verify(odd)
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_a_plan_of_a_preset_is_no_start_for_another_graph() -> None:
 def test_a_stage_that_the_graph_does_not_have_is_refused() -> None:
     drawn, ppo = random_plan(1, own(critic_free_facts())), random_plan(1)
     odd = drawn.model_copy(update={"placements": (*drawn.placements, ppo.placement("critic_train"))})
-    assert "critic_train is placed and is no stage of a step of the job's own graph; remove it." in verify(odd)
+    assert "critic_train is placed but is not a stage of the job's own graph; remove it." in verify(odd)
 
 
 @pytest.mark.parametrize(

@@ -84,8 +84,8 @@ def test_a_job_is_written_with_the_settings_of_its_algorithm_only() -> None:
         ),
         (
             {"models": {role: {"path": role} for role in ("actor", "reward")}, "grpo": {"kl_coefficient": 0.1}},
-            "job: grpo.kl_coefficient=0.1 keeps the actor to a reference and models.ref names none; name one, or use "
-            "0.",
+            "job: grpo.kl_coefficient=0.1 penalises the distance from a reference, and models.ref names none; name "
+            "one, or use 0.",
         ),
         (
             {"grpo": {"gae_lambda": 0.9}},

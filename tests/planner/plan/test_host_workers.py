@@ -159,7 +159,7 @@ def test_workers_that_break_a_rule_are_told(slow: Plan) -> None:
 
     judge, maths = slow.workers
     assert "the reward maths has 0 entries of workers; give it one" in told(judge)
-    assert "'math', which is no reward" in told(judge, maths, maths.model_copy(update={"reward": "math"}))
+    assert "'math', which is not a reward" in told(judge, maths, maths.model_copy(update={"reward": "math"}))
     assert "has 99 workers for each replica" in told(judge, maths.model_copy(update={"workers": 99}))
     asked = slow.facts.model_copy(update={"rewards": (load("judge", 0.05, workers=3), slow.facts.rewards[1])})
     changed = slow.model_copy(update={"facts": asked, "digests": asked.digests()})

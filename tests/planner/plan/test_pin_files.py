@@ -26,7 +26,7 @@ def test_lines_are_pins_and_comments_are_none(tmp_path: Path) -> None:
 def test_a_line_that_is_no_pin_is_named(tmp_path: Path) -> None:
     path = tmp_path / "pins.txt"
     path.write_text("actor_train.layout=tp2\nactor_train.colour=red\n")
-    with pytest.raises(BadInput, match=r"pins.txt, line 2: .* a stage has no 'colour'"):
+    with pytest.raises(BadInput, match=r"pins.txt, line 2: .* there is no key 'colour'"):
         read_pins(path, PPO_GRAPH)
 
 

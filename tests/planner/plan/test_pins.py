@@ -22,7 +22,7 @@ def test_a_pin_is_read_and_written_in_one_form() -> None:
     [
         ("actor_train", "is not of the form stage.key=value"),
         ("actor_trian.layout=tp1", "there is no stage 'actor_trian'; did you mean 'actor_train'?"),
-        ("actor_train.layuot=tp1", "a stage has no 'layuot'; did you mean 'layout'?"),
+        ("actor_train.layuot=tp1", "there is no key 'layuot'; did you mean 'layout'?"),
         ("actor_train.pool=4", "'4' is not a pool; write first:number, such as 0:4, or 0-3."),
         ("actor_train.micro_batch_size=two", "'two' is not a whole number; use 1 or more."),
         ("actor_train.micro_batch_size=\u00b2", "is not a whole number; use 1 or more."),

@@ -186,7 +186,7 @@ def test_a_compiled_plan_is_clean(plan: Plan) -> None:
         ),
         (
             lambda plan: changed(plan, "actor_generate", steps_ahead=1).model_copy(update={"staleness": 1}),
-            "staleness=1 exceeds the job's bound of 0; let actor_generate work less ahead.",
+            "staleness=1 exceeds the job's bound of 0; let actor_generate work fewer steps ahead.",
         ),
         (
             lambda plan: changed(plan, "actor_generate", layout=Layout(dp=4, ep=2)),

@@ -165,7 +165,7 @@ def test_a_stream_between_turns_is_named(streaming: Program) -> None:
     ahead = edited_in_place(streaming, lambda i: i.name in ("actor_generate", "send actor_generate -> reward_score"))
     assert check_program(ahead, PPO_GRAPH)[0] == (
         "the stream actor_generate -> reward_score goes from steps_ahead=1 to steps_ahead=0; "
-        "a stage streams within its turn: use 1."
+        "a stage streams within its own period: use 1."
     )
 
 

@@ -71,7 +71,7 @@ def test_a_proof_of_other_facts_a_table_or_another_word_of_the_solver_is_refused
 
 def test_a_tree_of_every_scope_is_needed_whole() -> None:
     _, _, proof = proven()
-    assert "exactly one tree for each way to work ahead" in changed(trees=proof.trees[:1])[0]
+    assert "exactly one tree for each search case" in changed(trees=proof.trees[:1])[0]
     first, *others = proof.trees
     cut = first.model_copy(update={"nodes": first.nodes[:-1]})
     assert "1 cases are neither split nor closed" in changed(trees=(cut, *others))[0]

@@ -189,7 +189,7 @@ def test_models_of_changed_jobs_heed_a_request_to_stop(facts: Facts) -> None:
     assert isinstance(answer, NoPlan)
     assert len(asked) == 1
     assert {change.key for change in answer.changes} == {"cluster.device.memory_bytes"}
-    assert "the time was over before all shorter responses and more nodes were tried" in answer.limits[-1].sentence
+    assert "time ran out before all shorter responses and larger clusters were tried" in answer.limits[-1].sentence
 
 
 def test_how_much_all_need_is_told_of_choices_larger_than_any_device() -> None:

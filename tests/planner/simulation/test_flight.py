@@ -80,7 +80,7 @@ def test_the_last_turns_deliver_what_is_left() -> None:
 
 
 def test_more_due_sequences_than_a_batch_holds_get_a_sentence() -> None:
-    with pytest.raises(BadInput, match="3 sequences are due in one turn that delivers 2"):
+    with pytest.raises(BadInput, match="3 sequences are due in one period that delivers 2"):
         FirstEnded(2, max_deferral=1)(flight(ended=[sequence(row) for row in range(3)], turn=1))
 
 

@@ -58,5 +58,5 @@ def test_coefficients_that_are_not_summed_exactly_are_refused() -> None:
     model.add(sum(MAX_SUM // 2 * x for x in few) <= MAX_SUM)
     run_cp_sat(model, Limits())
     model.add(sum(MAX_SUM // 2 * x for x in many) <= MAX_SUM)
-    with pytest.raises(ValueError, match=f"coefficients of a rule sum to {4 * (MAX_SUM // 2)}, above {MAX_SUM}"):
+    with pytest.raises(ValueError, match=f"coefficients of a constraint sum to {4 * (MAX_SUM // 2)}, above {MAX_SUM}"):
         run_cp_sat(model, Limits())

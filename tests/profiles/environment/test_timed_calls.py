@@ -36,5 +36,5 @@ def test_a_histogram_that_is_not_of_the_calls_it_names_is_refused() -> None:
     told = json.loads(CALLS.latency.model_dump_json())
     assert parse(LatencySpec, json.dumps(told), "latency") == CALLS.latency
     told["measured"]["num_calls"] = 6
-    with pytest.raises(BadInput, match=r"measured\.num_calls=6 is not what the histogram's weights add to"):
+    with pytest.raises(BadInput, match=r"measured\.num_calls=6 is not the sum of the histogram's weights"):
         parse(LatencySpec, json.dumps(told), "latency")

@@ -54,7 +54,7 @@ def test_what_is_said_twice_alike_is_read() -> None:
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5; only 1 is supported"),
         ({"rope_theta": 0.0}, "'rope_theta' is 0.0; it must be above 0"),
         ({"rope_scaling": "yes"}, "'rope_scaling' is 'yes'; it must be an object"),
-        ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}}, "the last above the one before it"),
+        ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}}, "and high_freq_factor above low_freq_factor"),
         ({"rope_scaling": {**LLAMA3, "factor": None}}, "'factor' is None; it must be a number"),
     ],
 )
