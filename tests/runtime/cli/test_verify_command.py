@@ -85,7 +85,9 @@ def test_a_cost_that_somebody_changed_is_told_beside_what_it_is(call: Call, plan
     outcome = call("verify", edited_plan(plan, edit), "--json")
     assert outcome.code == 2
     (sentence,) = json.loads(outcome.out)["violations"]
-    assert sentence.startswith("the edge actor_generate -> reward_score: its cost: the term 'experience' is stated as ")
+    assert sentence.startswith(
+        "the edge actor_generate -> reward_score: its cost: the term 'experience' is recorded as "
+    )
 
 
 def test_costs_of_a_measured_table_are_checked_with_it_and_said_to_be_unchecked_without(
