@@ -100,11 +100,11 @@ class Named:
         rank, where = self.planted.rank, self.planted.where
         if where.startswith(STOPPED):
             return (
-                self.sentence.startswith(f"rank {rank} gives no sign of life since")
+                self.sentence.startswith(f"rank {rank} has given no sign of life since")
                 and "which is stopped" in self.sentence
             )
-        named = self.sentence.startswith(f"rank {rank} hangs in ") and "in hang (hangs.py:" in self.sentence
-        return named and (where in _COLLECTIVES or self.sentence.startswith(f"rank {rank} hangs in {where} "))
+        named = self.sentence.startswith(f"rank {rank} has been in ") and "at hang (hangs.py:" in self.sentence
+        return named and (where in _COLLECTIVES or self.sentence.startswith(f"rank {rank} has been in {where} "))
 
     @property
     def holds(self) -> bool:

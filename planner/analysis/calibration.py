@@ -116,7 +116,7 @@ def require_calibratable(plan: Plan, table: Table | None) -> None:
     """Raises BadInput for a plan whose runs cannot calibrate a table, and without the table that it was made with."""
     if plan.facts.workload.dynamic_sampling:
         raise BadInput(
-            "the run is of dynamic sampling (workload.dynamic_sampling), whose steps have different numbers of waves, "
+            "the run uses dynamic sampling (workload.dynamic_sampling), whose steps have different numbers of waves, "
             "which a correction cannot tell from slow stages; calibrate with a run of the job without it."
         )
     if table is None and "profile" in plan.digests:

@@ -150,7 +150,7 @@ def _smallest_fitting(
     """A plan on the smallest size that has one: powers of two within a node, then whole nodes."""
     sizes, too_few = _tried_sizes(facts), 0
     for index, size in enumerate(sizes):
-        report("looking for the least", index, len(sizes))
+        report("searching for the smallest size", index, len(sizes))
         plan = _plan_on(facts, size, rebuild_cost_model)
         if plan:
             return _fewer_nodes(facts, rebuild_cost_model, plan, too_few)

@@ -167,7 +167,7 @@ def _blocker(plan: Plan, task: Task, by_name: dict[str, Task]) -> tuple[str | No
         reward_seconds = sum(
             map(host_seconds, (e for e in plan.edges if (e.producer, e.consumer) == (latest, task.name)))
         )
-        return latest, f"needs {'rewards of ' if reward_seconds else ''}what {latest} gives"
+        return latest, f"needs {'rewards for ' if reward_seconds else ''}the output of {latest}"
     streams = next(
         (name for name in task.after_start_of if starts[name] >= start - _TOLERANCE * plan.period_seconds), None
     )
@@ -177,7 +177,7 @@ def _blocker(plan: Plan, task: Task, by_name: dict[str, Task]) -> tuple[str | No
     occupied = [name for name in shared if abs(ends[name] - start) <= _TOLERANCE * plan.period_seconds]
     if not occupied:
         reads_rewards = task.name in {edge.consumer for edge in plan.graph.host_edges}
-        return None, "needs rewards of an earlier period" if reads_rewards else "is scheduled then"
+        return None, "needs rewards of an earlier period" if reads_rewards else "is scheduled at that time"
     return occupied[0], f"runs on rank {min(by_name[occupied[0]].ranks & task.ranks)} after {occupied[0]}"
 
 

@@ -44,7 +44,7 @@ def _placement_differences(recorded: Placement, evaluated: Placement) -> Iterato
     yield from _cost_differences(f"{recorded.stage}: its cost", "s", recorded.cost, evaluated.cost)
     for what in ("resident", "transient", "host"):
         yield from _cost_differences(
-            f"{recorded.stage}: its memory of kind {what}", "bytes", getattr(recorded, what), getattr(evaluated, what)
+            f"{recorded.stage}: its {what} memory", "bytes", getattr(recorded, what), getattr(evaluated, what)
         )
     if not _equal(recorded.tail_seconds, evaluated.tail_seconds):
         yield f"{recorded.stage}: {_mismatch('its tail', recorded.tail_seconds, evaluated.tail_seconds, 's')}"
@@ -61,18 +61,20 @@ def _cost_differences(what: str, unit: str, recorded: Cost, evaluated: Cost) -> 
     names, expected = ([term.name for term in cost.terms] for cost in (recorded, evaluated))
     if names != expected:
         recorded_terms, expected_terms = (", ".join(some) or "nothing" for some in (names, expected))
-        yield f"{what} is stated as {recorded_terms} and the cost model makes it {expected_terms}; {_REMEDY}."
+        yield f"{what} is recorded as {recorded_terms}, and the cost model computes {expected_terms}; {_REMEDY}."
         return
     for one, other in zip(recorded.terms, evaluated.terms, strict=True):
         if not _equal(one.amount, other.amount):
             yield f"{what}: {_mismatch(f'the term {one.name!r}', one.amount, other.amount, unit)}"
         elif one.source is not other.source:
-            mismatch = f"stated as {one.source} and the cost model has it as {other.source}"
+            mismatch = f"recorded as {one.source}, and is {other.source} in the cost model"
             yield f"{what}: the term {one.name!r} is {mismatch}; {_REMEDY}."
 
 
 def _mismatch(what: str, recorded: float, evaluated: float, unit: str) -> str:
-    return f"{what} is stated as {recorded:.12g} {unit} and the cost model makes it {evaluated:.12g} {unit}; {_REMEDY}."
+    return (
+        f"{what} is recorded as {recorded:.12g} {unit}, and the cost model computes {evaluated:.12g} {unit}; {_REMEDY}."
+    )
 
 
 def _equal(one: float, other: float) -> bool:

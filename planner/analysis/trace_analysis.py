@@ -140,7 +140,7 @@ def measured_use(plan: Plan, spans: Sequence[Span], begin: float, end: float) ->
         elif span.kind == "receive":
             source = endpoints_of(span).source
             waits[span.rank][source] += waited
-            waits[span.rank][f"hand-over from {source}"] += worked
+            waits[span.rank][f"transfer from {source}"] += worked
         else:
             waits[span.rank][f"{span.instruction} on other ranks"] += waited
             busy[span.rank][span.instruction] += worked

@@ -233,7 +233,7 @@ def idle(simulation: Simulation, graph: StageGraph) -> Markup:
     summary = (
         f"{len(steps.seconds)} steps with {simulation.durations} durations: mean {formatting.seconds(steps.mean)}, "
         f"median {formatting.seconds(steps.p50)}, p90 {formatting.seconds(steps.p90)}, "
-        f"p99 {formatting.seconds(steps.p99)}; the plan says {formatting.seconds(simulation.plan_seconds)}. "
+        f"p99 {formatting.seconds(steps.p99)}; the plan predicts {formatting.seconds(simulation.plan_seconds)}. "
         f"{formatting.count(simulation.tokens_per_second)} response tokens/s."
     )
     rows = [(use.name, formatting.percent(use.idle_share), _causes(use)) for use in pools]

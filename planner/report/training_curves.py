@@ -14,12 +14,12 @@ from meshwright.profiles.untrusted_text import printable
 
 CURVES = {
     "score": "reward",
-    "kl_to_ref": "KL to the reference, nats of a response",
-    "entropy": "entropy, nats of a token",
-    "response_tokens": "tokens of a response",
+    "kl_to_ref": "KL to the reference, nats per response",
+    "entropy": "entropy, nats per token",
+    "response_tokens": "tokens per response",
     "truncated_fraction": "truncated share of the responses",
     "actor_grad_norm": "gradient norm of the actor",
-    "seconds": "seconds of a step",
+    "seconds": "seconds per step",
 }
 """The metrics of a run that are plotted, by name, with the titles of their plots."""
 

@@ -274,7 +274,7 @@ class _Account:
             self._waits[group][cause] += start - arrived
         if end > start:
             if number in self._receives:
-                self._waits[group][f"hand-over from {cause}"] += end - start
+                self._waits[group][f"transfer from {cause}"] += end - start
             else:
                 self._busy[group][self._names[number]] += end - start - stream_wait
                 if stream_wait:

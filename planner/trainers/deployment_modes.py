@@ -81,7 +81,7 @@ class DeploymentMode:
                 )
         for placement in plan.placements:
             if placement.schedule.rows:
-                yield f"{placement.stage} splits rows by speed, and the trainer has as many on every replica"
+                yield f"{placement.stage} splits rows by speed, and the trainer gives every replica equally many"
         ahead = self.ahead(plan.graph)
         for stage, steps in plan.ahead.items():
             if steps != ahead[stage]:

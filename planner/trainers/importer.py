@@ -66,8 +66,8 @@ def slot_bounds(facts: Facts, model: CostModel, values: Mapping[str, FieldValue]
         )
     elif fitting[-1] < admitted[-1]:
         notes.append(
-            f"of up to {admitted[-1]} sequences at a time, the KV cache in {share:g} of a device's memory has room for "
-            f"{fitting[-1]} of the longest, and no more are costed."
+            f"the KV cache in {share:g} of a device's memory holds {fitting[-1]} of the longest sequences, fewer than "
+            f"the {admitted[-1]} that would be costed otherwise; at most {fitting[-1]} are costed."
         )
     return tuple(_forbid_others(facts, counts, fitting or admitted)), notes
 
@@ -100,7 +100,8 @@ def _forbid_others(facts: Facts, counts: tuple[int, ...], admitted: list[int]) -
 
 _HEAD = """\
 # From {source}, a configuration of {trainer}.
-# Its lengths are the longest that it allows, each of them: give median and p99 in place of fixed where they are known.
+# Every prompt and response has the longest length that it allows: give median and p99 in place of fixed where they
+# are known.
 # Its engine is the trainer's: leave it out to plan for the one of Meshwright.
 """
 
@@ -300,7 +301,7 @@ def evaluate_config(
         facts,
         model,
         limits=new_limits(),
-        progress=lambda done, total: report(f"searching what {reader.trainer.name} can say", done, total),
+        progress=lambda done, total: report(f"searching what {reader.trainer.name} can express", done, total),
     )
     report("searching all plans", 0, 1)
     best = best_plan(facts, model, limits=new_limits())
@@ -399,14 +400,14 @@ def _read_as_note(parsed: ParsedField, pin: Pin, workload: Workload) -> str:
     if parsed.what.endswith(".micro_batch_tokens") and pin.key == "micro_batch_size":
         return (
             f"{parsed.what}={parsed.value} is read as {pin.key}={pin.value}: this layout is costed by rows, and no "
-            f"more sequences of {workload.mean_tokens:,.0f} tokens, their mean, fit into the budget and divide a "
-            "replica's."
+            f"more sequences of {workload.mean_tokens:,.0f} tokens, their mean, fit into the budget and divide the "
+            "rows of a replica."
         )
     if parsed.what.endswith(".layout"):
         return (
             f"{parsed.what}={parsed.value} is read as {pin.value}, the nearest layout that is costed: interleaved "
-            "pipelines have as many layers in each part, and context parallelism leaves a rank 2,048 tokens or more of "
-            "the longest sequence, of a model without experts."
+            "pipelines need equally many layers in each part; context parallelism needs a model without experts and at "
+            "least 2,048 tokens of the longest sequence on each rank."
         )
     return f"{parsed.what}={parsed.value} is read as {str(pin).removeprefix(f'{parsed.what}=')}"
 

@@ -143,7 +143,7 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
     ("speculative decoding is not costed", ("*specul*", "*num-draft-tokens")),
     ("MTP heads are not costed", ("*mtp*",)),
     (
-        "an adapter is read by its rank and its alpha alone: it is at every linear layer of the actor",
+        "only the rank and alpha of an adapter are read; it is planned at every linear layer of the actor",
         ("*lora*", "*peft*", "*.target_modules", "target-modules"),
     ),
     ("gradients are costed in fp32", ("*grad_reduce_in_fp32*", "accumulate-allreduce-grads-in-fp32", "*grad_accum*")),
@@ -164,14 +164,14 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
          "value.dtensor_cfg.activation_checkpointing"),
     ),
     (
-        "partial rollouts, in-flight weight updates and samples of several steps before are not modelled: generation "
-        "is synchronous or one step ahead",
+        "partial rollouts, in-flight weight updates and samples that are several steps old are not modelled: "
+        "generation is synchronous or one step ahead",
         ("*partial*", "*in_flight_weight*", "*recompute_kv_cache*", "*max_off_policy*", "*hybrid_rollout.*",
          "*.sampler.*", "*parameter_sync_step", "*async_queue_size", "*drop_incomplete*", "buffer-*",
          "*max_trajectory_age_steps", "mask-offpolicy-*"),
     ),
     (
-        "it changes the loss or the advantages and not what a step takes; a job has no setting for it",
+        "it changes the loss or the advantages and not the time of a step; a job has no setting for it",
         ("*clip_ratio", "*clip_ratio_c", "*clip_ratio_high", "*ratio_clip_max", "eps-clip-high",
          "*eps_clip_low_high", "*dual_clip", "eps-clip-c", "*ratio_clip_c", "*rollout_correction.*",
          "*is_correction*", "*importance_sampling*", "*tis-*", "use-tis", "*.aux_loss_coef", "*no_std_norm",
@@ -183,12 +183,12 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
          "disable-compute-advantages-and-returns", "*calculate_advantages_on_gpu", "get-mismatch-metrics"),
     ),
     (
-        "it changes the final scalar rewards and not what a step takes; a job has no setting for it",
+        "it changes the final scalar rewards and not the time of a step; a job has no setting for it",
         ("*reward_scaling*", "*reward_shaping*", "*overlong*", "*stop_properly*", "reward.clip_range",
          "reward.normalize_enable", "disable-rewards-normalization", "custom-reward-post-process-path"),
     ),
     (
-        "it is not read how calls of a reward run: give rewards.workers and rewards.latency_seconds in the job",
+        "how reward calls run is not read: give rewards.workers and rewards.latency_seconds in the job",
         ("reward.num_workers", "reward_model.num_workers", "group-rm", "rm-url", "*custom_reward_function.name"),
     ),
     (
@@ -197,7 +197,7 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
         ("*lr_*", "*lr-*", "*min-lr", "*min_lr*"),
     ),
     (
-        "weight decay and the clip of gradients are those of the actor, and constant",
+        "weight decay and gradient clipping are those of the actor, and constant",
         ("*clip_grad", "*max_grad_norm", "*max_norm", "*weight_decay", "*weight-decay*"),
     ),
     (
@@ -214,7 +214,7 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
          "sglang-*-moe", "sglang-deepep-mode", "sglang-moe-*", "sglang-expert-parallel-size",
          "sglang-data-parallel-size"),
     ),
-    ("prefill and decoding on GPUs of their own are not modelled", ("*disaggregation.*", "sglang-disaggregation-*")),
+    ("prefill/decode disaggregation is not modelled", ("*disaggregation.*", "sglang-disaggregation-*")),
     (
         "the engine is costed with the defaults of vLLM or SGLang for what it caches, batches and compiles",
         ("*enforce_eager", "*prefix_caching", "*max_num_batched_tokens", "*free_cache_engine", "*multi_stage_wake_up",
@@ -266,7 +266,7 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
         "the shapes of a model are those of its config.json",
         ("*hf_config_overrides*", "*.megatron_recipe", "spec", "use-gated-attention"),
     ),
-    ("images and sounds are not costed: sequences are of text tokens", ("multimodal-keys", "*vlm*", "*audio*")),
+    ("images and audio are not costed: sequences are of text tokens", ("multimodal-keys", "*vlm*", "*audio*")),
     ("a critic has the actor's layout and pool", ("megatron-config-path",)),
     ("a run for debugging leaves stages out, and a plan has them all", ("debug-*", "load-debug-*", "load-forge-*")),
     (

@@ -88,13 +88,16 @@ def layout_notes(key: str, degrees: Mapping[str, int], layout: Layout) -> Iterat
     the configuration keeps whole, and context parallelism of a model with experts."""
     ep, cp = degrees.get("ep", 1), degrees.get("cp", 1)
     if layout.ep != ep:
-        yield f"{key}={ep} is read as {layout.ep}: expert parallelism is over replicas here, and there are {layout.dp}."
+        yield f"{key}={ep} is read as {layout.ep}: here experts are divided over replicas, and there are {layout.dp}."
     elif degrees.get("etp", 0) == 1 < ep and layout.etp > 1:
-        yield f"{key}={ep} is read with experts cut by tp={layout.tp}: of whole ones the degree is a multiple of it."
+        yield (
+            f"{key}={ep} is read with experts sharded over tp={layout.tp}: whole experts (etp=1) need an ep that is a "
+            "multiple of tp."
+        )
     if layout.cp != cp:
         yield (
-            f"{key}={ep} with context parallelism of {cp}: that of a mixture-of-experts model is not modelled, and is "
-            f"read as {cp} times as many replicas, each with a rank's budget of tokens."
+            f"{key}={ep} with context parallelism of {cp}: it is not modelled for mixture-of-experts models, and is "
+            f"read as {cp} times as many replicas, each with the token budget of one rank."
         )
 
 
@@ -187,7 +190,7 @@ class FunctionReward:
     def notes(self) -> Iterator[str]:
         """Sentences on what the configuration does not specify."""
         if self.function == USER_FUNCTION:
-            yield f"{self.keys[0]}: the reward function is {USER_FUNCTION} in the job, which is yours to write."
+            yield f"{self.keys[0]}: the job calls {USER_FUNCTION} as its reward function; write it."
         yield (
             "no key says how long a call of the reward function takes: 0.01 s is ASSUMED; measure it, and give "
             "rewards.latency_seconds in the job."
@@ -287,7 +290,10 @@ class TrainingSetup:
         if other_key and kept_key:
             yield f"{other_key} is left out: {self.algorithm} has its KL penalty in the {place} here."
         elif other_key and self.algorithm != "ppo":
-            yield f"{other_key} is read as that of the {place}: there {self.algorithm} has its KL penalty here."
+            yield (
+                f"{other_key} is read as the coefficient of a KL penalty in the {place}, where {self.algorithm} has it "
+                "here."
+            )
 
     @property
     def kl_key(self) -> str | None:

@@ -374,7 +374,7 @@ TABLE = (
     Row("n-samples-per-prompt", "facts.workload.group_size", reads.group_size),
     Row("global-batch-size", "facts.workload.num_minibatches", _read_minibatches, writes.of_plan(mini_batch)),
     Row("num-steps-per-rollout", "facts.workload.num_minibatches",
-        None, None, "read with global-batch-size, over which it counts"),
+        None, None, "read with global-batch-size, over which it takes precedence"),
     Row("rollout-max-prompt-len", "facts.workload.prompt.max", _read_prompt),
     Row("rollout-max-response-len", "facts.workload.response.max"),
     Row("rollout-max-context-len", "facts.workload: prompt.max + response.max",
@@ -394,7 +394,7 @@ TABLE = (
     Row(_ESTIMATOR, "job: algorithm", reads.estimator, _write_estimator),
     Row("custom-rm-path", "job: rewards.function",
         reads.function_reward, writes.with_function(writes.always(f"{HOOK_FILE.removesuffix('.py')}.compute_score"))),
-    Row("rm-type", "job: rewards.function", reads.function_reward, None, "slime's own checks of answers"),
+    Row("rm-type", "job: rewards.function", reads.function_reward, None, "slime's built-in reward functions"),
     Row("gamma", "setting: gamma"),
     Row("lambd", "setting: gae_lambda"),
     Row("lr", "setting: actor_learning_rate"),
@@ -427,8 +427,8 @@ def _files(origin: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, st
     plan = origin.plan
     program = "train_async.py" if plan.ahead[GENERATE] else "train.py"
     head = (
-        "Runs slime with this plan, from the root of its repository. Source its scripts/models/ file of the model\n"
-        "first, and give ${MODEL_ARGS[@]}, --prompt-data, --num-rollout and --custom-rm-path to this script."
+        "Runs slime with this plan, from the root of its repository. First source the file of the model in its\n"
+        "scripts/models/, then pass ${MODEL_ARGS[@]}, --prompt-data, --num-rollout and --custom-rm-path to this script."
     )
     return {
         "run.sh": script(head, f"python3 {program}", flags(settings)),
@@ -497,7 +497,10 @@ def _notes(setup: TrainingSetup, _fields: Sequence[ParsedField]) -> Iterator[str
     yield from setup.notes()
     yield from single_sample_notes(config, _ESTIMATOR, _ESTIMATORS, "n-samples-per-prompt")
     if config.value(_ESTIMATOR) == "gspo":
-        yield "--advantage-estimator gspo: a job clips each token's ratio as PPO, which costs as much."
+        yield (
+            "--advantage-estimator gspo: a job clips the ratio of each token, as PPO does, and not that of the "
+            "sequence; the cost is the same."
+        )
     yield from layout_notes(_DEGREES["ep"], _degrees(config), _layout(config))
 
 

@@ -122,7 +122,9 @@ def export_plan(
     other_trainer, target = _trainer(to), Path(output)
     require_valid(plan)
     if "profile" in plan.digests and table is None:
-        raise BadInput("the plan was made with a measured table; give it as --profile, to price what is left out.")
+        raise BadInput(
+            "the plan was made with a measured table; give it as --profile, to cost what the trainer cannot express."
+        )
     if os.path.lexists(target):
         raise BadInput(f"{target} exists already; export overwrites nothing, so name another directory.")
     require_directory("-o", target)

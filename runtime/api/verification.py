@@ -62,8 +62,8 @@ def unchecked(plan: Plan, table: Table | None = None, proof: Proof | None = None
         )
     if proof is None and plan.solver.bound_seconds > 0:
         sentences.append(
-            f"its bound of {plan.solver.bound_seconds:.6g} s is the solver's word and was not checked: give a proof of "
-            "it as --proof (plan --proof writes one)."
+            f"its bound of {plan.solver.bound_seconds:.6g} s is the solver's claim and was not checked: give a proof "
+            "of it as --proof (plan --proof writes one)."
         )
     return tuple(sentences)
 

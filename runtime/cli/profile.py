@@ -90,14 +90,17 @@ def profile(
     _show(table, output)
     _report_uncalled(document)
     if num_left := num_missing(facts, table):
-        typer.echo(f"{num_left} measurements were left out when {minutes:g} minutes were over; call again to go on.")
+        typer.echo(
+            f"{num_left} measurements were left out when {minutes:g} minutes were over; run the command again "
+            "to continue."
+        )
 
 
 def _report_uncalled(job: Job) -> None:
     if job.data is None and unstated_calls(job.rewards, job.tool, job.workload):
         typer.echo(
-            "The job has no data to call its rewards and its tool with; state their latency_seconds, or plans take "
-            "0.01 s for a reward and nothing for a tool."
+            "The job has no data to call its rewards and its tool with; state their latency_seconds, or plans assume "
+            "0.01 s for a reward and 0 s for a tool."
         )
 
 
@@ -110,7 +113,7 @@ def _show(table: Table, output: Path) -> None:
     )
     if table.spread:
         console.print(
-            f"repeats of a measurement spread by {table.spread:.0%} (median); the quieter the machine, the less"
+            f"repeats of a measurement spread by {table.spread:.0%} (median); a quieter machine gives a smaller spread"
         )
     for one in table.calls:
         console.print(

@@ -54,7 +54,7 @@ PlannedWith = Annotated[
     Path | None, typer.Option("--profile", help="The table that the plan was made with, for re-planning.")
 ]
 NodeRank = Annotated[
-    int | None, typer.Option(min=0, help="The plan's node that this machine is; by default assigned by address.")
+    int | None, typer.Option(min=0, help="Which node of the plan this machine is; by default assigned by address.")
 ]
 TokenFile = Annotated[
     Path | None, typer.Option(help="A secret token that all machines share; by default the one in MESHWRIGHT_TOKEN.")

@@ -46,7 +46,8 @@ def verify(
     elif proof_document:
         typer.echo("\n".join((_certified(document, proof_document), *open_questions)))
     elif open_questions:
-        typer.echo("\n".join(("its laws hold." if not costs_checked else "its laws and costs hold.", *open_questions)))
+        verdict = "it breaks no rule, and its costs are right." if costs_checked else "it breaks no rule."
+        typer.echo("\n".join((verdict, *open_questions)))
     if sentences:
         raise typer.Exit(BadInput.exit_code)
 
@@ -55,5 +56,5 @@ def _certified(plan: Plan, proof: Proof) -> str:
     gap = (plan.period_seconds - proof.bound_seconds) / plan.period_seconds
     return (
         f"certified: no plan is faster than {proof.bound_seconds:.6g} s (this plan is within {gap:.2%}); "
-        f"the solver's word is {plan.solver.bound_seconds:.6g} s"
+        f"the solver claims {plan.solver.bound_seconds:.6g} s"
     )

@@ -31,7 +31,7 @@ _GRACE_SECONDS = 10.0
 _CODE_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _WITHOUT_NAMESPACES = (
     "; this machine gives a process no namespaces of its own, so that code can read and write your files and reach "
-    "the network: put the run in a container that holds nothing of worth"
+    "the network: put the run in a container that holds nothing of value"
 )
 _TRIAL = "def is_there():\n    import colorsys\n    return bool(colorsys)\n", "assert is_there()"
 """Code and its test: they pass only if the sandbox lets Python import a module that is not loaded yet."""

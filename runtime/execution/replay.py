@@ -34,7 +34,10 @@ def replay_batch(path: Path) -> BatchReplay:
     skipped, run = read_skipped(path), path.resolve().parent.parent
     plan, run_file = read_plan(run / "plan.json"), read_run_file(run)
     if skipped.stage not in plan.graph.train_stage.values():
-        raise BadInput(f"{path} is a batch of {skipped.stage!r}, which is not a training stage; name a file of a run.")
+        raise BadInput(
+            f"{path} is a batch of {skipped.stage!r}, which is not a training stage; name a file in the "
+            "`skipped` directory of a run."
+        )
     results = launch(
         _replay,
         *(plan, run_file.job, Path(run_file.directory), run, skipped),

@@ -269,11 +269,12 @@ def _furthest_behind(ranks: Sequence[RankActivity]) -> tuple[RankActivity, ...]:
 def _hanging(one: RankActivity, *, is_silent: bool) -> str:
     if not is_silent:
         return (
-            f"rank {one.rank} hangs in {one.activity} for {one.seconds:.0f} s, in {one.location or 'an unknown place'}"
+            f"rank {one.rank} has been in {one.activity} for {one.seconds:.0f} s, at "
+            f"{one.location or 'an unknown place'}"
         )
     state = _state(one)
     return (
-        f"rank {one.rank} gives no sign of life since {one.activity} (process {one.process} of {one.host}"
+        f"rank {one.rank} has given no sign of life since {one.activity} (process {one.process} of {one.host}"
         f"{f', which is {state}' if state else ''})"
     )
 

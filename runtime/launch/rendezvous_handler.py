@@ -295,11 +295,11 @@ def _waiting_note(place: Rendezvous, began: float, store: Any, have_ranks: bool)
 def _too_few(place: Rendezvous, came: int) -> str:
     if came > place.nodes:
         return (
-            f"{came} nodes came to {place.endpoint}, where {place.nodes} were expected, and this one is one too many; "
-            "give each run a port of its own."
+            f"{came} nodes joined at {place.endpoint}, where {place.nodes} were expected, and this one is one too "
+            "many; give each run a port of its own."
         )
     return (
-        f"{came} of {place.nodes} nodes came to {place.endpoint} within {place.timeout_seconds:g} s; start "
+        f"{came} of {place.nodes} nodes joined at {place.endpoint} within {place.timeout_seconds:g} s; start "
         f"`meshwright run` on every node, with the same --rendezvous."
     )
 

@@ -82,7 +82,7 @@ class PaddedAttention:
     def attend(self, layer: int, query: Tensor, new: Tensor) -> Tensor:
         """The output [B, heads * D] for new queries [B, kv_heads, heads / kv_heads, D]; writes the new keys and values
         [B, kv_heads, 2, D] to the cache."""
-        assert self._batch is not None, "`at` was called for the step"
+        assert self._batch is not None, "`prepare` was called for the step"
         batch, scores = self._batch, self._batch.scores
         self._cache.store(layer, batch.cache_indices, new)
         keys, values = batch.read(layer, new)

@@ -68,8 +68,8 @@ def weight_violations(spec: ModelSpec, directory: Path) -> Iterator[str]:
     for name in sorted(headers.keys() - needed.keys()):
         if not _UNUSED.fullmatch(name):
             yield (
-                f"checkpoint {directory} holds {name!r}, which {spec.architecture} has no place for as config.json "
-                "describes it; give the config.json that belongs to the weights."
+                f"checkpoint {directory} holds {name!r}, which {spec.architecture} does not have with this "
+                "config.json; give the config.json that belongs to the weights."
             )
 
 

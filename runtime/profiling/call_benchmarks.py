@@ -98,8 +98,8 @@ def _time(
     failed = [outcome for outcome in outcomes[1:] if isinstance(outcome, RewardError)]
     if not answered:
         raise BadInput(
-            f"{called.kind} {called.target}: none of {len(failed)} calls was answered, the last with {failed[-1]}; "
-            "make it answer on this machine, or state its latency_seconds in the job."
+            f"{called.kind} {called.target}: none of {len(failed)} calls was answered; the last failed with "
+            f"{failed[-1]}; make it answer on this machine, or state its latency_seconds in the job."
         )
     today = datetime.date.today().isoformat()
     return TimedCalls(called=called, seconds=tuple(answered), num_failed=len(failed), date=today)

@@ -28,7 +28,7 @@ class OutputKind(Enum):
     TABLE = "table", r'\{\s*"(calls|collectives)"\s*:'
     PROOF = "proof of a plan", r'\{\s*"bound_seconds"\s*:'
     TIMELINE = "timeline", r'\{\s*"traceEvents"\s*:'
-    PAGE = "page of this program", r'<!doctype html>\n<html lang="en">\s*<head>\s*<meta charset="utf-8"/>'
+    PAGE = "Meshwright HTML page", r'<!doctype html>\n<html lang="en">\s*<head>\s*<meta charset="utf-8"/>'
 
     @property
     def label(self) -> str:

@@ -68,7 +68,7 @@ class StatusReader:
             return self._status()
         except (ValueError, TypeError, KeyError, AttributeError, IndexError, ArithmeticError, RecursionError):
             raise BadInput(
-                f"{self._directory} has lines that no run writes; give the --out of `meshwright run`."
+                f"{self._directory} has lines that `meshwright run` does not write; give the --out of `meshwright run`."
             ) from None
 
     def _status(self) -> RunStatus:

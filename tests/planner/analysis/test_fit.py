@@ -56,4 +56,4 @@ def test_progress_is_told_of_both_searches() -> None:
     told: list[str] = []
     facts = small_facts(ranks_per_node=1, batch_size=4, memory_bytes=2**40)
     fit(facts, ToyModel, sizes=(1,), progress=lambda what, _done, _total: told.append(what))
-    assert dict.fromkeys(told) == dict.fromkeys(["looking for the least", "planning sizes"])
+    assert dict.fromkeys(told) == dict.fromkeys(["searching for the smallest size", "planning sizes"])

@@ -40,7 +40,7 @@ def test_more_is_hidden_where_generation_works_ahead(slow: Plan) -> None:
 def test_explanation_and_report_say_so(slow: Plan) -> None:
     found = explain(slow)
     assert found.rewards == host_rewards(slow)
-    assert "needs rewards of what actor_generate gives" in [wait.because for wait in found.critical_path]
+    assert "needs rewards for the output of actor_generate" in [wait.because for wait in found.critical_path]
     assert found.rewards is not None
     text = report(Contents(plan=slow, simulation=simulate(slow, steps=2, traced=True)))
     assert all(sentence in text for sentence in found.rewards.sentences)

@@ -39,7 +39,7 @@ def test_a_receive_is_a_wait_until_the_other_side_sends_and_a_hand_over_behind_t
     everyone = measured_use(plan, [sent, got], 0.0, 10.0)[0]
     busy, waits = told(everyone)
     assert busy == {"send reward_score -> actor_train": 0.05}
-    assert waits == {"reward_score": 0.2, "hand-over from reward_score": 0.05, BETWEEN_INSTRUCTIONS: 0.7}
+    assert waits == {"reward_score": 0.2, "transfer from reward_score": 0.05, BETWEEN_INSTRUCTIONS: 0.7}
     assert everyone.idle_share == pytest.approx(0.95)
 
 

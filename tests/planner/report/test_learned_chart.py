@@ -13,7 +13,7 @@ def test_each_curve_is_a_plot_and_a_single_point_is_none() -> None:
     page = training_section([TrainingCurves(run="run", curves=curves)])
     assert circles(page) == 5
     text = Outline(page).text
-    assert {"reward", "entropy, nats of a token"} <= set(text)
+    assert {"reward", "entropy, nats per token"} <= set(text)
     assert HELD_OUT not in text
 
 

@@ -93,7 +93,7 @@ def test_a_step_ahead_is_told() -> None:
 def test_a_stage_its_refit_and_a_wait_for_it_have_their_colours() -> None:
     assert len({formatting.colour(stage.name, PPO_GRAPH) for stage in PPO_GRAPH.stages}) == len(PPO_GRAPH.stages)
     assert (
-        formatting.colour("hand-over from actor_train", PPO_GRAPH)
+        formatting.colour("transfer from actor_train", PPO_GRAPH)
         == formatting.colour("actor_train", PPO_GRAPH)
         == "c-5"
     )

@@ -107,7 +107,7 @@ def test_a_configuration_that_does_not_fit_says_what_binds(tmp_path: Path) -> No
     )
     assert (found.plan, found.best_in_trainer, found.best) == (None, None, None)
     assert any("the cost model predicts out of memory" in note for note in found.notes)
-    assert "searching what openrlhf can say" in told
+    assert "searching what openrlhf can express" in told
 
 
 def test_grpo_is_costed_as_it_is_and_within_the_trainer(tmp_path: Path) -> None:

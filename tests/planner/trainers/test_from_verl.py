@@ -59,7 +59,8 @@ def test_a_kl_penalty_asks_for_a_reference(tmp_path: Path) -> None:
     assert all("reward function" in note for note in in_loss.notes)
     in_reward = configured(tmp_path, "algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0.02")
     assert in_reward.by_name["grpo.kl_coefficient"] == 0.02
-    assert any("algorithm.kl_ctrl.kl_coef is read as that of the loss" in note for note in in_reward.notes)
+    sentence = "algorithm.kl_ctrl.kl_coef is read as the coefficient of a KL penalty in the loss"
+    assert any(sentence in note for note in in_reward.notes)
 
 
 @pytest.mark.parametrize(

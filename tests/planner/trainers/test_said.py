@@ -43,7 +43,7 @@ def test_experts_that_are_wider_than_the_replicas_are_narrowed_and_told() -> Non
     layout = layout_of({"tp": 4, "ep": 8}, 8)
     assert (layout.dp, layout.ep) == (2, 2)
     assert list(layout_notes("ep-size", {"tp": 4, "ep": 8}, layout)) == [
-        "ep-size=8 is read as 2: expert parallelism is over replicas here, and there are 2."
+        "ep-size=8 is read as 2: here experts are divided over replicas, and there are 2."
     ]
     assert not list(layout_notes("ep-size", {"tp": 4, "ep": 2}, layout))
 
@@ -54,12 +54,12 @@ def test_whole_experts_are_dealt_out_to_whole_replicas() -> None:
     wider = layout_of({"tp": 4, "ep": 64, "etp": 1}, 16)
     assert wider == Layout(tp=4, dp=4, ep=16, etp=1)
     assert list(layout_notes("ep-size", {"ep": 64, "etp": 1}, wider)) == [
-        "ep-size=64 is read as 16: expert parallelism is over replicas here, and there are 4."
+        "ep-size=64 is read as 16: here experts are divided over replicas, and there are 4."
     ]
     cut = layout_of({"tp": 4, "ep": 2, "etp": 1}, 16)
     assert cut == Layout(tp=4, dp=4, ep=2)
     assert list(layout_notes("ep-size", {"ep": 2, "etp": 1}, cut)) == [
-        "ep-size=2 is read with experts cut by tp=4: of whole ones the degree is a multiple of it."
+        "ep-size=2 is read with experts sharded over tp=4: whole experts (etp=1) need an ep that is a multiple of tp."
     ]
 
 

@@ -56,7 +56,7 @@ def test_no_trainer_deals_rows_by_speed() -> None:
     assert dealt
     found = DeploymentMode(name="any", pins=()).inexpressible(plan)
     assert list(found) == [
-        f"{name} splits rows by speed, and the trainer has as many on every replica" for name in dealt
+        f"{name} splits rows by speed, and the trainer gives every replica equally many" for name in dealt
     ]
 
 

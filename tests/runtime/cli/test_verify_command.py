@@ -52,8 +52,8 @@ def test_a_bound_without_a_proof_is_said_to_be_unchecked(call: Call, plan: Path)
     outcome = call("verify", edited_plan(plan, edit))
     assert (outcome.code, outcome.err) == (0, "")
     first, second = outcome.out.splitlines()
-    assert first == "its laws and costs hold."
-    assert re.match(r"its bound of \S+ s is the solver's word and was not checked: give a proof", second)
+    assert first == "it breaks no rule, and its costs are right."
+    assert re.match(r"its bound of \S+ s is the solver's claim and was not checked: give a proof", second)
 
 
 def test_a_bound_below_0_is_refused(call: Call, plan: Path) -> None:
@@ -85,7 +85,9 @@ def test_a_cost_that_somebody_changed_is_told_beside_what_it_is(call: Call, plan
     outcome = call("verify", edited_plan(plan, edit), "--json")
     assert outcome.code == 2
     (sentence,) = json.loads(outcome.out)["violations"]
-    assert sentence.startswith("the edge actor_generate -> reward_score: its cost: the term 'experience' is stated as ")
+    assert sentence.startswith(
+        "the edge actor_generate -> reward_score: its cost: the term 'experience' is recorded as "
+    )
 
 
 def test_costs_of_a_measured_table_are_checked_with_it_and_said_to_be_unchecked_without(
@@ -118,7 +120,7 @@ def test_a_proof_that_was_written_with_a_plan_certifies_it_until_somebody_change
     outcome = call("verify", path, "--proof", proof)
     assert outcome.code == 0
     assert re.match(
-        r"certified: no plan is faster than \S+ s \(this plan is within \S+%\); the solver's word is \S+ s\n",
+        r"certified: no plan is faster than \S+ s \(this plan is within \S+%\); the solver claims \S+ s\n",
         outcome.out,
     )
     stated = json.loads(proof.read_text())

@@ -41,7 +41,7 @@ def said(*ranks: RankActivity, silent: Sequence[int] = ()) -> str:
 def test_who_waits_for_nobody_in_the_earliest_instruction_hangs() -> None:
     waits = doing(0, 4, IN_RING, for_others=True)
     assert said(waits, doing(1, 4), replace(waits, rank=2)) == (
-        "rank 1 hangs in stage 4 of step 3 for 70 s, in sleep (x.py:1); rank 0 waits in stage 4 of step 3, in "
+        "rank 1 has been in stage 4 of step 3 for 70 s, at sleep (x.py:1); rank 0 waits in stage 4 of step 3, in "
         "all_reduce of ranks 0, 1, 2; an instruction may take 60 s; the stacks of the ranks that answer are in "
         "run/stacks: look there, then run again with --resume"
     )
@@ -49,20 +49,20 @@ def test_who_waits_for_nobody_in_the_earliest_instruction_hangs() -> None:
 
 def test_who_is_in_an_earlier_turn_or_instruction_is_behind() -> None:
     ahead = doing(0, 1, "receive with rank 1", turn=4, for_others=True)
-    assert said(ahead, doing(1, 9)).startswith("rank 1 hangs in stage 9 of step 3")
-    assert said(ahead, doing(1, 0, turn=4)).startswith("rank 1 hangs in stage 0 of step 4")
+    assert said(ahead, doing(1, 9)).startswith("rank 1 has been in stage 9 of step 3")
+    assert said(ahead, doing(1, 0, turn=4)).startswith("rank 1 has been in stage 0 of step 4")
 
 
 def test_where_all_wait_for_each_other_all_are_named() -> None:
     both = [doing(rank, 2, IN_RING, for_others=True) for rank in range(2)]
     assert said(*both).startswith(
-        f"rank 0 hangs in stage 2 of step 3 for 70 s, in {IN_RING}; rank 1 hangs in stage 2 of step 3"
+        f"rank 0 has been in stage 2 of step 3 for 70 s, at {IN_RING}; rank 1 has been in stage 2 of step 3"
     )
 
 
 def test_a_silent_rank_hangs_wherever_the_others_are() -> None:
     sentence = said(doing(0, 2, IN_RING, for_others=True), doing(1, 5), silent=[1])
-    assert sentence.startswith("rank 1 gives no sign of life since stage 5 of step 3 (process ")
+    assert sentence.startswith("rank 1 has given no sign of life since stage 5 of step 3 (process ")
     assert "; rank 0 waits in stage 2 of step 3, in all_reduce" in sentence
 
 
@@ -88,7 +88,7 @@ def test_a_deadline_that_passes_is_told_once_with_all_stacks(tmp_path: Path) -> 
     for dog in dogs:
         dog.close()
     [(sentence, silent)] = ends
-    assert sentence.startswith("rank 0 hangs in stage a of step 0 for ")
+    assert sentence.startswith("rank 0 has been in stage a of step 0 for ")
     assert silent == []
     for rank in range(2):
         stack = (tmp_path / STACKS / f"rank-{rank:05d}.txt").read_text()
@@ -131,5 +131,5 @@ def test_a_rank_that_does_not_answer_is_silent(tmp_path: Path, monkeypatch: pyte
         time.sleep(1.5)
     dog.close()
     [(sentence, silent)] = ends
-    assert sentence.startswith(f"rank 1 gives no sign of life since starting (process {os.getpid()} of ")
+    assert sentence.startswith(f"rank 1 has given no sign of life since starting (process {os.getpid()} of ")
     assert silent == [os.getpid()]

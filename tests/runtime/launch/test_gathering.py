@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[3]
 
 def test_a_node_that_waits_in_vain_says_how_many_came() -> None:
     place = Rendezvous(nodes=3, port=free_port(), timeout_seconds=1.0)
-    with pytest.raises(RunFailed, match=rf"1 of 3 nodes came to {place.endpoint} within 1 s"):
+    with pytest.raises(RunFailed, match=rf"1 of 3 nodes joined at {place.endpoint} within 1 s"):
         launch(print, num_ranks=1, rendezvous=place, setup=MESSAGES_ONLY)
 
 
@@ -151,8 +151,10 @@ def test_the_store_where_nodes_meet_listens_on_its_own_address_alone() -> None:
 
 def test_a_node_that_is_one_too_many_is_told_to_take_a_port_of_its_own() -> None:
     place = Rendezvous(nodes=2, port=29500)
-    assert "3 nodes came to 127.0.0.1:29500, where 2 were expected, and this one is one too many" in _too_few(place, 3)
-    assert "1 of 2 nodes came to 127.0.0.1:29500 within 600 s" in _too_few(place, 1)
+    assert "3 nodes joined at 127.0.0.1:29500, where 2 were expected, and this one is one too many" in _too_few(
+        place, 3
+    )
+    assert "1 of 2 nodes joined at 127.0.0.1:29500 within 600 s" in _too_few(place, 1)
 
 
 class Quiet(Heartbeat):

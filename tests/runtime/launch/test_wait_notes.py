@@ -64,7 +64,7 @@ def test_a_node_that_is_alone_says_who_is_missing(
 ) -> None:
     monkeypatch.setattr(rendezvous_handler, "_FIRST_SECONDS", 0.3)
     place = Rendezvous(nodes=3, port=free_port(), node_rank=node_rank, timeout_seconds=2.0)
-    with pytest.raises(RunFailed, match="1 of 3 nodes came"):
+    with pytest.raises(RunFailed, match="1 of 3 nodes joined at"):
         launch(print, num_ranks=1, rendezvous=place, setup=MESSAGES_ONLY)
     [told] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("waiting")]
     assert re.match(rf"waiting at {place.endpoint} for 2 nodes of 3{who} since \d\d:\d\d:\d\d, until \d\d:\d\d", told)

@@ -55,7 +55,7 @@ def test_a_rank_that_hangs_is_named_with_its_instruction_and_who_waits_for_it(
 def test_a_rank_that_is_stopped_is_noticed_by_another_ones_deadline(models: Path, tmp_path: Path) -> None:
     found = named(models, tmp_path / "run", Planted(where=f"{STOPPED}critic_train", rank=1))
     assert found.is_right, found.sentence
-    assert found.sentence.startswith("rank 1 gives no sign of life since critic_train of step 2 (process ")
+    assert found.sentence.startswith("rank 1 has given no sign of life since critic_train of step 2 (process ")
     assert "; rank 0 waits in critic_train of step 2, in " in found.sentence
     assert found.seconds is not None
     assert found.seconds < IN_TIME
@@ -71,7 +71,7 @@ def test_hangs_are_planted_in_every_stage_of_both_plans_and_each_is_stopped_too(
 
 def test_a_hang_holds_when_it_is_named_rightly_and_in_time() -> None:
     planted = Planted(where="refit", rank=1)
-    right = "rank 1 hangs in refit actor for 12 s, in hang (hangs.py:9); an instruction may take 12 s"
+    right = "rank 1 has been in refit actor for 12 s, at hang (hangs.py:9); an instruction may take 12 s"
     assert Named(planted=planted, sentence=right, seconds=14.0).holds
     assert not Named(planted=planted, sentence=right, seconds=ALLOWED_SECONDS + 6).holds
     assert not Named(planted=planted, sentence=right.replace("rank 1", "rank 0"), seconds=14.0).holds

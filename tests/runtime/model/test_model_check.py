@@ -80,7 +80,7 @@ def test_a_config_of_other_weights_is_refused(model: Path, changes: dict[str, ob
 
 def test_other_tensors_are_refused(model: Path) -> None:
     change(model, model__layers__0__self_attn__q_proj__bias=torch.zeros(64))
-    assert "'model.layers.0.self_attn.q_proj.bias', which LlamaForCausalLM has no place for" in said(model)[0]
+    assert "'model.layers.0.self_attn.q_proj.bias', which LlamaForCausalLM does not have with this" in said(model)[0]
     change(model, model__layers__0__self_attn__q_proj__bias=None, model__norm__weight=None)
     assert "has no tensor 'model.norm.weight'" in said(model)[0]
     change(model, model__norm__weight=torch.ones(64, dtype=torch.int8))

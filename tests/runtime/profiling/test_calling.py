@@ -86,7 +86,9 @@ def test_a_function_of_a_module_that_was_not_allowed_is_not_called(tmp_path: Pat
 
 
 def test_where_no_call_is_answered_the_last_reason_is_told(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"refusing: none of \d+ calls was answered, the last with ValueError: no"):
+    with pytest.raises(
+        BadInput, match=r"refusing: none of \d+ calls was answered; the last failed with ValueError: no"
+    ):
         timed(written(tmp_path, {"name": "broken", "function": f"{MINE}:refusing"}), seconds=0.1)
 
 

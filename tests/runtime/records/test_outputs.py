@@ -60,7 +60,7 @@ def test_only_a_document_of_the_same_kind_is_replaced(call: Call, job: Path, pla
     assert call("report", plan, "--steps", 1, "-o", page).code == 0
     assert "exists and is not a plan, so it is not replaced" in refused(call, "plan", job, "-o", mine)
     for other in (mine, timeline):
-        assert "exists and is not a page of this program" in refused(call, "report", plan, "-o", other, "--steps", 1)
+        assert "exists and is not a Meshwright HTML page" in refused(call, "report", plan, "-o", other, "--steps", 1)
     for other in (mine, page):
         assert "exists and is not a timeline" in refused(call, "simulate", plan, "--trace", other)
     assert mine.read_text() == '{"title": "mine"}'

@@ -92,9 +92,9 @@ def test_what_is_no_run_is_refused_in_a_sentence(plan: Plan, tmp_path: Path) -> 
     write_plan(tmp_path / "plan.json", plan)
     for line in ("[1", "[1]", "{}", '{"step": 0}', '{"step": "x"}', "[" * 100_000):
         (tmp_path / "metrics.jsonl").write_text(f"{line}\n")
-        with pytest.raises(BadInput, match="has lines that no run writes"):
+        with pytest.raises(BadInput, match="has lines that `meshwright run` does not write"):
             StatusReader(tmp_path).read()
     (tmp_path / "metrics.jsonl").unlink()
     (tmp_path / "evaluations.jsonl").write_text('{"step": 1}\n')
-    with pytest.raises(BadInput, match="has lines that no run writes"):
+    with pytest.raises(BadInput, match="has lines that `meshwright run` does not write"):
         StatusReader(tmp_path).read()
