@@ -210,7 +210,7 @@ def learned(scratch: Path, layouts: Layouts, staleness: int, *, seed: int = 0, r
     asked = request_of(scratch, case, out, STEPS)
     out.mkdir()
     try:
-        how = {"preparation": ProcessSetup("cpu"), "preload": "meshwright.runtime.execution.train"}
+        how = {"setup": ProcessSetup("cpu"), "preload": "meshwright.runtime.execution.train"}
         ranks = launch(_carried_out, asked, seed, rounds, num_ranks=case.num_ranks, **how)
         drawn = {place: row for found, _ in ranks.values() for place, row in found.items()}
         return Learned(drawn=drawn, weights=_weights(out / "models" / f"step-{STEPS:06d}"), seconds=ranks[0][1])

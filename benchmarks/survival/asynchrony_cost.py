@@ -70,7 +70,7 @@ def measure(scratch: Path) -> SamenessCost:
         for as_come in seconds:
             asked = request_of(models, CASE, scratch / "run", STEPS)
             asked.out.mkdir()
-            how = {"preparation": ProcessSetup("cpu"), "preload": "meshwright.runtime.execution.train"}
+            how = {"setup": ProcessSetup("cpu"), "preload": "meshwright.runtime.execution.train"}
             seconds[as_come] += launch(_seconds_of_steps, asked, as_come, num_ranks=2, **how)[1][_WARM_STEPS:]
             shutil.rmtree(asked.out)
     return SamenessCost(as_sent=statistics.median(seconds[False]), as_come=statistics.median(seconds[True]))

@@ -35,8 +35,11 @@ class StageComparison:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanComparison:
-    """The comparison of two plans: the key numbers of each, their differences (`other` minus `one`), the stages side by
-    side, and the keys in which the facts of the two jobs differ."""
+    """The comparison of two plans.
+
+    It has the key numbers of each, their differences (`other` minus `one`), the stages side by side, and the keys in
+    which the facts of the two jobs differ.
+    """
 
     one: PlanMetrics
     other: PlanMetrics

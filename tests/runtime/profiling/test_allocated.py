@@ -44,7 +44,7 @@ def allocated_bytes(body: TimedPass, shape: Shape) -> float:
     """The most bytes that one pass allocates at a time, outside of what it begins with."""
     torch.set_num_threads(1)
     bench = Bench(build_mesh(Layout(), 0), instruments(), precision="fp32", max_positions=2 * TOKENS)
-    point = Point(shape=shape, num_layers=LAYERS, body=body, rows=ROWS, tokens=TOKENS, context=0)
+    point = Point(shape=shape, num_layers=LAYERS, timed_pass=body, rows=ROWS, tokens=TOKENS, context=0)
     timed_pass = bench.prepare(point)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         timed_pass()
