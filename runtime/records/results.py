@@ -58,7 +58,9 @@ class BatchReplay:
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsal:
-    """The results of a rehearsal. `steps` and `spans` are in seconds of the plan: wall time divided by `speed`; with
+    """The results of a rehearsal.
+
+    `steps` and `spans` are in seconds of the plan: wall time divided by `speed`; with
     a `speed` of 0.1 the rehearsal takes a tenth of the planned time.
 
     `overhead_seconds` is the wall time that the executor itself takes per instruction (median over ranks and steps).
