@@ -42,7 +42,7 @@ _RATE = 1e-4
 _MOST_SECONDS: Mapping[tuple[Any, str], float] = {
     (StageRunner, "run"): 0.1,
     (RefitCopy, "run"): 0.1,
-    (Listeners, "tell"): 0.01,
+    (Listeners, "on_round"): 0.01,
     (Transport, "send"): 0.02,
     (Transport, "receive"): 0.02,
 }
