@@ -92,7 +92,8 @@ class WorkloadSplits(NamedTuple):
     """The split of one workload's rows, independent of the model: micro-batches, streamed chunks, periods of
     generation, and multi-turn rollouts if the workload has turns.
 
-    `works` is keyed by rows, slots, overlap, pipeline stages, rows of a prompt, and the maximum tokens of a prefill.
+    `generation_works` is keyed by rows, slots, overlap, pipeline stages, rows of a prompt, and the maximum tokens of a
+    prefill; `tables` by the table, the rows of a replica, cp, and which chunks are read.
     """
 
     batches: MicroBatchCache
@@ -253,25 +254,16 @@ class AnalyticModel(QueryLoop):
         )
         num_rows = choices.layout.expand_to_choices([[self._rows(one)] for one in layouts])[0]
         addends = step_addends(pipeline, compute, self._updates_of_each(call, choices.layout, layouts), num_rows)
-        seconds = tails = sum_of([amount for _, amount, _ in addends])
-        if choices.chunk_tokens.any():
-            last = BatchCompute(
-                *choices.gather_by_schedule(self._compute_of_tables(layouts, choices.tables, last_chunks))
-            )
-            tail_seconds = sum_of([amount for _, amount, _ in pipeline.addends(last)])
-            tails = np.where(choices.chunk_tokens > 0, tail_seconds, seconds)
+        seconds = sum_of([amount for _, amount, _ in addends])
         for offload in choices.offloads:
-            extra = communication.offload_seconds(
-                call.stage,
-                pipeline.shards,
-                offload,
-                cluster=self._cluster,
-                efficiency=self._efficiency,
-                element_bytes=self._size,
-            )
+            extra = self._offload_seconds(call.stage, shards, offload)
             seconds = seconds + np.where(choices.has_offload(offload), extra.total, 0.0)
-        tails = np.where(choices.chunk_tokens > 0, np.minimum(tails, seconds), seconds)
-        return SecondsColumns(seconds, tails)
+        is_streamed = choices.chunk_tokens > 0
+        if not is_streamed.any():
+            return SecondsColumns(seconds, seconds)
+        last = BatchCompute(*choices.gather_by_schedule(self._compute_of_tables(layouts, choices.tables, last_chunks)))
+        tail_seconds = sum_of([amount for _, amount, _ in pipeline.addends(last)])
+        return SecondsColumns(seconds, np.where(is_streamed, np.minimum(tail_seconds, seconds), seconds))
 
     def bytes_of_choices(self, call: StageQuery, choices: ChoiceTable) -> BytesColumns:
         if call.stage.generates:
@@ -368,7 +360,9 @@ class AnalyticModel(QueryLoop):
             return cost_of(self._pipeline_costs(call).addends(call.schedule))
         if call.schedule.offload is not Offload.NONE:
             without_offload = replace(call, schedule=replace(call.schedule, offload=Offload.NONE))
-            return self.seconds(without_offload) + cost_of(self._offload_seconds(call, call.schedule.offload).addends)
+            shards = sharded(call.model, call.layout)
+            offload = self._offload_seconds(call.stage, shards, call.schedule.offload)
+            return self.seconds(without_offload) + cost_of(offload.addends)
         return self._generation_seconds(call)
 
     def _pipeline_costs(self, call: StageQuery) -> PipelineCosts:
@@ -384,7 +378,7 @@ class AnalyticModel(QueryLoop):
             pipeline_of=lambda schedule: self._pipeline(call.stage, shards, groups, schedule),
             compute_of=lambda schedule: self._compute_of(call, rank_compute, rows, schedule),
             tail_of=lambda schedule: self._streamed(call.stage, rank_compute, rows, schedule, last_chunks),
-            offload_addends=lambda offload: self._offload_seconds(call, offload).addends,
+            offload_addends=lambda offload: self._offload_seconds(call.stage, shards, offload).addends,
             memory=self._layout_memory(call),
         )
 
@@ -417,10 +411,9 @@ class AnalyticModel(QueryLoop):
         parts = call.layout.dp * (workload.num_minibatches if call.stage.trains else 1)
         return call.replica_rows or -(-workload.batch_size // parts)
 
-    def _offload_seconds(self, call: StageQuery, offload: Offload) -> TermSums[float]:
-        shards = sharded(call.model, call.layout)
+    def _offload_seconds(self, stage: Stage, shards: ShardedModel[N], offload: Offload) -> TermSums[N]:
         return communication.offload_seconds(
-            call.stage, shards, offload, cluster=self._cluster, efficiency=self._efficiency, element_bytes=self._size
+            stage, shards, offload, cluster=self._cluster, efficiency=self._efficiency, element_bytes=self._size
         )
 
     def _generation_seconds(self, call: StageQuery) -> Cost:

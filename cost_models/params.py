@@ -117,6 +117,7 @@ class ShardedModel(Generic[N]):
         return reduce(maximum, [part.num_params for part in self.parts])
 
 
+@cache
 def sharded(model: ModelSpec, layout: Layout) -> ShardedModel[float]:
     """Return how a layout shards a model."""
     axes = layout.tp, layout.pp, layout.expert_replicas

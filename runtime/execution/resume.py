@@ -268,7 +268,7 @@ class LoadedState:
     in_flight: InFlightState | None = None
     """This rank's in-flight state, if plan and sampling settings are unchanged."""
     migrated: Resumed = field(default_factory=Resumed)
-    """What is taken over from another plan: prompts and partial responses. Under the same plan, the prompts alone."""
+    """The prompts of a resumed run and, from a checkpoint of another plan, its partial responses."""
     notes: tuple[str, ...] = ()
     """Notes on newer, damaged checkpoints and on the in-flight state."""
 
