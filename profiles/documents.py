@@ -263,20 +263,22 @@ def _sentence(error: ValidationError, kind: type[BaseModel]) -> str:
 
 
 def _relevant_errors(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
-    """The errors, without those of union members that the value was clearly not meant to be."""
-    return [e for e in errors if not any(_is_deeper(other, e) for other in errors)]
+    """The errors, without those of union members that the value was clearly not meant to be.
 
-
-def _is_deeper(one: ErrorDetails, other: ErrorDetails) -> bool:
-    """True if `other` rejects a whole value as one member of a union, and `one` only a field in it as another member.
-
-    The value was then meant to be the member that `one` is about. If `one` comes from a validator of the whole value,
-    it counts as an error in a field too.
+    A member that rejects a whole value is left out where another member rejects only a field in it: the value was then
+    meant to be that other one. An error of a validator of the whole value counts as one in a field too.
     """
-    where = other["loc"][:-1]
-    refused = bool(where) and (other["type"] == "literal_error" or other["type"].endswith("_type"))
-    deeper = len(one["loc"]) > len(other["loc"]) or (one["type"] == "value_error" and len(one["loc"]) > len(where))
-    return refused and deeper and one["loc"][: len(where)] == where
+    deepest: dict[tuple[int | str, ...], int] = {}  # by the location of a value: how far down in it an error lies
+    for error in errors:
+        location, depth = error["loc"], len(error["loc"]) + (error["type"] == "value_error")
+        for length in range(1, len(location) + 1):
+            deepest[location[:length]] = max(deepest.get(location[:length], 0), depth)
+    return [e for e in errors if not _rejects_a_whole_value(e) or deepest.get(e["loc"][:-1], 0) <= len(e["loc"])]
+
+
+def _rejects_a_whole_value(error: ErrorDetails) -> bool:
+    """True if a member of a union is not of the value's type, or of another kind than its discriminating key says."""
+    return error["type"] == "literal_error" or error["type"].endswith("_type")
 
 
 def _is_union_member(part: int | str) -> bool:

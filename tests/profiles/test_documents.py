@@ -5,7 +5,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, get_args
+from types import FrameType
+from typing import Any, ClassVar, get_args
 
 import pytest
 from pydantic import Field
@@ -210,3 +211,22 @@ def test_what_a_killed_process_left_beside_a_file_is_removed_by_who_writes_it_ne
     }
     remove_temporary_files(tmp_path, min_age_seconds=0.0)
     assert {one.name for one in tmp_path.iterdir()} == {"plan.json", names[1], "mine.partial"}
+
+
+def test_the_work_of_refusing_a_document_grows_with_its_errors_and_not_with_their_square() -> None:
+    def calls_of(num_errors: int) -> int:
+        text, calls = json.dumps({"name": "x", "wheels": [{"spokes": "two"}] * num_errors}), 0
+
+        def count(frame: FrameType, event: str, argument: Any) -> None:
+            nonlocal calls
+            calls += 1
+
+        sys.setprofile(count)
+        try:
+            with pytest.raises(BadInput, match=r"wheels\.0\.spokes"):
+                parse(Bike, text, "bike")
+        finally:
+            sys.setprofile(None)
+        return calls
+
+    assert calls_of(800) < 3 * calls_of(400)
