@@ -199,12 +199,12 @@ class AnalyticModel(QueryLoop):
         rank_seconds = rank_seconds_lower_bound(stage, model, self._cluster, self._workload, self._precision)
         return rank_seconds / num_ranks / max(1.0, self._efficiency.gemm.flops)
 
-    def generation_lower_bound(self, call: StageQuery) -> float:
+    def generation_lower_bound(self, query: StageQuery) -> float:
         """A bound from the fewest possible rounds; 0 if times are measured."""
         if not self.seconds_are_monotone:
             return 0.0
-        replica, overlap = self._replica(call)
-        generation, num_rows, num_slots = self._generation(call), replica.num_rows, replica.num_slots
+        replica, overlap = self._replica(query)
+        generation, num_rows, num_slots = self._generation(query), replica.num_rows, replica.num_slots
         if self._splits.rollouts:
             return self._splits.rollouts.lower_bound_seconds(generation, replica)
         responses = replica_responses(self._workload, num_rows)
@@ -213,50 +213,50 @@ class AnalyticModel(QueryLoop):
             num_tokens, longest = min(num_tokens, num_rows * self._workload.response_lengths.mean), 0
         return generation_lower_bound(generation, num_tokens - num_rows, num_slots, num_slots, longest)
 
-    def with_row_split(self, call: StageQuery) -> Schedule:
+    def with_row_split(self, query: StageQuery) -> Schedule:
         """Return the schedule unchanged: all nodes are of one kind."""
-        return call.schedule
+        return query.schedule
 
-    def seconds(self, call: StageQuery) -> Cost:
+    def seconds(self, query: StageQuery) -> Cost:
         """Return the seconds of one step. Raises BadInput for a layout that does not divide the model."""
-        return self._costs.memoize(call, lambda: self._seconds(call))
+        return self._costs.memoize(query, lambda: self._seconds(query))
 
-    def tail_seconds(self, call: StageQuery) -> float:
-        if not call.schedule.chunk_tokens:
-            return self.seconds(call).total
-        return self._pipeline_costs(call).tail_seconds(call.schedule)
+    def tail_seconds(self, query: StageQuery) -> float:
+        if not query.schedule.chunk_tokens:
+            return self.seconds(query).total
+        return self._pipeline_costs(query).tail_seconds(query.schedule)
 
-    def memory(self, call: StageQuery) -> Memory:
-        return self._memories.memoize(call, lambda: self._layout_memory(call).memory(call.schedule))
+    def memory(self, query: StageQuery) -> Memory:
+        return self._memories.memoize(query, lambda: self._layout_memory(query).memory(query.schedule))
 
-    def _layout_memory(self, call: StageQuery) -> LayoutMemory:
+    def _layout_memory(self, query: StageQuery) -> LayoutMemory:
         """Return the memory model, which every schedule of a layout shares."""
         return self._layout_memories.memoize(
-            (call.stage.name, call.model, call.layout),
+            (query.stage.name, query.model, query.layout),
             lambda: LayoutMemory(
-                call.stage,
-                call.model,
-                call.layout,
+                query.stage,
+                query.model,
+                query.layout,
                 self._workload,
                 element_bytes=self._size,
                 is_fused=self._is_fused,
             ),
         )
 
-    def seconds_of_choices(self, call: StageQuery, choices: ChoiceTable) -> SecondsColumns:
-        if call.stage.generates:
-            return super().seconds_of_choices(call, choices)
-        shards, groups = sharded_by_each(call.model, choices.layout), groups_of(choices.layout, self._cluster)
-        pipeline = self._pipeline(call.stage, shards, groups, choices)
-        layouts = [replace(call, layout=layout) for layout in choices.layouts]
+    def seconds_of_choices(self, query: StageQuery, choices: ChoiceTable) -> SecondsColumns:
+        if query.stage.generates:
+            return super().seconds_of_choices(query, choices)
+        shards, groups = sharded_by_each(query.model, choices.layout), groups_of(choices.layout, self._cluster)
+        pipeline = self._pipeline(query.stage, shards, groups, choices)
+        layouts = [replace(query, layout=layout) for layout in choices.layouts]
         compute = BatchCompute(
             *choices.gather_by_schedule(self._compute_of_tables(layouts, choices.tables, all_chunks))
         )
         num_rows = choices.layout.expand_to_choices([[self._rows(one)] for one in layouts])[0]
-        addends = step_addends(pipeline, compute, self._updates_of_each(call, choices.layout, layouts), num_rows)
+        addends = step_addends(pipeline, compute, self._updates_of_each(query, choices.layout, layouts), num_rows)
         seconds = sum_of([amount for _, amount, _ in addends])
         for offload in choices.offloads:
-            extra = self._offload_seconds(call.stage, shards, offload)
+            extra = self._offload_seconds(query.stage, shards, offload)
             seconds = seconds + np.where(choices.has_offload(offload), extra.total, 0.0)
         is_streamed = choices.chunk_tokens > 0
         if not is_streamed.any():
@@ -265,12 +265,12 @@ class AnalyticModel(QueryLoop):
         tail_seconds = sum_of([amount for _, amount, _ in pipeline.addends(last)])
         return SecondsColumns(seconds, np.where(is_streamed, np.minimum(tail_seconds, seconds), seconds))
 
-    def bytes_of_choices(self, call: StageQuery, choices: ChoiceTable) -> BytesColumns:
-        if call.stage.generates:
-            return super().bytes_of_choices(call, choices)
-        shards = sharded_by_each(call.model, choices.layout)
+    def bytes_of_choices(self, query: StageQuery, choices: ChoiceTable) -> BytesColumns:
+        if query.stage.generates:
+            return super().bytes_of_choices(query, choices)
+        shards = sharded_by_each(query.model, choices.layout)
         return bytes_of_choices(
-            call.stage, shards, choices, self._workload, element_bytes=self._size, is_fused=self._is_fused
+            query.stage, shards, choices, self._workload, element_bytes=self._size, is_fused=self._is_fused
         )
 
     def _compute_of_tables(
@@ -325,17 +325,17 @@ class AnalyticModel(QueryLoop):
             yield key, np.concatenate([of_schedules[:4], recompute[np.newaxis]])
 
     def _updates_of_each(
-        self, call: StageQuery, layout: LayoutColumns, layouts: Sequence[StageQuery]
+        self, query: StageQuery, layout: LayoutColumns, layouts: Sequence[StageQuery]
     ) -> Updates[FloatArray]:
         """Return the updates of a stage on each choice's layout."""
         each = [self._updates(one) for one in layouts]
         layer, ends = layout.expand_to_choices([(updates.layer, updates.ends) for updates in each])
-        return Updates(self._num_updates(call.stage), layer, ends, least_trusted(one.source for one in each))
+        return Updates(self._num_updates(query.stage), layer, ends, least_trusted(one.source for one in each))
 
-    def on_layout(self, call: StageQuery) -> LayoutCosts:
-        if call.stage.generates:
-            return QueriedLayoutCosts(self, call)
-        return self._pipeline_costs(call)
+    def on_layout(self, query: StageQuery) -> LayoutCosts:
+        if query.stage.generates:
+            return QueriedLayoutCosts(self, query)
+        return self._pipeline_costs(query)
 
     def move_seconds(self, move: RefitQuery) -> Cost:
         return communication.refit_seconds(move, self._cluster, self._efficiency, self._size, self._engine)
@@ -355,69 +355,69 @@ class AnalyticModel(QueryLoop):
     def transfer_seconds(self, num_bytes: float) -> Cost:
         return communication.experience_seconds(num_bytes, self._cluster, self._efficiency)
 
-    def _seconds(self, call: StageQuery) -> Cost:
-        if not call.stage.generates:
-            return cost_of(self._pipeline_costs(call).addends(call.schedule))
-        if call.schedule.offload is not Offload.NONE:
-            without_offload = replace(call, schedule=replace(call.schedule, offload=Offload.NONE))
-            shards = sharded(call.model, call.layout)
-            offload = self._offload_seconds(call.stage, shards, call.schedule.offload)
+    def _seconds(self, query: StageQuery) -> Cost:
+        if not query.stage.generates:
+            return cost_of(self._pipeline_costs(query).addends(query.schedule))
+        if query.schedule.offload is not Offload.NONE:
+            without_offload = replace(query, schedule=replace(query.schedule, offload=Offload.NONE))
+            shards = sharded(query.model, query.layout)
+            offload = self._offload_seconds(query.stage, shards, query.schedule.offload)
             return self.seconds(without_offload) + cost_of(offload.addends)
-        return self._generation_seconds(call)
+        return self._generation_seconds(query)
 
-    def _pipeline_costs(self, call: StageQuery) -> PipelineCosts:
-        key = call.stage.name, call.model, call.layout, call.replica_rows
-        return self._layout_costs.memoize(key, lambda: self._make_pipeline_costs(call))
+    def _pipeline_costs(self, query: StageQuery) -> PipelineCosts:
+        key = query.stage.name, query.model, query.layout, query.replica_rows
+        return self._layout_costs.memoize(key, lambda: self._make_pipeline_costs(query))
 
-    def _make_pipeline_costs(self, call: StageQuery) -> PipelineCosts:
-        rank_compute, rows = self._rank_compute(call), self._rows(call)
-        shards, groups = sharded(call.model, call.layout), self._groups(call.layout)
+    def _make_pipeline_costs(self, query: StageQuery) -> PipelineCosts:
+        rank_compute, rows = self._rank_compute(query), self._rows(query)
+        shards, groups = sharded(query.model, query.layout), self._groups(query.layout)
         return PipelineCosts(
             num_rows=rows,
-            updates=self._updates(call),
-            pipeline_of=lambda schedule: self._pipeline(call.stage, shards, groups, schedule),
-            compute_of=lambda schedule: self._compute_of(call, rank_compute, rows, schedule),
-            tail_of=lambda schedule: self._streamed(call.stage, rank_compute, rows, schedule, last_chunks),
-            offload_addends=lambda offload: self._offload_seconds(call.stage, shards, offload).addends,
-            memory=self._layout_memory(call),
+            updates=self._updates(query),
+            pipeline_of=lambda schedule: self._pipeline(query.stage, shards, groups, schedule),
+            compute_of=lambda schedule: self._compute_of(query, rank_compute, rows, schedule),
+            tail_of=lambda schedule: self._streamed(query.stage, rank_compute, rows, schedule, last_chunks),
+            offload_addends=lambda offload: self._offload_seconds(query.stage, shards, offload).addends,
+            memory=self._layout_memory(query),
         )
 
     def _compute_of(
-        self, call: StageQuery, rank_compute: RankCompute, rows: int, schedule: Schedule
+        self, query: StageQuery, rank_compute: RankCompute, rows: int, schedule: Schedule
     ) -> BatchCompute[float]:
         """Return the compute of one pass over `rows` rows."""
         if schedule.chunk_tokens:
-            return self._streamed(call.stage, rank_compute, rows, schedule, all_chunks)
+            return self._streamed(query.stage, rank_compute, rows, schedule, all_chunks)
         recompute, at_a_time = schedule.recompute, (schedule.micro_batch_size, schedule.micro_batch_tokens)
-        trains = call.stage.trains
+        trains = query.stage.trains
         return self._batch_computes.memoize(
             (rank_compute, recompute, trains, rows, *at_a_time),
             lambda: rank_compute.batch_compute(
-                self._micro_batches(rows, schedule, call.layout.cp), recompute, trains=trains
+                self._micro_batches(rows, schedule, query.layout.cp), recompute, trains=trains
             ),
         )
 
-    def _updates(self, call: StageQuery) -> Updates[float]:
+    def _updates(self, query: StageQuery) -> Updates[float]:
         """Return the optimizer updates of a step of the call's stage."""
-        time = self._rank_compute(call).shard.time(TimedPass.OPTIMIZER, 0, 0)
-        return Updates(self._num_updates(call.stage), time.layer, time.ends, time.source)
+        time = self._rank_compute(query).shard.time(TimedPass.OPTIMIZER, 0, 0)
+        return Updates(self._num_updates(query.stage), time.layer, time.ends, time.source)
 
     def _num_updates(self, stage: Stage) -> int:
         return self._workload.num_minibatches * self._workload.num_epochs if stage.trains else 0
 
-    def _rows(self, call: StageQuery) -> int:
+    def _rows(self, query: StageQuery) -> int:
         """Return the rows of one replica: of a batch, or of a minibatch if the stage trains."""
         workload = self._workload
-        parts = call.layout.dp * (workload.num_minibatches if call.stage.trains else 1)
-        return call.replica_rows or -(-workload.batch_size // parts)
+        parts = query.layout.dp * (workload.num_minibatches if query.stage.trains else 1)
+        return query.replica_rows or -(-workload.batch_size // parts)
 
     def _offload_seconds(self, stage: Stage, shards: ShardedModel[N], offload: Offload) -> TermSums[N]:
         return communication.offload_seconds(
             stage, shards, offload, cluster=self._cluster, efficiency=self._efficiency, element_bytes=self._size
         )
 
-    def _generation_seconds(self, call: StageQuery) -> Cost:
-        replica, overlap = self._replica(call)
+    def _generation_seconds(self, query: StageQuery) -> Cost:
+        replica, overlap = self._replica(query)
         num_rows, num_slots, pp, same_prompt, _ = replica
         max_prefill_tokens = self._generation_framework.max_tokens
 
@@ -425,28 +425,28 @@ class AnalyticModel(QueryLoop):
             rounds = self._splits.periods.rounds(num_rows, num_slots, overlap)
             return generation_work(rounds, num_slots, pp, same_prompt, max_tokens=max_prefill_tokens)
 
-        generation = self._generation(call)
+        generation = self._generation(query)
         if self._splits.rollouts:
             cost = self._splits.rollouts.seconds(generation, replica)
         else:
             key = num_rows, num_slots, overlap, pp, same_prompt, max_prefill_tokens
             cost = generation.seconds(self._splits.generation_works.memoize(key, work))
-        need = self._workload.cache_need(call.schedule, call.layout.dp)
+        need = self._workload.cache_need(query.schedule, query.layout.dp)
         if need.preemptions:
             mean_prompt = self._workload.prompt_lengths.mean
             cost += generation.preemption(need.preemptions, need.preempted_tokens, mean_prompt)
         num_in_flight = min(overlap.in_flight(num_rows) - num_rows, num_slots)
-        if not (call.recomputes_cache and num_in_flight):
+        if not (query.recomputes_cache and num_in_flight):
             return cost
         return cost + generation.recomputation(num_in_flight, self._tokens_in_flight(), min(pp, num_slots))
 
-    def _replica(self, call: StageQuery) -> tuple[Replica, Overlap]:
+    def _replica(self, query: StageQuery) -> tuple[Replica, Overlap]:
         """Return the fullest replica and how its batches overlap. Raises BadInput if there are no slots."""
-        layout, schedule, batch_size = call.layout, call.schedule, self._workload.batch_size
+        layout, schedule, batch_size = query.layout, query.schedule, self._workload.batch_size
         num_rows, slots = -(-batch_size // layout.dp), schedule.generation_slots
         if slots < 1:
             raise BadInput(f"{call.stage.name}: generation_slots=0 generates nothing; use 1 or more.")
-        overlap = self._overlap(call, num_rows)
+        overlap = self._overlap(query, num_rows)
         num_slots = min(slots, overlap.in_flight(num_rows))
         same_prompt = rows_per_prompt(batch_size, self._workload.group_size, layout.dp)
         return Replica(num_rows, num_slots, layout.pp, same_prompt, schedule.while_waiting), overlap
@@ -455,26 +455,26 @@ class AnalyticModel(QueryLoop):
         """Return the mean number of tokens of a sequence in flight."""
         return self._workload.prompt_lengths.mean + self._workload.response_lengths.mean_tokens_in_flight
 
-    def _generation(self, call: StageQuery) -> Generation:
+    def _generation(self, query: StageQuery) -> Generation:
         """Return the generation model, which every schedule of a layout shares."""
 
         def make() -> Generation:
             return Generation(
-                call=call,
-                shard=self._shards(call)[0],
-                groups=self._groups(call.layout),
+                query=query,
+                shard=self._shards(query)[0],
+                groups=self._groups(query.layout),
                 network=self._network(self._generation_framework),
                 element_bytes=self._size,
                 framework=self._generation_framework,
             )
 
-        return self._generations.memoize((call.model, call.layout), make)
+        return self._generations.memoize((query.model, query.layout), make)
 
-    def _overlap(self, call: StageQuery, num_rows: int) -> Overlap:
+    def _overlap(self, query: StageQuery, num_rows: int) -> Overlap:
         """Return how one replica's batches overlap. Raises BadInput for an overcommit without deferral, or above
         the batch size."""
-        schedule, batch_size = call.schedule, self._workload.batch_size
-        if schedule.overcommit and call.max_deferral < 1:
+        schedule, batch_size = query.schedule, self._workload.batch_size
+        if schedule.overcommit and query.max_deferral < 1:
             raise BadInput(
                 f"{call.stage.name}: overcommit={schedule.overcommit} with max_deferral={call.max_deferral} defers "
                 "nothing; allow a staleness of 1 or more beyond the steps that the stage works ahead."
@@ -484,7 +484,7 @@ class AnalyticModel(QueryLoop):
                 f"{call.stage.name}: overcommit={schedule.overcommit} is more than the {batch_size} sequences of a "
                 "batch, so that not all could be delivered when due; use the batch size at most."
             )
-        return Overlap.of(schedule, call.layout.dp, num_rows, call.max_deferral)
+        return Overlap.of(schedule, query.layout.dp, num_rows, query.max_deferral)
 
     def _streamed(
         self, stage: Stage, rank_compute: RankCompute, num_rows: int, schedule: Schedule, chunks_of: ChunkFunction
@@ -530,24 +530,24 @@ class AnalyticModel(QueryLoop):
     def _groups(self, layout: Layout) -> Groups[float]:
         return self._layout_groups.memoize(layout, lambda: groups_of(layout, self._cluster))
 
-    def _shards(self, call: StageQuery) -> tuple[Shard, AnalyticShard]:
-        layout, quantised = call.layout, call.stage.is_quantised
-        own_engine = call.stage.generates and (self._has_own_engine or quantised)
+    def _shards(self, query: StageQuery) -> tuple[Shard, AnalyticShard]:
+        layout, quantised = query.layout, query.stage.is_quantised
+        own_engine = query.stage.generates and (self._has_own_engine or quantised)
         return self._shard_pairs.memoize(
-            (call.model, layout.tp, layout.sp, layout.ep, layout.etp, own_engine, quantised),
-            lambda: self._make_shards(call.model, layout, own_engine, quantised),
+            (query.model, layout.tp, layout.sp, layout.ep, layout.etp, own_engine, quantised),
+            lambda: self._make_shards(query.model, layout, own_engine, quantised),
         )
 
-    def _rank_compute(self, call: StageQuery) -> RankCompute:
+    def _rank_compute(self, query: StageQuery) -> RankCompute:
         """Return what one rank computes. Under context parallelism, measured times of whole sequences are adjusted."""
-        layout = call.layout
+        layout = query.layout
 
         def make() -> RankCompute:
-            shard, analytic = self._shards(call)
+            shard, analytic = self._shards(query)
             is_whole = layout.cp == 1 or shard is analytic
             return RankCompute(shard if is_whole else ContextShard(shard, analytic, layout.cp), analytic)
 
-        return self._rank_computes.memoize((call.model, layout.tp, layout.sp, layout.ep, layout.etp, layout.cp), make)
+        return self._rank_computes.memoize((query.model, layout.tp, layout.sp, layout.ep, layout.etp, layout.cp), make)
 
     def _make_shards(
         self, model: ModelSpec, layout: Layout, own_engine: bool, quantised: bool

@@ -66,14 +66,14 @@ class BlendedModel(AnalyticModel):
         self._measured_memories: Memo[StageQuery, Memory] = Memo()
         self._peaks: dict[tuple[ModelSpec, int], Peaks] = {}
 
-    def memory(self, call: StageQuery) -> Memory:
-        return self._measured_memories.memoize(call, lambda: self._memory(call))
+    def memory(self, query: StageQuery) -> Memory:
+        return self._measured_memories.memoize(query, lambda: self._memory(query))
 
-    def on_layout(self, call: StageQuery) -> LayoutCosts:
-        return QueriedLayoutCosts(self, call)
+    def on_layout(self, query: StageQuery) -> LayoutCosts:
+        return QueriedLayoutCosts(self, query)
 
-    def bytes_of_choices(self, call: StageQuery, choices: ChoiceTable) -> BytesColumns:
-        return QueryLoop.bytes_of_choices(self, call, choices)
+    def bytes_of_choices(self, query: StageQuery, choices: ChoiceTable) -> BytesColumns:
+        return QueryLoop.bytes_of_choices(self, query, choices)
 
     def move_seconds(self, move: RefitQuery) -> Cost:
         return _corrected_cost(super().move_seconds(move), self._table, Traffic.REFIT)
@@ -89,11 +89,11 @@ class BlendedModel(AnalyticModel):
             return _CorrectedNetwork(self._cluster, self._efficiency, self._table, peer_reductions=peer_reductions)
         return super()._make_network(peer_reductions)
 
-    def _memory(self, call: StageQuery) -> Memory:
-        key = (call.model, call.layout.tp)
+    def _memory(self, query: StageQuery) -> Memory:
+        key = (query.model, query.layout.tp)
         if key not in self._peaks:
             self._peaks[key] = Peaks(self._table, *key)
-        return with_peaks(super().memory(call), call, self._workload, self._peaks[key])
+        return with_peaks(super().memory(query), query, self._workload, self._peaks[key])
 
 
 def cost_model(

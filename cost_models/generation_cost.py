@@ -72,7 +72,7 @@ class Work(NamedTuple):
 class Generation:
     """Cost of `actor_generate` on one replica."""
 
-    call: StageQuery
+    query: StageQuery
     shard: Shard
     groups: Groups[float]
     network: Network
@@ -97,7 +97,7 @@ class Generation:
         `layers` and `ends` are lower bounds on the seconds of one layer, and of embedding and head, over all rounds.
         Collectives have a latency, so fewer and larger ones never take longer. Collectives of experts are left out.
         """
-        counts, groups, collectives, pp = self._layer_counts, self.groups, self._collectives, self.call.layout.pp
+        counts, groups, collectives, pp = self._layer_counts, self.groups, self._collectives, self.query.layout.pp
         seconds = max(counts.most * layers, counts.last * layers + ends)
         number, rows = num_rounds * pp, num_tokens / num_groups / num_rounds
         if groups.tensor.size > 1:
@@ -118,7 +118,7 @@ class Generation:
 
         Each group does one packed prefill (Fu et al., AReaL, arXiv:2505.24298, section 4.1: interruptible generation).
         """
-        passes, tally, pp = Tally(), Tally(), self.call.layout.pp
+        passes, tally, pp = Tally(), Tally(), self.query.layout.pp
         self._add(passes, TimedPass.PREFILL, _load([(num_groups + pp - 1, rows / num_groups, tokens, 0.0)]))
         for term in passes.cost().terms:
             tally.add(RECOMPUTATION, term.amount, term.source)
@@ -152,20 +152,20 @@ class Generation:
         the logits, the hidden states sent on and the sampled tokens sent back, and the all-to-alls around experts, in
         which all ranks wait for the busiest one.
         """
-        groups, collectives, pp, number = self.groups, self._collectives, self.call.layout.pp, load.number
+        groups, collectives, pp, number = self.groups, self._collectives, self.query.layout.pp, load.number
         hidden_bytes = load.mean_tokens * self._hidden_bytes
         if groups.tensor.size > 1:
             reduced, source = collectives.reduce(hidden_bytes)
             reductions = number * (2 * num_layers + 1) * reduced
-            if (adapter := self.call.model.adapter) and timed_pass is TimedPass.PREFILL:
+            if (adapter := self.query.model.adapter) and timed_pass is TimedPass.PREFILL:
                 between, _ = collectives.reduce(load.mean_tokens * adapter.rank * self.element_bytes)
                 reductions += number * num_layers * adapter.num_row_parallel * between
             tally.add("tensor-parallel collectives", reductions, source)
             gathered, source = collectives.gather(load.mean_rows * self._logits_bytes)
             tally.add("logits gather", number * gathered, source)
-        model = self.call.model
+        model = self.query.model
         if model.experts and groups.experts.size > 1:
-            copies, layout = model.experts.experts_per_token, self.call.layout
+            copies, layout = model.experts.experts_per_token, self.query.layout
             busiest = model.experts.imbalance(load.mean_tokens * layout.expert_replicas, layout.ep)
             passed, source = collectives.route(busiest * copies * hidden_bytes / layout.fold_size)
             per_layer = 2 * model.expert_layers_share * passed
@@ -187,17 +187,17 @@ class Generation:
 
     @cached_property
     def _layer_counts(self) -> LayerCounts[float]:
-        return LayerCounts.of(self.call.model, self.call.layout.pp)
+        return LayerCounts.of(self.query.model, self.query.layout.pp)
 
     @cached_property
     def _hidden_bytes(self) -> int:
         """Bytes of one token's hidden state."""
-        return self.call.model.hidden_size * self.element_bytes
+        return self.query.model.hidden_size * self.element_bytes
 
     @cached_property
     def _logits_bytes(self) -> int:
         """Bytes of the logits of one row."""
-        return self.call.model.padded_vocab_size * self.element_bytes
+        return self.query.model.padded_vocab_size * self.element_bytes
 
 
 class _CollectiveSeconds(NamedTuple):

@@ -83,7 +83,7 @@ def generation_lower_bound(
     At most `max_live` sequences sample at a time, in at least `num_rounds` rounds. Attention counts as if one token
     were cached, and prefills, each of which samples the first token of its response, as nothing.
     """
-    num_stages = generation.call.layout.pp
+    num_stages = generation.query.layout.pp
     if not num_tokens:
         return 0.0
     num_groups, num_rounds = min(num_stages, num_slots), max(num_rounds, num_tokens / max_live)

@@ -174,17 +174,17 @@ class Peaks:
         return num_layers * layer + ends.at(rows, tokens)[0], source
 
 
-def with_peaks(counted: Memory, call: StageQuery, workload: Workload, peaks: Peaks) -> Memory:
+def with_peaks(counted: Memory, query: StageQuery, workload: Workload, peaks: Peaks) -> Memory:
     """Return the memory of a stage with its measured working memory; unchanged if there is none."""
-    stage, schedule, layout = call.stage, call.schedule, call.layout
+    stage, schedule, layout = query.stage, query.schedule, query.layout
     if stage.generates or schedule.chunk_tokens or schedule.recompute is Recompute.FULL or layout.sp or layout.cp > 1:
         return counted
     longest = workload.max_tokens
     max_rows = schedule.max_tokens(longest) / longest
-    num_batches = math.ceil(_rows(call, workload) / max_rows)
+    num_batches = math.ceil(_rows(query, workload) / max_rows)
     in_flight = micro_batches_in_flight(layout, layout.pp, num_batches) if stage.trains else 1
     timed_pass = TimedPass.TRAIN if stage.trains else TimedPass.FORWARD
-    num_layers = in_flight * max(layers_per_stage(call.model, layout.pp))
+    num_layers = in_flight * max(layers_per_stage(query.model, layout.pp))
     measured = peaks.at(timed_pass, max_rows, longest, num_layers)
     terms = counted.transient.terms
     if measured is None or not measured[0]:
@@ -195,6 +195,6 @@ def with_peaks(counted: Memory, call: StageQuery, workload: Workload, peaks: Pea
     return replace(counted, transient=Cost((*other_terms, Term(MEASURED, *measured))))
 
 
-def _rows(call: StageQuery, workload: Workload) -> int:
+def _rows(query: StageQuery, workload: Workload) -> int:
     """Return the rows of one replica in one update."""
-    return -(-workload.batch_size // (workload.num_minibatches * call.layout.dp))
+    return -(-workload.batch_size // (workload.num_minibatches * query.layout.dp))

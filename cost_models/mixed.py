@@ -69,29 +69,29 @@ class MixedModel(QueryLoop):
     def lower_bound_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
         return self._by_part[part].lower_bound_seconds(stage, model, num_ranks, 0)
 
-    def with_row_split(self, call: StageQuery) -> Schedule:
-        return self._by_part[call.part].with_row_split(call)
+    def with_row_split(self, query: StageQuery) -> Schedule:
+        return self._by_part[query.part].with_row_split(query)
 
-    def generation_lower_bound(self, call: StageQuery) -> float:
-        return self._models[call.part].generation_lower_bound(call)
+    def generation_lower_bound(self, query: StageQuery) -> float:
+        return self._models[query.part].generation_lower_bound(query)
 
-    def seconds(self, call: StageQuery) -> Cost:
-        return self._by_part[call.part].seconds(call)
+    def seconds(self, query: StageQuery) -> Cost:
+        return self._by_part[query.part].seconds(query)
 
-    def tail_seconds(self, call: StageQuery) -> float:
-        return self._by_part[call.part].tail_seconds(call)
+    def tail_seconds(self, query: StageQuery) -> float:
+        return self._by_part[query.part].tail_seconds(query)
 
-    def memory(self, call: StageQuery) -> Memory:
-        return self._by_part[call.part].memory(call)
+    def memory(self, query: StageQuery) -> Memory:
+        return self._by_part[query.part].memory(query)
 
-    def on_layout(self, call: StageQuery) -> LayoutCosts:
-        return self._by_part[call.part].on_layout(call)
+    def on_layout(self, query: StageQuery) -> LayoutCosts:
+        return self._by_part[query.part].on_layout(query)
 
-    def seconds_of_choices(self, call: StageQuery, choices: ChoiceTable) -> SecondsColumns:
-        return self._by_part[call.part].seconds_of_choices(call, choices)
+    def seconds_of_choices(self, query: StageQuery, choices: ChoiceTable) -> SecondsColumns:
+        return self._by_part[query.part].seconds_of_choices(query, choices)
 
-    def bytes_of_choices(self, call: StageQuery, choices: ChoiceTable) -> BytesColumns:
-        return self._by_part[call.part].bytes_of_choices(call, choices)
+    def bytes_of_choices(self, query: StageQuery, choices: ChoiceTable) -> BytesColumns:
+        return self._by_part[query.part].bytes_of_choices(query, choices)
 
     def move_seconds(self, move: RefitQuery) -> Cost:
         """Return the seconds of a refit, over the fabric if it goes between parts or involves a pair of parts."""
@@ -141,53 +141,53 @@ class PairModel(QueryLoop):
         each = [one.lower_bound_seconds(stage, model, num_here, 0) for one, num_here in pairs]
         return 1 / sum(1 / least for least in each) if all(each) else 0.0
 
-    def with_row_split(self, call: StageQuery) -> Schedule:
+    def with_row_split(self, query: StageQuery) -> Schedule:
         """Return the schedule with the split of rows that ends soonest.
 
         A binary search finds the fewest rows per replica with which the first kind finishes last; the better of that
         number and one row fewer is taken. It is exact because more rows never take less time.
         """
-        num_rows, (first, other) = self._rows_at_once(call.stage), self._replicas(call.layout)
+        num_rows, (first, other) = self._rows_at_once(query.stage), self._replicas(query.layout)
 
         def rows_with(each: int) -> tuple[int, int]:
             mine = min(each * first, num_rows - other)
             return mine, num_rows - mine
 
         def seconds_with(each: int) -> tuple[float, float]:
-            split_call = replace(call, schedule=replace(call.schedule, rows=rows_with(each)))
+            split_call = replace(query, schedule=replace(query.schedule, rows=rows_with(each)))
             mine, others = (_pass_seconds(cost) for cost in self._costs(split_call))
             return mine, others
 
         candidates = range(1, -(-(num_rows - other) // first) + 1)
         last = bisect_left(candidates, x=True, key=lambda each: ge(*seconds_with(each)))
         best = min((each for each in (last, last + 1) if each in candidates), key=lambda each: max(seconds_with(each)))
-        return replace(call.schedule, rows=rows_with(best))
+        return replace(query.schedule, rows=rows_with(best))
 
-    def seconds(self, call: StageQuery) -> Cost:
-        costs = self._costs(call)
+    def seconds(self, query: StageQuery) -> Cost:
+        costs = self._costs(query)
         passes = tuple(term for term in max(costs, key=_pass_seconds).terms if term.name not in UPDATE)
         update_terms = [[term for cost in costs for term in cost.terms if term.name == name] for name in UPDATE]
         return Cost((*passes, *(max(terms, key=lambda term: term.amount) for terms in update_terms if terms)))
 
-    def tail_seconds(self, call: StageQuery) -> float:
-        return self.seconds(call).total
+    def tail_seconds(self, query: StageQuery) -> float:
+        return self.seconds(query).total
 
-    def memory(self, call: StageQuery) -> Memory:
-        memories = (model.memory(mine) for model, mine in zip(self.models, self._calls_by_kind(call), strict=True))
+    def memory(self, query: StageQuery) -> Memory:
+        memories = (model.memory(mine) for model, mine in zip(self.models, self._calls_by_kind(query), strict=True))
         return max(memories, key=lambda memory: memory.peak_bytes)
 
-    def on_layout(self, call: StageQuery) -> LayoutCosts:
-        return QueriedLayoutCosts(self, call)
+    def on_layout(self, query: StageQuery) -> LayoutCosts:
+        return QueriedLayoutCosts(self, query)
 
-    def _costs(self, call: StageQuery) -> list[Cost]:
+    def _costs(self, query: StageQuery) -> list[Cost]:
         """Return the seconds of the replicas of each kind."""
-        return [model.seconds(mine) for model, mine in zip(self.models, self._calls_by_kind(call), strict=True)]
+        return [model.seconds(mine) for model, mine in zip(self.models, self._calls_by_kind(query), strict=True)]
 
-    def _calls_by_kind(self, call: StageQuery) -> Iterator[StageQuery]:
+    def _calls_by_kind(self, query: StageQuery) -> Iterator[StageQuery]:
         """Yield the query for each kind, with the rows of its fullest replica."""
-        schedule = replace(call.schedule, rows=())
-        for rows, number in zip(call.schedule.rows, self._replicas(call.layout), strict=True):
-            yield replace(call, part=0, schedule=schedule, replica_rows=-(-rows // number))
+        schedule = replace(query.schedule, rows=())
+        for rows, number in zip(query.schedule.rows, self._replicas(query.layout), strict=True):
+            yield replace(query, part=0, schedule=schedule, replica_rows=-(-rows // number))
 
     def _replicas(self, layout: Layout) -> tuple[int, int]:
         """Return the number of replicas of a layout on nodes of each kind."""

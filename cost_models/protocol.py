@@ -161,11 +161,11 @@ class RefitCosts(Protocol):
 class ChoiceCosts(Protocol):
     """Seconds and bytes of single choices."""
 
-    def seconds(self, call: StageQuery) -> Cost: ...
+    def seconds(self, query: StageQuery) -> Cost: ...
 
-    def tail_seconds(self, call: StageQuery) -> float: ...
+    def tail_seconds(self, query: StageQuery) -> float: ...
 
-    def memory(self, call: StageQuery) -> Memory: ...
+    def memory(self, query: StageQuery) -> Memory: ...
 
 
 class QueryLoop:
@@ -175,9 +175,9 @@ class QueryLoop:
         """Return the seconds of several refits, [moves]."""
         return np.array([self.move_seconds(move).total for move in moves], dtype=np.float64)
 
-    def seconds_of_choices(self: ChoiceCosts, call: StageQuery, choices: ChoiceTable) -> SecondsColumns:
+    def seconds_of_choices(self: ChoiceCosts, query: StageQuery, choices: ChoiceTable) -> SecondsColumns:
         """Return the seconds of choices of the call's stage, each in place of the call's layout and schedule."""
-        calls = list(queries_of(call, choices))
+        calls = list(queries_of(query, choices))
         seconds = [self.seconds(one).total for one in calls]
         tails = [
             self.tail_seconds(one) if one.schedule.chunk_tokens else whole_seconds
@@ -185,17 +185,17 @@ class QueryLoop:
         ]
         return SecondsColumns(np.array(seconds, dtype=np.float64), np.array(tails, dtype=np.float64))
 
-    def bytes_of_choices(self: ChoiceCosts, call: StageQuery, choices: ChoiceTable) -> BytesColumns:
+    def bytes_of_choices(self: ChoiceCosts, query: StageQuery, choices: ChoiceTable) -> BytesColumns:
         """Return the bytes of choices of the call's stage."""
-        rows = [bytes_of(self.memory(one)) for one in queries_of(call, choices)]
+        rows = [bytes_of(self.memory(one)) for one in queries_of(query, choices)]
         return BytesColumns(*np.array(rows, dtype=np.float64).reshape(-1, len(Bytes._fields)).T)
 
 
-def queries_of(call: StageQuery, choices: ChoiceTable) -> Iterator[StageQuery]:
+def queries_of(query: StageQuery, choices: ChoiceTable) -> Iterator[StageQuery]:
     """Yield the call with each choice's layout and schedule; `max_deferral` is 0 for choices that do not overcommit."""
     for layout, schedule in choices:
-        deferral = call.max_deferral if schedule.overcommit else 0
-        yield replace(call, layout=layout, schedule=schedule, max_deferral=deferral)
+        deferral = query.max_deferral if schedule.overcommit else 0
+        yield replace(query, layout=layout, schedule=schedule, max_deferral=deferral)
 
 
 def bytes_of(memory: Memory) -> Bytes:
@@ -215,37 +215,37 @@ class CostModel(Protocol):
         """Return a lower bound on the seconds of any choice of the stage on `num_ranks` ranks; 0 if none is known."""
         ...
 
-    def generation_lower_bound(self, call: StageQuery) -> float:
+    def generation_lower_bound(self, query: StageQuery) -> float:
         """Return a lower bound on the seconds of a generation, without simulating its periods; 0 if none is known."""
         ...
 
-    def with_row_split(self, call: StageQuery) -> Schedule:
+    def with_row_split(self, query: StageQuery) -> Schedule:
         """Return the call's schedule; on two kinds of nodes, with the split of rows that ends the stage soonest."""
         ...
 
-    def seconds(self, call: StageQuery) -> Cost:
+    def seconds(self, query: StageQuery) -> Cost:
         """Return the seconds of the whole stage for one step on its pool."""
         ...
 
-    def tail_seconds(self, call: StageQuery) -> float:
+    def tail_seconds(self, query: StageQuery) -> float:
         """Return the seconds of the stage after the last token is sampled: all of them, unless the stage streams."""
         ...
 
-    def memory(self, call: StageQuery) -> Memory:
+    def memory(self, query: StageQuery) -> Memory:
         """Return the bytes on the fullest rank of the pool.
 
         Bytes in the host's memory depend neither on the micro-batch nor on the slots.
         """
         ...
 
-    def on_layout(self, call: StageQuery) -> LayoutCosts:
+    def on_layout(self, query: StageQuery) -> LayoutCosts:
         """Return the totals of `seconds`, `tail_seconds` and `memory` for any schedule in place of the call's.
 
         The call's `max_deferral` applies to schedules that overcommit.
         """
         ...
 
-    def seconds_of_choices(self, call: StageQuery, choices: ChoiceTable) -> SecondsColumns:
+    def seconds_of_choices(self, query: StageQuery, choices: ChoiceTable) -> SecondsColumns:
         """Return the totals of `seconds` and `tail_seconds` of several choices of the call's stage.
 
         Each choice takes the place of the call's layout and schedule; the call's `max_deferral` applies to those that
@@ -253,7 +253,7 @@ class CostModel(Protocol):
         """
         ...
 
-    def bytes_of_choices(self, call: StageQuery, choices: ChoiceTable) -> BytesColumns:
+    def bytes_of_choices(self, query: StageQuery, choices: ChoiceTable) -> BytesColumns:
         """Return the totals of `memory` of several choices of the call's stage."""
         ...
 
@@ -275,7 +275,7 @@ class QueriedLayoutCosts:
     """Layout costs for a cost model without a faster way: each schedule is one query, of which only totals are kept."""
 
     model: ChoiceCosts
-    call: StageQuery
+    query: StageQuery
 
     def seconds(self, schedule: Schedule) -> float:
         return self.model.seconds(self._with(schedule)).total
@@ -287,8 +287,8 @@ class QueriedLayoutCosts:
         return bytes_of(self.model.memory(self._with(schedule)))
 
     def _with(self, schedule: Schedule) -> StageQuery:
-        deferral = self.call.max_deferral if schedule.overcommit else 0
-        return replace(self.call, schedule=schedule, max_deferral=deferral)
+        deferral = self.query.max_deferral if schedule.overcommit else 0
+        return replace(self.query, schedule=schedule, max_deferral=deferral)
 
 
 @dataclass(frozen=True)
@@ -304,29 +304,29 @@ class DelegatingCostModel:
     def lower_bound_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
         return self.model.lower_bound_seconds(stage, model, num_ranks, part)
 
-    def generation_lower_bound(self, call: StageQuery) -> float:
-        return self._delegate().generation_lower_bound(call)
+    def generation_lower_bound(self, query: StageQuery) -> float:
+        return self._delegate().generation_lower_bound(query)
 
-    def with_row_split(self, call: StageQuery) -> Schedule:
-        return self._delegate().with_row_split(call)
+    def with_row_split(self, query: StageQuery) -> Schedule:
+        return self._delegate().with_row_split(query)
 
-    def seconds(self, call: StageQuery) -> Cost:
-        return self._delegate().seconds(call)
+    def seconds(self, query: StageQuery) -> Cost:
+        return self._delegate().seconds(query)
 
-    def tail_seconds(self, call: StageQuery) -> float:
-        return self._delegate().tail_seconds(call)
+    def tail_seconds(self, query: StageQuery) -> float:
+        return self._delegate().tail_seconds(query)
 
-    def memory(self, call: StageQuery) -> Memory:
-        return self._delegate().memory(call)
+    def memory(self, query: StageQuery) -> Memory:
+        return self._delegate().memory(query)
 
-    def on_layout(self, call: StageQuery) -> LayoutCosts:
-        return self._delegate().on_layout(call)
+    def on_layout(self, query: StageQuery) -> LayoutCosts:
+        return self._delegate().on_layout(query)
 
-    def seconds_of_choices(self, call: StageQuery, choices: ChoiceTable) -> SecondsColumns:
-        return self._delegate().seconds_of_choices(call, choices)
+    def seconds_of_choices(self, query: StageQuery, choices: ChoiceTable) -> SecondsColumns:
+        return self._delegate().seconds_of_choices(query, choices)
 
-    def bytes_of_choices(self, call: StageQuery, choices: ChoiceTable) -> BytesColumns:
-        return self._delegate().bytes_of_choices(call, choices)
+    def bytes_of_choices(self, query: StageQuery, choices: ChoiceTable) -> BytesColumns:
+        return self._delegate().bytes_of_choices(query, choices)
 
     def move_seconds(self, move: RefitQuery) -> Cost:
         return self._delegate().move_seconds(move)

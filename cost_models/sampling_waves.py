@@ -54,38 +54,38 @@ class WavesModel(DelegatingCostModel):
             return super().lower_bound_seconds(stage, model, num_ranks, part)
         return self.num_waves * self.wave.lower_bound_seconds(stage, model, num_ranks, part)
 
-    def generation_lower_bound(self, call: StageQuery) -> float:
-        return self.num_waves * (self.wave.generation_lower_bound(call) + self.reward_seconds)
+    def generation_lower_bound(self, query: StageQuery) -> float:
+        return self.num_waves * (self.wave.generation_lower_bound(query) + self.reward_seconds)
 
-    def seconds(self, call: StageQuery) -> Cost:
-        if not processes_all_samples(call.stage):
-            return super().seconds(call)
-        cost = self.wave.seconds(call).scaled(self.num_waves)
-        if call.stage.generates and self.reward_seconds:
+    def seconds(self, query: StageQuery) -> Cost:
+        if not processes_all_samples(query.stage):
+            return super().seconds(query)
+        cost = self.wave.seconds(query).scaled(self.num_waves)
+        if query.stage.generates and self.reward_seconds:
             cost += Cost((Term(WAVE_REWARDS, self.num_waves * self.reward_seconds),))
         return cost
 
-    def tail_seconds(self, call: StageQuery) -> float:
-        return self.seconds(call).total if processes_all_samples(call.stage) else super().tail_seconds(call)
+    def tail_seconds(self, query: StageQuery) -> float:
+        return self.seconds(query).total if processes_all_samples(query.stage) else super().tail_seconds(query)
 
-    def memory(self, call: StageQuery) -> Memory:
-        return self.wave.memory(call) if processes_all_samples(call.stage) else super().memory(call)
+    def memory(self, query: StageQuery) -> Memory:
+        return self.wave.memory(query) if processes_all_samples(query.stage) else super().memory(query)
 
-    def seconds_of_choices(self, call: StageQuery, choices: ChoiceTable) -> SecondsColumns:
-        if not processes_all_samples(call.stage):
-            return super().seconds_of_choices(call, choices)
-        seconds = self.num_waves * self.wave.seconds_of_choices(call, choices).seconds
-        if call.stage.generates:
+    def seconds_of_choices(self, query: StageQuery, choices: ChoiceTable) -> SecondsColumns:
+        if not processes_all_samples(query.stage):
+            return super().seconds_of_choices(query, choices)
+        seconds = self.num_waves * self.wave.seconds_of_choices(query, choices).seconds
+        if query.stage.generates:
             seconds = seconds + self.num_waves * self.reward_seconds
         return SecondsColumns(seconds, seconds)
 
-    def bytes_of_choices(self, call: StageQuery, choices: ChoiceTable) -> BytesColumns:
-        if not processes_all_samples(call.stage):
-            return super().bytes_of_choices(call, choices)
-        return self.wave.bytes_of_choices(call, choices)
+    def bytes_of_choices(self, query: StageQuery, choices: ChoiceTable) -> BytesColumns:
+        if not processes_all_samples(query.stage):
+            return super().bytes_of_choices(query, choices)
+        return self.wave.bytes_of_choices(query, choices)
 
-    def on_layout(self, call: StageQuery) -> LayoutCosts:
-        return QueriedLayoutCosts(self, call) if processes_all_samples(call.stage) else super().on_layout(call)
+    def on_layout(self, query: StageQuery) -> LayoutCosts:
+        return QueriedLayoutCosts(self, query) if processes_all_samples(query.stage) else super().on_layout(query)
 
 
 def slowest_seconds(latencies: Sequence[Latencies], num_samples: int) -> float:

@@ -38,7 +38,7 @@ def main(path: Path, table: Table | None) -> None:
         calls = _calls(facts, stage)
         asked = [_microseconds(facts, model, calls) for model in models]
         new, held = ([min(tries) for tries in zip(*kind, strict=True)] for kind in zip(*asked, strict=True))
-        warm = [_timed(models[0].seconds, call)[1] for call in calls if _fits(facts, models[0].memory(call))]
+        warm = [_timed(models[0].seconds, query)[1] for query in calls if _fits(facts, models[0].memory(query))]
         seconds = f"seconds: median {statistics.median(new):5.1f} us, mean {statistics.mean(new):5.1f} us"
         others = f"bytes {statistics.median(held):5.1f} us, warm {statistics.median(warm):4.1f} us"
         print(f"{stage.name:15} {len(new):5} of {len(calls):5} candidates fit; {seconds}; {others}")
@@ -56,11 +56,11 @@ def _calls(facts: Facts, stage: Stage) -> list[StageQuery]:
 def _microseconds(facts: Facts, model: CostModel, calls: Sequence[StageQuery]) -> tuple[list[float], list[float]]:
     """Of the seconds of each candidate that fits, and of the bytes of each."""
     new, held = [], []
-    for call in calls:
-        memory, taken = _timed(model.memory, call)
+    for query in calls:
+        memory, taken = _timed(model.memory, query)
         held.append(taken)
         if _fits(facts, memory):
-            new.append(_timed(model.seconds, call)[1])
+            new.append(_timed(model.seconds, query)[1])
     return new, held
 
 
@@ -68,9 +68,9 @@ def _fits(facts: Facts, memory: Memory) -> bool:
     return memory.peak_bytes <= facts.cluster.device.usable_bytes
 
 
-def _timed(ask: Callable[[StageQuery], T], call: StageQuery) -> tuple[T, float]:
+def _timed(ask: Callable[[StageQuery], T], query: StageQuery) -> tuple[T, float]:
     start = time.thread_time()
-    answer = ask(call)
+    answer = ask(query)
     return answer, 1e6 * (time.thread_time() - start)
 
 

@@ -100,8 +100,10 @@ class _Job:
         rows = batches_in_flight * -(-self.workload.batch_size // layout.dp)
         slots = min(rows, self._cached_rows(cluster, memory_share), framework_named(_ENGINE).max_rows)
         schedule = Schedule(generation_slots=slots, batches_in_flight=batches_in_flight)
-        call = StageQuery(stage=PPO_GRAPH.by_name["actor_generate"], model=self.model, layout=layout, schedule=schedule)
-        return self._model(cluster, _ENGINE).seconds(call).total
+        query = StageQuery(
+            stage=PPO_GRAPH.by_name["actor_generate"], model=self.model, layout=layout, schedule=schedule
+        )
+        return self._model(cluster, _ENGINE).seconds(query).total
 
     def _cached_rows(self, cluster: Cluster, memory_share: float) -> int:
         """Sequences of mean length whose keys and values fit beside the weights: blocks are given out as they grow
@@ -122,8 +124,8 @@ class _Job:
             rows = max(1, round(together * (1 if stage.trains else self.recipe.forward_rows)))
             recompute = Recompute(self.recipe.recompute) if stage.trains else Recompute.NONE
             schedule = Schedule(micro_batch_size=rows, recompute=recompute)
-            call = StageQuery(stage=stage, model=self.model, layout=layout, schedule=schedule)
-            found[name.replace("_", " ")] = self._model(cluster, _TRAINER).seconds(call).total
+            query = StageQuery(stage=stage, model=self.model, layout=layout, schedule=schedule)
+            found[name.replace("_", " ")] = self._model(cluster, _TRAINER).seconds(query).total
         return found
 
     def _model(self, cluster: Cluster, framework: str) -> AnalyticModel:

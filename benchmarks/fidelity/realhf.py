@@ -99,8 +99,8 @@ class Experiment:
         stages = [self._choices(PPO_GRAPH.by_name[name], layout) for name in _STAGES]
         try:
             owners = [calls[0] for calls in stages if calls[0].stage.trains or calls[0].stage.role not in _TRAINED]
-            resident = sum(model.memory(call).resident_bytes for call in owners)
-            fitting = [[call for call in calls if self._fits(model, call, resident)] for calls in stages]
+            resident = sum(model.memory(query).resident_bytes for query in owners)
+            fitting = [[query for query in calls if self._fits(model, query, resident)] for calls in stages]
             if not all(fitting):
                 return None
             costs = [min(map(model.seconds, calls), key=lambda cost: cost.total) for calls in fitting]
@@ -122,8 +122,8 @@ class Experiment:
         schedules = [Schedule(micro_batch_size=size, recompute=recompute) for size in sorted(sizes)]
         return [StageQuery(stage=stage, model=model, layout=layout, schedule=schedule) for schedule in schedules]
 
-    def _fits(self, model: AnalyticModel, call: StageQuery, resident: int) -> bool:
-        return resident + model.memory(call).transient.total < _MEMORY_SHARE * self.cluster.device.memory_bytes
+    def _fits(self, model: AnalyticModel, query: StageQuery, resident: int) -> bool:
+        return resident + model.memory(query).transient.total < _MEMORY_SHARE * self.cluster.device.memory_bytes
 
 
 def _num_batches(stage: Stage, layout: Layout) -> int:

@@ -130,7 +130,7 @@ class Serving:
         )
         schedule = Schedule(generation_slots=rows)
         generation = Generation(
-            call=StageQuery(
+            query=StageQuery(
                 stage=PPO_GRAPH.by_name["actor_generate"], model=self.model, layout=layout, schedule=schedule
             ),
             shard=shard,

@@ -48,13 +48,13 @@ def memory_rows(name: str, plan: Plan, table: Table | None) -> tuple[MemoryRow, 
     measured = launch(_measure, plan.facts, list(calls), num_ranks=cluster.num_ranks, setup=preparation)[0]
     model = cost_model_of(plan.facts, table)
     rows = []
-    for (point, call), found in zip(calls.items(), measured, strict=True):
-        transient = model.memory(call).transient
+    for (point, query), found in zip(calls.items(), measured, strict=True):
+        transient = model.memory(query).transient
         assert found.peak_bytes is not None, found.reason
         rows.append(
             MemoryRow(
                 run=name,
-                stage=call.stage.name,
+                stage=query.stage.name,
                 shape=f"tp{call.layout.tp}, {point.rows} x {point.tokens}",
                 predicted_bytes=sum(term.amount for term in transient.terms if term.name not in _SHARED),
                 measured_bytes=found.peak_bytes,

@@ -79,7 +79,7 @@ def plan_by_hand(facts: Facts) -> Plan:
     return assemble(
         facts,
         model,
-        handovers=stage_transfers(facts, model),
+        transfers=stage_transfers(facts, model),
         picks={stage.name: pick(stage) for stage in PPO_GRAPH.stages},
         order=(
             "refit actor_generate",

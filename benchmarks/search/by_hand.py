@@ -138,4 +138,4 @@ def _held_bytes(facts: Facts, model: CostModel, role: Role, layout: Layout) -> f
         )
         for stage in stages
     )
-    return max(model.memory(call).resident.total for call in calls)
+    return max(model.memory(query).resident.total for query in calls)

@@ -72,9 +72,9 @@ class Compared:
 def compared(path: Path) -> Iterator[Compared]:
     """Compare the stages of a job."""
     facts = resolve(read_job(path), path.parent)
-    for stage, call, choices in stage_choices(facts):
-        first, *again = [timed(columns, cost_model_of(facts), call, choices) for _ in range(_REPEATS + 1)]
-        singly = [timed(one_by_one, cost_model_of(facts), call, choices) for _ in range(_REPEATS)]
+    for stage, query, choices in stage_choices(facts):
+        first, *again = [timed(columns, cost_model_of(facts), query, choices) for _ in range(_REPEATS + 1)]
+        singly = [timed(one_by_one, cost_model_of(facts), query, choices) for _ in range(_REPEATS)]
         expected = singly[0][1]
         difference = np.abs(first[1] - expected) / np.maximum(np.abs(expected), np.finfo(float).tiny)
         yield Compared(
@@ -99,16 +99,16 @@ def stage_choices(facts: Facts) -> Iterator[tuple[str, StageQuery, ChoiceTable]]
                 yield stage.name, query_for_choice(facts, stage, Choice(*choices[0]), deferral=deferral), choices
 
 
-def columns(model: CostModel, call: StageQuery, choices: ChoiceTable) -> FloatArray:
+def columns(model: CostModel, query: StageQuery, choices: ChoiceTable) -> FloatArray:
     """Return seconds, tail seconds and bytes of all choices, [amounts, choices]."""
-    return np.stack([*model.seconds_of_choices(call, choices), *model.bytes_of_choices(call, choices)])
+    return np.stack([*model.seconds_of_choices(query, choices), *model.bytes_of_choices(query, choices)])
 
 
-def one_by_one(model: CostModel, call: StageQuery, choices: ChoiceTable) -> FloatArray:
+def one_by_one(model: CostModel, query: StageQuery, choices: ChoiceTable) -> FloatArray:
     """Return the same amounts from one query after the other, on one layout after the other."""
     rows = []
-    for one in queries_of(call, choices):
-        costs = model.on_layout(replace(one, max_deferral=call.max_deferral))
+    for one in queries_of(query, choices):
+        costs = model.on_layout(replace(one, max_deferral=query.max_deferral))
         rows.append((costs.seconds(one.schedule), costs.tail_seconds(one.schedule), *costs.bytes(one.schedule)))
     return np.array(rows).T
 
@@ -116,12 +116,12 @@ def one_by_one(model: CostModel, call: StageQuery, choices: ChoiceTable) -> Floa
 def timed(
     costed: Callable[[CostModel, StageQuery, ChoiceTable], FloatArray],
     model: CostModel,
-    call: StageQuery,
+    query: StageQuery,
     choices: ChoiceTable,
 ) -> tuple[float, FloatArray]:
     """Return the processor seconds of costing choices in one of the two ways, and the amounts."""
     start = time.process_time()
-    amounts = costed(model, call, choices)
+    amounts = costed(model, query, choices)
     return time.process_time() - start, amounts
 
 

@@ -30,7 +30,7 @@ def unproven(
     )
     origin = Origin(digests=facts.digests(), pins=(), solver=solver)
     edges = stage_transfers(facts, model)
-    plan = assemble(facts, model, handovers=edges, picks=picks, order=order, origin=origin, ahead=ahead)
+    plan = assemble(facts, model, transfers=edges, picks=picks, order=order, origin=origin, ahead=ahead)
     timed = solver.model_copy(update={"objective_seconds": plan.period_seconds})
     plan = plan.model_copy(update={"solver": timed})
     broken = verify(plan)

@@ -84,7 +84,7 @@ def _fitting_alternatives(
 
     def plan_with(pick: Pick) -> Plan:
         changed = {**picks, stage: pick}
-        return assemble(plan.facts, model, handovers=edges, picks=changed, order=order, origin=origin, ahead=plan.ahead)
+        return assemble(plan.facts, model, transfers=edges, picks=changed, order=order, origin=origin, ahead=plan.ahead)
 
     for ranks in frontier_of_stage.pools:
         available_bytes = free_bytes_for(plan, stage, ranks)

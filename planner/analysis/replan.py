@@ -133,33 +133,33 @@ class PacedCostModel(DelegatingCostModel):
     def lower_bound_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
         return super().lower_bound_seconds(stage, model, num_ranks, part) * self._min_factor(stage)
 
-    def generation_lower_bound(self, call: StageQuery) -> float:
-        return super().generation_lower_bound(call) * self._factor(call)
+    def generation_lower_bound(self, query: StageQuery) -> float:
+        return super().generation_lower_bound(query) * self._factor(query)
 
-    def seconds(self, call: StageQuery) -> Cost:
-        cost, factor = super().seconds(call), self._factor(call)
+    def seconds(self, query: StageQuery) -> Cost:
+        cost, factor = super().seconds(query), self._factor(query)
         return Cost(tuple(Term(t.name, t.amount * factor, t.source) for t in cost.terms)) if factor != 1 else cost
 
-    def seconds_of_choices(self, call: StageQuery, choices: ChoiceTable) -> SecondsColumns:
-        seconds, tail_seconds = super().seconds_of_choices(call, choices)
-        paces = choices.layout.expand_to_choices([[self.pace(call.stage.name, layout)] for layout in choices.layouts])[
+    def seconds_of_choices(self, query: StageQuery, choices: ChoiceTable) -> SecondsColumns:
+        seconds, tail_seconds = super().seconds_of_choices(query, choices)
+        paces = choices.layout.expand_to_choices([[self.pace(query.stage.name, layout)] for layout in choices.layouts])[
             0
         ]
         return SecondsColumns(paces * seconds, paces * tail_seconds)
 
-    def on_layout(self, call: StageQuery) -> LayoutCosts:
-        return QueriedLayoutCosts(self, call)
+    def on_layout(self, query: StageQuery) -> LayoutCosts:
+        return QueriedLayoutCosts(self, query)
 
-    def tail_seconds(self, call: StageQuery) -> float:
-        return super().tail_seconds(call) * self._factor(call)
+    def tail_seconds(self, query: StageQuery) -> float:
+        return super().tail_seconds(query) * self._factor(query)
 
     def pace(self, stage: str, layout: Layout) -> float:
         """The factor of a stage in a layout: measured over predicted seconds."""
         in_layout = self.layout_factors.get((stage, layout))
         return self.factors.get(stage, 1.0) if in_layout is None else in_layout
 
-    def _factor(self, call: StageQuery) -> float:
-        return self.pace(call.stage.name, call.layout)
+    def _factor(self, query: StageQuery) -> float:
+        return self.pace(query.stage.name, query.layout)
 
     def _min_factor(self, stage: Stage) -> float:
         layout_factors = (factor for (name, _), factor in self.layout_factors.items() if name == stage.name)

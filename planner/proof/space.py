@@ -340,8 +340,8 @@ class Enumeration:
         ]
         if not legal:
             return iter(())
-        call = self._call(stage, search_case, site, legal[0].members[0][0])
-        costs = self.model.on_layout(replace(call, max_deferral=deferral))
+        query = self._query(stage, search_case, site, legal[0].members[0][0])
+        costs = self.model.on_layout(replace(query, max_deferral=deferral))
         front = ParetoFront(
             num_ranks=layout.num_ranks,
             may_share_weights=stage.may_share,
@@ -355,7 +355,7 @@ class Enumeration:
             front.add(family)
         return ((layout.num_ranks, *row) for row in front.rows)
 
-    def _call(self, stage: Stage, search_case: SearchCase, site: Site, schedule: Schedule) -> StageQuery:
+    def _query(self, stage: Stage, search_case: SearchCase, site: Site, schedule: Schedule) -> StageQuery:
         deferral = max_deferral(search_case.ahead, self.facts.staleness)
         return query_for_choice(self.facts, stage, Choice(site.layout, schedule), deferral=deferral, part=site.part)
 
@@ -365,7 +365,7 @@ class Enumeration:
         all_schedules = schedules(facts, stage, layout, search_case)
         if len(facts.cluster.parts_of(part)) > 1:
             return group_by_family(
-                self.model.with_row_split(self._call(stage, search_case, site, schedule)) for schedule in all_schedules
+                self.model.with_row_split(self._query(stage, search_case, site, schedule)) for schedule in all_schedules
             )
         # Very many sites share one list of schedules. The list is kept with its families so that its id stays valid.
         _, families = self._families.memoize(id(all_schedules), lambda: (all_schedules, group_by_family(all_schedules)))
@@ -379,5 +379,5 @@ class Enumeration:
         For a generation it is computed without simulation; for a schedule that streams it is 0.
         """
         if stage.generates:
-            return self.model.generation_lower_bound(self._call(stage, search_case, site, quickest))
+            return self.model.generation_lower_bound(self._query(stage, search_case, site, quickest))
         return costs.seconds(quickest) if self.model.seconds_are_monotone and not quickest.chunk_tokens else 0.0

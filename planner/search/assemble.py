@@ -46,7 +46,7 @@ def assemble(
     facts: Facts,
     model: CostModel,
     *,
-    handovers: Sequence[StageTransfer],
+    transfers: Sequence[StageTransfer],
     picks: Mapping[str, Pick],
     order: Sequence[str],
     origin: Origin,
@@ -70,7 +70,7 @@ def assemble(
             _placement(facts, model, stage, pick=picks[stage.name], pool=pools[picks[stage.name].ranks], ahead=ahead)
             for stage in facts.graph.stages
         ),
-        edges=tuple(_edge(transfer) for transfer in handovers),
+        edges=tuple(_edge(transfer) for transfer in transfers),
         refits=(),
         period_seconds=1.0,
         peak_bytes_per_rank=(0,) * facts.cluster.num_ranks,
@@ -129,12 +129,12 @@ def _placement(facts: Facts, model: CostModel, stage: Stage, *, pick: Pick, pool
     )
 
 
-def placement_costs(model: CostModel, call: StageQuery) -> dict[str, Any]:
+def placement_costs(model: CostModel, query: StageQuery) -> dict[str, Any]:
     """Return the costs of a choice, keyed by the field names of a placement."""
-    memory = model.memory(call)
+    memory = model.memory(query)
     return {
-        "cost": model.seconds(call),
-        "tail_seconds": model.tail_seconds(call) if call.schedule.chunk_tokens else 0.0,
+        "cost": model.seconds(query),
+        "tail_seconds": model.tail_seconds(query) if query.schedule.chunk_tokens else 0.0,
         "resident": memory.resident,
         "transient": memory.transient,
         "host": memory.host,

@@ -68,11 +68,11 @@ class Candidate(NamedTuple):
         return self.seconds, self.tail_seconds, *self.device_bytes
 
 
-def cost_call(model: CostModel, call: StageQuery) -> Candidate:
+def cost_query(model: CostModel, query: StageQuery) -> Candidate:
     """Return the candidate of a query, with the costs that the model predicts."""
-    seconds = model.seconds(call).total
-    tail_seconds = model.tail_seconds(call) if call.schedule.chunk_tokens else seconds
-    return Candidate(call.layout, call.schedule, seconds, tail_seconds, *bytes_of(model.memory(call)))
+    seconds = model.seconds(query).total
+    tail_seconds = model.tail_seconds(query) if query.schedule.chunk_tokens else seconds
+    return Candidate(query.layout, query.schedule, seconds, tail_seconds, *bytes_of(model.memory(query)))
 
 
 def undominated(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
@@ -184,10 +184,10 @@ class CostingRecord:
     smallest: dict[int, tuple[float, Choice]] = field(default_factory=dict)
     simulated: set[Hashable] = field(default_factory=set)
 
-    def count_timed(self, call: StageQuery, choices: ChoiceTable) -> None:
+    def count_timed(self, query: StageQuery, choices: ChoiceTable) -> None:
         """Count choices whose seconds are computed, and the simulations that they need."""
         self.questions.num_time_costs += len(choices)
-        if call.stage.generates:
+        if query.stage.generates:
             for layout, schedule in choices:
                 slots = schedule.generation_slots, schedule.batches_in_flight, schedule.overcommit
                 self.simulated.add((layout.dp, layout.pp, *slots, schedule.while_waiting))
@@ -227,33 +227,33 @@ class ChoiceLimits:
 
 
 def cost_choices(
-    model: CostModel, call: StageQuery, choices: ChoiceTable, limits: ChoiceLimits, record: CostingRecord
+    model: CostModel, query: StageQuery, choices: ChoiceTable, limits: ChoiceLimits, record: CostingRecord
 ) -> CostedChoices:
-    """Cost choices of the stage of the query `call` together, and return those within the limits.
+    """Cost choices of the stage of the query `query` together, and return those within the limits.
 
     The others are counted in `record` by the reason why they are rejected. A generation is timed only if it fits and
     its lower bound is within the limit: a simulation takes as long as many queries for memory.
     """
-    if call.stage.generates:
-        choices, memory, _ = _fitting(model, call, choices, limits, record)
-        is_possible = _is_possible(model, call, choices, limits)
+    if query.stage.generates:
+        choices, memory, _ = _fitting(model, query, choices, limits, record)
+        is_possible = _is_possible(model, query, choices, limits)
         record.rejected[TOO_SLOW] += int((~is_possible).sum())
         choices, memory = choices.filter(is_possible), BytesColumns(*(column[is_possible] for column in memory))
-        choices, seconds, in_time = _in_time(model, call, choices, limits, record)
+        choices, seconds, in_time = _in_time(model, query, choices, limits, record)
         memory = BytesColumns(*(column[in_time] for column in memory))
         return CostedChoices(choices, *seconds, *memory)
-    choices, seconds, _ = _in_time(model, call, choices, limits, record)
-    choices, memory, fits = _fitting(model, call, choices, limits, record)
+    choices, seconds, _ = _in_time(model, query, choices, limits, record)
+    choices, memory, fits = _fitting(model, query, choices, limits, record)
     seconds = SecondsColumns(*(column[fits] for column in seconds))
     return CostedChoices(choices, *seconds, *memory)
 
 
 def _in_time(
-    model: CostModel, call: StageQuery, choices: ChoiceTable, limits: ChoiceLimits, record: CostingRecord
+    model: CostModel, query: StageQuery, choices: ChoiceTable, limits: ChoiceLimits, record: CostingRecord
 ) -> tuple[ChoiceTable, SecondsColumns, BoolArray]:
     """Time some choices; return those within the time limit, their seconds, and which of all choices they are."""
-    record.count_timed(call, choices)
-    seconds = model.seconds_of_choices(call, choices)
+    record.count_timed(query, choices)
+    seconds = model.seconds_of_choices(query, choices)
     longest = limits.time_limits_of(choices)
     in_time = (seconds.seconds <= longest.seconds) & (seconds.tail_seconds <= longest.tail_seconds)
     record.rejected[TOO_SLOW] += int((~in_time).sum())
@@ -261,12 +261,12 @@ def _in_time(
 
 
 def _fitting(
-    model: CostModel, call: StageQuery, choices: ChoiceTable, limits: ChoiceLimits, record: CostingRecord
+    model: CostModel, query: StageQuery, choices: ChoiceTable, limits: ChoiceLimits, record: CostingRecord
 ) -> tuple[ChoiceTable, BytesColumns, BoolArray]:
     """Compute the memory of some choices; return those that fit, their bytes, and which of all choices they are."""
     record.questions.num_memory_costs += len(choices)
-    memory = model.bytes_of_choices(call, choices)
-    record.note_smallest(call.part, choices, memory.peak)
+    memory = model.bytes_of_choices(query, choices)
+    record.note_smallest(query.part, choices, memory.peak)
     fits_host, fits_device = memory.host <= limits.host_bytes, memory.peak <= limits.device_bytes
     record.rejected[TOO_LARGE_FOR_HOST] += int((~fits_host).sum())
     record.rejected[TOO_LARGE] += int((fits_host & ~fits_device).sum())
@@ -274,13 +274,13 @@ def _fitting(
     return choices.filter(fits), BytesColumns(*(column[fits] for column in memory)), fits
 
 
-def _is_possible(model: CostModel, call: StageQuery, choices: ChoiceTable, limits: ChoiceLimits) -> BoolArray:
+def _is_possible(model: CostModel, query: StageQuery, choices: ChoiceTable, limits: ChoiceLimits) -> BoolArray:
     """True for generations that are not too slow by their lower bound, without a simulation, [choices]."""
     longest = limits.time_limits_of(choices).seconds.tolist()
     return np.array(
         [
             max_seconds == math.inf or model.generation_lower_bound(one) <= max_seconds
-            for one, max_seconds in zip(queries_of(call, choices), longest, strict=True)
+            for one, max_seconds in zip(queries_of(query, choices), longest, strict=True)
         ],
         dtype=np.bool_,
     )

@@ -83,7 +83,7 @@ def refits(graph: StageGraph) -> tuple[tuple[str, str, str], ...]:
 
 def precedences(
     graph: StageGraph,
-    handovers: Sequence[StageTransfer],
+    transfers: Sequence[StageTransfer],
     ahead: StepsAhead,
     tick: float,
     may_stream: Callable[[StageTransfer], bool],
@@ -98,20 +98,20 @@ def precedences(
         *(Precedence(refit_name(t), reader) for t in graph.refit_targets for reader in graph.refit_readers(t)),
         *(
             Precedence(
-                h.producer,
-                h.consumer,
-                math.floor(h.cost.total / tick),
+                transfer.producer,
+                transfer.consumer,
+                math.floor(transfer.cost.total / tick),
                 streamed=may_stream(h),
-                late=h.producer == GENERATE and h.consumer in late,
+                late=transfer.producer == GENERATE and transfer.consumer in late,
             )
-            for h in handovers
-            if ahead[h.producer] == ahead[h.consumer]
+            for transfer in transfers
+            if ahead[transfer.producer] == ahead[transfer.consumer]
         ),
     )
 
 
 def carried_precedences(
-    handovers: Sequence[StageTransfer], ahead: StepsAhead, tick: float, late: Collection[str] = ()
+    transfers: Sequence[StageTransfer], ahead: StepsAhead, tick: float, late: Collection[str] = ()
 ) -> tuple[CarriedPrecedence, ...]:
     """Return the precedences across periods: a stage waits for inputs from stages that work further ahead.
 
@@ -119,11 +119,16 @@ def carried_precedences(
     it spans. A precedence whose lag vanishes is left out: it always holds, because every stage ends within its period.
     """
     between_periods = []
-    for h in handovers:
-        if num_periods := ahead[h.producer] - ahead[h.consumer]:
-            lag, is_late = math.floor(h.cost.total / tick) - num_periods, h.producer == GENERATE and h.consumer in late
+    for transfer in transfers:
+        if num_periods := ahead[transfer.producer] - ahead[transfer.consumer]:
+            lag, is_late = (
+                math.floor(transfer.cost.total / tick) - num_periods,
+                transfer.producer == GENERATE and transfer.consumer in late,
+            )
             if lag > 0 or is_late:
-                between_periods.append(CarriedPrecedence(h.producer, h.consumer, num_periods, lag, is_late))
+                between_periods.append(
+                    CarriedPrecedence(transfer.producer, transfer.consumer, num_periods, lag, is_late)
+                )
     return tuple(between_periods)
 
 
@@ -131,7 +136,7 @@ def formulate(
     facts: Facts,
     model: CostModel,
     frontiers: Sequence[Frontier],
-    handovers: Sequence[StageTransfer],
+    transfers: Sequence[StageTransfer],
     ahead: StepsAhead | None = None,
     *,
     by_pool: bool = False,
@@ -142,7 +147,7 @@ def formulate(
     Without `ahead` all stages work on the same step.
     """
     graph, ahead = facts.graph, ahead or synchronous(facts.graph)
-    tick = _tick_seconds(frontiers, handovers)
+    tick = _tick_seconds(frontiers, transfers)
     late = reward_readers(facts)
     anywhere = not by_pool and all(_is_every_pool(facts.cluster, frontier.pools) for frontier in frontiers)
     choices = {
@@ -177,9 +182,9 @@ def formulate(
         tasks=tasks,
         activities=(*transfers, *(Run(name=name, task=name) for name in choices)),
         precedences=precedences(
-            graph, handovers, ahead, tick, lambda handover: _may_stream(choices, handover), late=late
+            graph, transfers, ahead, tick, lambda transfer: _may_stream(choices, transfer), late=late
         ),
-        carried=carried_precedences(handovers, ahead, tick, late),
+        carried=carried_precedences(transfers, ahead, tick, late),
         sharing_groups=tuple(graph.sharers(role) for role in graph.train_stage),
         anywhere=anywhere,
         range_step=pool_step(facts.cluster.parts[0]) if anywhere else 0,
@@ -222,7 +227,7 @@ def _is_every_pool(cluster: AnyCluster, pools: Collection[Ranks]) -> bool:
     )
 
 
-def _tick_seconds(frontiers: Sequence[Frontier], handovers: Sequence[StageTransfer]) -> float:
+def _tick_seconds(frontiers: Sequence[Frontier], transfers: Sequence[StageTransfer]) -> float:
     """Return a power of ten for which a step, with every stage at its fastest, has 100,000 to a million ticks.
 
     It is larger if the slowest choices and the transfers between stages would otherwise add up to more than the
@@ -243,7 +248,7 @@ def _tick_seconds(frontiers: Sequence[Frontier], handovers: Sequence[StageTransf
         ),
         default=0.0,
     )
-    slowest += math.fsum(h.cost.total + latest for h in handovers)
+    slowest += math.fsum(transfer.cost.total + latest for transfer in transfers)
     digits = math.floor(math.log10(step)) + 1 - math.log10(_TICKS_PER_STEP)
     return float(10.0 ** max(digits, math.ceil(math.log10(max(slowest, step) * _SUM_MARGIN / MAX_SUM))))
 
@@ -276,10 +281,10 @@ def _place_name(part: int, layout: Layout) -> str:
     return f"{layout}@{part}" if part else str(layout)
 
 
-def _may_stream(choices: OptionChoices, handover: StageTransfer) -> bool:
+def _may_stream(choices: OptionChoices, transfer: StageTransfer) -> bool:
     """True if some choice of the consumer reads chunks while generation continues."""
-    options = choices[handover.consumer]
-    return handover.producer == GENERATE and any(candidate.schedule.chunk_tokens for _, candidate in options)
+    options = choices[transfer.consumer]
+    return transfer.producer == GENERATE and any(candidate.schedule.chunk_tokens for _, candidate in options)
 
 
 def _early_ticks(tick: float, candidate: Candidate) -> int:

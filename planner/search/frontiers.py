@@ -32,7 +32,7 @@ from meshwright.planner.search.choice_costs import (
     CostingRecord,
     QuestionCounts,
     TimeLimit,
-    cost_call,
+    cost_query,
     cost_choices,
     undominated_generations,
 )
@@ -106,7 +106,8 @@ def frontier(
         candidates=costing.candidates(sorted(set(kinds.values()))),
         rejected=+costing.record.rejected,  # without reasons that were counted 0 times
         smallest={
-            part: cost_call(model, costing.call(choice, part)) for part, (_, choice) in costing.record.smallest.items()
+            part: cost_query(model, costing.query(choice, part))
+            for part, (_, choice) in costing.record.smallest.items()
         },
         questions=costing.record.questions,
     )
@@ -159,8 +160,8 @@ class _Costing:
         choices = ChoiceTable.concatenate([self._legal_choices(part, size) for size in possible])
         if not len(choices):
             return dict.fromkeys(sizes, ())
-        call = replace(self.call(Choice(*choices[0]), part), max_deferral=self.deferral)
-        costed = cost_choices(self.model, call, self.with_split_rows(call, choices), limits, self.record)
+        query = replace(self.query(Choice(*choices[0]), part), max_deferral=self.deferral)
+        costed = cost_choices(self.model, query, self.with_split_rows(query, choices), limits, self.record)
         by_size = {
             size: self._undominated(costed.where(costed.choices.layout.num_ranks == size), part) for size in sizes
         }
@@ -199,19 +200,19 @@ class _Costing:
             candidate for group in groups.values() for candidate in undominated_generations(group, late_seconds_of)
         )
 
-    def with_split_rows(self, call: StageQuery, choices: ChoiceTable) -> ChoiceTable:
+    def with_split_rows(self, query: StageQuery, choices: ChoiceTable) -> ChoiceTable:
         """Replace the schedules by ones whose rows are split by speed if the pool spans two kinds of nodes."""
-        if len(self.facts.cluster.parts_of(call.part)) == 1:
+        if len(self.facts.cluster.parts_of(query.part)) == 1:
             return choices
         schedules: dict[Layout, list[Schedule]] = {}
         for layout, schedule in choices:
-            split = self.model.with_row_split(replace(call, layout=layout, schedule=schedule))
+            split = self.model.with_row_split(replace(query, layout=layout, schedule=schedule))
             schedules.setdefault(layout, []).append(split)
         return ChoiceTable.from_product(
             list(schedules), [ScheduleTable(tuple(of_layout)) for of_layout in schedules.values()]
         )
 
-    def call(self, choice: Choice, part: int) -> StageQuery:
+    def query(self, choice: Choice, part: int) -> StageQuery:
         """Build the query to the cost model for a choice on a part of the cluster."""
         return query_for_choice(self.facts, self.stage, choice, deferral=self.deferral, part=part)
 

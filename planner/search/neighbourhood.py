@@ -20,7 +20,7 @@ from meshwright.planner.plan.reward_workers import extra_reward_wait_seconds, re
 from meshwright.planner.plan.steps_ahead import SearchCase, max_deferral, search_cases, steps_ahead_patterns
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.assemble import Origin
-from meshwright.planner.search.choice_costs import Candidate, QuestionCounts, cost_call, undominated
+from meshwright.planner.search.choice_costs import Candidate, QuestionCounts, cost_query, undominated
 from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontiers import Frontier, PoolKind, StageCosts
 from meshwright.planner.search.legal_choices import agrees
@@ -94,7 +94,7 @@ def _frontier(placement: Placement, costs: StageCosts, search_case: SearchCase) 
         choices = (choice for choice in _choices(placement, facts, kind, search_case) if agrees(choice, stage_pins))
         calls = [query_for_choice(facts, stage, choice, deferral=deferral, part=kind.part) for choice in choices]
         candidates = [
-            cost_call(costs.model, replace(call, schedule=costs.model.with_row_split(call))) for call in calls
+            cost_query(costs.model, replace(query, schedule=costs.model.with_row_split(query))) for query in calls
         ]
         if stage.generates and reward_readers(facts):
             candidates = [

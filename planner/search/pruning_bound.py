@@ -108,7 +108,7 @@ class PruningBound:
     num_ranks: int
     search_cases: Sequence[SearchCase]
     max_period_seconds: Sequence[float]
-    handovers: Sequence[StageTransfer]
+    transfers: Sequence[StageTransfer]
     lower_bounds: dict[StageKey, LowerBounds]
     late: Collection[str] = ()
     late_seconds: Callable[[float], float] = lambda _: 0.0
@@ -140,7 +140,7 @@ class PruningBound:
         """A lower bound on the period of every plan of a search case, at most its longest period worth finding."""
         case, max_seconds = self.search_cases[position], self.max_period_seconds[position]
         problem = self._problem(case, max_seconds)
-        if not all(call.modes for call in problem.tasks):
+        if not all(task.modes for task in problem.tasks):
             return max_seconds
         return min(max_seconds, least_makespan(problem) * max_seconds / _TICKS)
 
@@ -208,13 +208,13 @@ class PruningBound:
             ),
             precedences=precedences(
                 self.graph,
-                self.handovers,
+                self.transfers,
                 case.ahead,
                 max_seconds / _TICKS,
                 lambda edge: edge.producer == GENERATE and case.streams(self.graph.by_name[edge.consumer]),
                 late=self.late,
             ),
-            carried=carried_precedences(self.handovers, case.ahead, max_seconds / _TICKS, self.late),
+            carried=carried_precedences(self.transfers, case.ahead, max_seconds / _TICKS, self.late),
         )
 
     def _option(self, stage: Stage, kind: PoolKind, seconds: float, streams: bool, max_seconds: float) -> Mode:

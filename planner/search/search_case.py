@@ -32,7 +32,7 @@ class FormulatedCase:
     def lower_bound_seconds(self) -> float:
         """A lower bound on the period from arithmetic alone; infinite if some stage has no choice."""
         problem = self.formulation.problem
-        has_choices = all(call.modes for call in problem.tasks)
+        has_choices = all(task.modes for task in problem.tasks)
         return least_makespan(problem) * self.formulation.tick_seconds if has_choices else math.inf
 
     def ticks(self, seconds: float) -> int:
@@ -60,7 +60,7 @@ class SolvedCase(FormulatedCase):
         answer, ahead = self.result.answer, self.search_case.ahead
         assert answer is not None
         picks, order = _picks(self.formulation, answer), _order(self.formulation, answer)
-        return assemble(facts, model, handovers=self.edges, picks=picks, order=order, origin=origin, ahead=ahead)
+        return assemble(facts, model, transfers=self.edges, picks=picks, order=order, origin=origin, ahead=ahead)
 
 
 def likeliest_index(formulated: Sequence[FormulatedCase], gap: float) -> int:

@@ -69,27 +69,27 @@ class RoundTimes:
     round_: Grid
 
 
-def round_times(facts: Facts, call: StageQuery, remodel: CostModelBuilder) -> RoundTimes:
-    """Return seconds by the cost model of `facts`, on a grid of lengths and of rows up to twice the slots of `call`."""
-    slots = call.schedule.generation_slots
+def round_times(facts: Facts, query: StageQuery, remodel: CostModelBuilder) -> RoundTimes:
+    """Return seconds by the cost model of `facts`, on a grid of lengths and of rows up to twice the slots of `query`."""
+    slots = query.schedule.generation_slots
     rows = sorted({*(2**k for k in range(slots.bit_length())), slots, 2 * slots})
     longest = max(2, facts.workload.max_tokens)
     points = (*np.geomspace(1, longest, _NUM_RATIOS), *np.linspace(1, longest, _NUM_STEPS))
     lengths = sorted({round(n) for n in points})
     prefills, rounds = np.empty((len(rows), len(lengths))), np.empty((len(rows), len(lengths)))
     for i, num_rows in enumerate(rows):
-        grid_call = replace(call, schedule=Schedule(generation_slots=num_rows), max_deferral=0)
+        grid_query = replace(query, schedule=Schedule(generation_slots=num_rows), max_deferral=0)
         for j, length in enumerate(lengths):
-            first, third = (remodel(_with(facts, call, num_rows, length, n)).seconds(grid_call).total for n in (1, 3))
+            first, third = (remodel(_with(facts, query, num_rows, length, n)).seconds(grid_query).total for n in (1, 3))
             prefills[i, j], rounds[i, j] = first, (third - first) / 2
     axes = np.array(rows, dtype=float), np.array(lengths, dtype=float)
     return RoundTimes(prefill=Grid(*axes, prefills), round_=Grid(*axes, rounds))
 
 
-def _with(facts: Facts, call: StageQuery, num_rows: int, prompt: int, response: int) -> Facts:
+def _with(facts: Facts, query: StageQuery, num_rows: int, prompt: int, response: int) -> Facts:
     """Return the facts with `num_rows` sequences of equal lengths on each replica."""
     workload = Workload(
-        batch_size=num_rows * call.layout.dp,
+        batch_size=num_rows * query.layout.dp,
         prompt=LengthSpec(max=prompt, fixed=prompt),
         response=LengthSpec(max=response, fixed=response),
     )

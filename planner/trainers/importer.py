@@ -87,8 +87,8 @@ def _layout(facts: Facts, values: Mapping[str, FieldValue]) -> Layout | None:
 def _needed_bytes(facts: Facts, model: CostModel, layout: Layout, count: int) -> float:
     schedule = Schedule(generation_slots=count)
     stage = facts.graph.by_name[GENERATE]
-    call = StageQuery(stage=stage, model=facts.models.actor, layout=layout, schedule=schedule)
-    stage_bytes = model.on_layout(call).bytes(schedule)
+    query = StageQuery(stage=stage, model=facts.models.actor, layout=layout, schedule=schedule)
+    stage_bytes = model.on_layout(query).bytes(schedule)
     return stage_bytes.weights + stage_bytes.transient
 
 

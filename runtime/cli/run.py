@@ -69,7 +69,7 @@ def run(
     ],
     out: Annotated[Path, typer.Option(help="Directory of metrics, trace and checkpoints.")],
     resume: Annotated[bool, typer.Option(help="Continue from the last checkpoint in --out.")] = False,
-    draw_again: SampleAgain = False,
+    resample: SampleAgain = False,
     checkpoint_every: CheckpointEvery = 0,
     checkpoint_minutes: CheckpointMinutes = 10.0,
     keep: Annotated[
@@ -110,7 +110,7 @@ def run(
             keep=keep,
             export_every=export_every,
             resume=resume,
-            resample=draw_again,
+            resample=resample,
             max_restarts=max_restarts,
             replan_every=replan_every,
             sample_every=sample_every,

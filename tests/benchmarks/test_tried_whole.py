@@ -29,18 +29,18 @@ class WithFault(DelegatingCostModel):
 
     less: str
 
-    def seconds(self, call: StageQuery) -> Cost:
-        found = super().seconds(call)
-        return found.scaled(0.99) if call.stage.name == self.less else found
+    def seconds(self, query: StageQuery) -> Cost:
+        found = super().seconds(query)
+        return found.scaled(0.99) if query.stage.name == self.less else found
 
-    def seconds_of_choices(self, call: StageQuery, choices: ChoiceTable) -> SecondsColumns:
-        return QueryLoop.seconds_of_choices(self, call, choices)
+    def seconds_of_choices(self, query: StageQuery, choices: ChoiceTable) -> SecondsColumns:
+        return QueryLoop.seconds_of_choices(self, query, choices)
 
     def seconds_of_moves(self, moves: Sequence[RefitQuery]) -> FloatArray:
         return QueryLoop.seconds_of_moves(self, moves)
 
-    def on_layout(self, call: StageQuery) -> LayoutCosts:
-        return QueriedLayoutCosts(self, call)
+    def on_layout(self, query: StageQuery) -> LayoutCosts:
+        return QueriedLayoutCosts(self, query)
 
     def move_seconds(self, move: RefitQuery) -> Cost:
         found = super().move_seconds(move)

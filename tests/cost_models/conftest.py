@@ -74,8 +74,8 @@ def fixed() -> Workload:
 
 
 @pytest.fixture
-def call(llama: ModelSpec) -> Callable[..., StageQuery]:
-    """A call of Llama-2 7B: stage, layout, micro-batch, recomputation, slots, and settings of its schedule by name."""
+def query(llama: ModelSpec) -> Callable[..., StageQuery]:
+    """A query on Llama-2 7B: stage, layout, micro-batch, recomputation, slots, and settings of its schedule by name."""
 
     def of(
         stage: str,

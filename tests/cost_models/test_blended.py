@@ -28,13 +28,13 @@ def test_a_stage_that_the_table_covers_computes_as_measured(
     *,
     table: Table,
     shallow: dict[Role, ModelSpec],
-    call: Callable[..., StageQuery],
+    query: Callable[..., StageQuery],
     a100s: Callable[[int], Cluster],
     fixed: Workload,
     layout: str,
     stage: object,
 ) -> None:
-    question = call(stage.name, layout, 4, slots=16, model=shallow[stage.role])
+    question = query(stage.name, layout, 4, slots=16, model=shallow[stage.role])
     blended = BlendedModel(table, a100s(1), fixed, "bf16").seconds(question)
     computing = [term for term in blended.terms if term.name.endswith(("layers", "embedding and head", "optimizer"))]
     assert computing
@@ -45,11 +45,11 @@ def test_a_stage_that_the_table_covers_computes_as_measured(
 def test_a_stage_at_measured_points_is_measured(
     table: Table,
     shallow: dict[Role, ModelSpec],
-    call: Callable[..., StageQuery],
+    query: Callable[..., StageQuery],
     a100s: Callable[[int], Cluster],
     fixed: Workload,
 ) -> None:
-    question = call("ref_logprob", "tp1", 4, model=shallow[Role.REF])
+    question = query("ref_logprob", "tp1", 4, model=shallow[Role.REF])
     cost = BlendedModel(table, a100s(1), fixed, "bf16").seconds(question)
     assert cost.source is Source.MEASURED
     assert cost.total == pytest.approx(2 * AnalyticModel(a100s(1), fixed, "bf16").seconds(question).total)
@@ -58,19 +58,19 @@ def test_a_stage_at_measured_points_is_measured(
 def test_leaving_the_measured_range_is_said(
     table: Table,
     shallow: dict[Role, ModelSpec],
-    call: Callable[..., StageQuery],
+    query: Callable[..., StageQuery],
     a100s: Callable[[int], Cluster],
     fixed: Workload,
 ) -> None:
-    question = call("ref_logprob", "tp1", 512, model=shallow[Role.REF])
+    question = query("ref_logprob", "tp1", 512, model=shallow[Role.REF])
     more = fixed.model_copy(update={"batch_size": 512})
     assert BlendedModel(table, a100s(1), more, "bf16").seconds(question).source is Source.EXTRAPOLATED
 
 
 def test_what_the_table_lacks_is_analytic(
-    table: Table, llama: ModelSpec, call: Callable[..., StageQuery], a100s: Callable[[int], Cluster], fixed: Workload
+    table: Table, llama: ModelSpec, query: Callable[..., StageQuery], a100s: Callable[[int], Cluster], fixed: Workload
 ) -> None:
-    question = call("ref_logprob", "tp1", 4, model=replace(llama, ffn_size=1024, num_layers=2))
+    question = query("ref_logprob", "tp1", 4, model=replace(llama, ffn_size=1024, num_layers=2))
     blended = BlendedModel(table, a100s(1), fixed, "bf16").seconds(question)
     assert blended == AnalyticModel(a100s(1), fixed, "bf16").seconds(question)
     assert {term.source for term in blended.terms} == {Source.ANALYTIC}
@@ -79,13 +79,13 @@ def test_what_the_table_lacks_is_analytic(
 def test_measured_collectives_replace_the_ring_within_a_node(
     table: Table,
     shallow: dict[Role, ModelSpec],
-    call: Callable[..., StageQuery],
+    query: Callable[..., StageQuery],
     a100s: Callable[[int], Cluster],
     fixed: Workload,
 ) -> None:
     def source(layout: str) -> Source:
         cost = BlendedModel(table, a100s(4), fixed, "bf16").seconds(
-            call("actor_train", layout, 4, model=shallow[Role.ACTOR])
+            query("actor_train", layout, 4, model=shallow[Role.ACTOR])
         )
         return next(term.source for term in cost.terms if term.name == "gradient reduction")
 
@@ -111,7 +111,7 @@ def test_the_factory_blends_when_there_is_a_table(
 
 
 def test_a_long_tail_is_covered_by_the_points_of_its_workload(
-    shallow: dict[Role, ModelSpec], call: Callable[..., StageQuery], a100s: Callable[[int], Cluster]
+    shallow: dict[Role, ModelSpec], query: Callable[..., StageQuery], a100s: Callable[[int], Cluster]
 ) -> None:
     """The harness chooses the grid: no compute of these stages is extrapolated."""
     workload = Workload(
@@ -120,7 +120,7 @@ def test_a_long_tail_is_covered_by_the_points_of_its_workload(
     rows = [record(point, sample(1.0 + point.rows)) for point in points(PPO_GRAPH, shallow, workload, a100s(1))]
     model = BlendedModel(Table(provenance=PROVENANCE, measurements=tuple(rows)), a100s(1), workload, "bf16")
     for stage in PPO_GRAPH.stages:
-        cost = model.seconds(call(stage.name, "tp1", 8, slots=8, model=shallow[stage.role]))
+        cost = model.seconds(query(stage.name, "tp1", 8, slots=8, model=shallow[stage.role]))
         extrapolated = {term.name for term in cost.terms if term.source is Source.EXTRAPOLATED}
         assert extrapolated == set(), stage.name
 
@@ -128,7 +128,7 @@ def test_a_long_tail_is_covered_by_the_points_of_its_workload(
 def test_a_correction_multiplies_its_body_of_its_shape_and_is_no_longer_measured(
     table: Table,
     shallow: dict[Role, ModelSpec],
-    call: Callable[..., StageQuery],
+    query: Callable[..., StageQuery],
     a100s: Callable[[int], Cluster],
     fixed: Workload,
 ) -> None:
@@ -144,11 +144,11 @@ def test_a_correction_multiplies_its_body_of_its_shape_and_is_no_longer_measured
     )
     twice = table.model_copy(update={"corrections": (correction, correction)})
     was, now = (BlendedModel(t, a100s(1), fixed, "bf16") for t in (table, twice))
-    ref = call("ref_logprob", "tp1", 4, model=shallow[Role.REF])
+    ref = query("ref_logprob", "tp1", 4, model=shallow[Role.REF])
     assert now.seconds(ref).total == pytest.approx(1.5**2 * was.seconds(ref).total)
     assert now.seconds(ref).source is Source.INTERPOLATED
     for other in ("critic_value", "actor_train", "actor_generate"):
-        question = call(other, "tp1", 4, slots=16, model=shallow[PPO_GRAPH.by_name[other].role])
+        question = query(other, "tp1", 4, slots=16, model=shallow[PPO_GRAPH.by_name[other].role])
         assert now.seconds(question) == was.seconds(question)
 
 
@@ -157,7 +157,7 @@ def test_traffic_takes_its_factor_and_what_a_run_took_beyond_it(
     *,
     table: Table,
     shallow: dict[Role, ModelSpec],
-    call: Callable[..., StageQuery],
+    query: Callable[..., StageQuery],
     a100s: Callable[[int], Cluster],
     fixed: Workload,
     traffic: Traffic,
@@ -168,7 +168,7 @@ def test_traffic_takes_its_factor_and_what_a_run_took_beyond_it(
     )
     model = shallow[Role.ACTOR]
     asked = {
-        Traffic.COLLECTIVE: lambda m: m.seconds(call("actor_train", "dp16", 4, model=model)),
+        Traffic.COLLECTIVE: lambda m: m.seconds(query("actor_train", "dp16", 4, model=model)),
         Traffic.REFIT: lambda m: m.move_seconds(
             RefitQuery(model=model, source=Layout(tp=2), target=Layout(dp=2), overlap=0)
         ),

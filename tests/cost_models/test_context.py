@@ -53,15 +53,15 @@ def test_context_ranks_are_neighbours_and_share_gradients_with_the_replicas(a100
 @pytest.mark.parametrize("stage", ["ref_logprob", "critic_value", "actor_train", "critic_train"])
 @pytest.mark.parametrize("layout", ["tp1,dp16,cp2", "tp2,pp2,dp4,cp2,sp", "tp8,cp4"])
 def test_the_terms_sum_to_the_cost(
-    model: AnalyticModel, call: Callable[..., StageQuery], stage: str, layout: str
+    model: AnalyticModel, query: Callable[..., StageQuery], stage: str, layout: str
 ) -> None:
-    cost = model.seconds(call(stage, layout))
+    cost = model.seconds(query(stage, layout))
     assert cost.total == pytest.approx(sum(term.amount for term in cost.terms))
     assert amount(cost, EXCHANGE) > 0
 
 
 def test_keys_and_values_are_gathered_again_for_the_backward_pass_and_their_gradients_scattered(
-    model: AnalyticModel, call: Callable[..., StageQuery], a100s: Callable[[int], Cluster], llama: ModelSpec
+    model: AnalyticModel, query: Callable[..., StageQuery], a100s: Callable[[int], Cluster], llama: ModelSpec
 ) -> None:
     """Of all 32 layers and all rows, 2 x 2 bytes for each token and each element of the rank's key heads."""
     network = Network(a100s(4), efficiency_of("cuda", "a100-80gb"))
@@ -69,7 +69,7 @@ def test_keys_and_values_are_gathered_again_for_the_backward_pass_and_their_grad
     gather = network.seconds(ALL_GATHER, group, num_bytes)[0]
     scatter = network.seconds(REDUCE_SCATTER, group, num_bytes)[0]
     forward, train, full = (
-        amount(model.seconds(call(*asked)), EXCHANGE)
+        amount(model.seconds(query(*asked)), EXCHANGE)
         for asked in (
             ("ref_logprob", "tp2,dp4,cp4"),
             ("actor_train", "tp2,dp4,cp4"),
@@ -83,34 +83,34 @@ def test_keys_and_values_are_gathered_again_for_the_backward_pass_and_their_grad
 
 
 def test_across_nodes_keys_and_values_travel_on_the_slower_tier(
-    model: AnalyticModel, call: Callable[..., StageQuery]
+    model: AnalyticModel, query: Callable[..., StageQuery]
 ) -> None:
-    within, across = (amount(model.seconds(call("ref_logprob", layout)), EXCHANGE) for layout in ("cp4", "tp8,cp4"))
+    within, across = (amount(model.seconds(query("ref_logprob", layout)), EXCHANGE) for layout in ("cp4", "tp8,cp4"))
     assert across > within / 8
 
 
-def test_a_rank_computes_a_part_of_every_layer(model: AnalyticModel, call: Callable[..., StageQuery]) -> None:
+def test_a_rank_computes_a_part_of_every_layer(model: AnalyticModel, query: Callable[..., StageQuery]) -> None:
     """Products, scores and everything by elements, of which small sizes lose a little."""
     for stage in ("ref_logprob", "actor_train"):
-        whole, part = (amount(model.seconds(call(stage, layout)), "layers") for layout in ("tp2", "tp2,cp4"))
+        whole, part = (amount(model.seconds(query(stage, layout)), "layers") for layout in ("tp2", "tp2,cp4"))
         assert whole / 4 <= part < 1.05 * whole / 4
 
 
 def test_a_context_rank_updates_what_a_replica_of_its_own_would(
-    model: AnalyticModel, call: Callable[..., StageQuery]
+    model: AnalyticModel, query: Callable[..., StageQuery]
 ) -> None:
-    cut, replicas = (model.seconds(call("actor_train", layout)) for layout in ("tp2,dp4,cp4", "tp2,dp16"))
+    cut, replicas = (model.seconds(query("actor_train", layout)) for layout in ("tp2,dp4,cp4", "tp2,dp16"))
     for name in ("gradient reduction", "optimizer", "parameter gather"):
         assert amount(cut, name) == amount(replicas, name)
-    memory = [model.memory(call("actor_train", layout)).resident for layout in ("tp2,dp4,cp4", "tp2,dp16")]
+    memory = [model.memory(query("actor_train", layout)).resident for layout in ("tp2,dp4,cp4", "tp2,dp16")]
     assert memory[0] == memory[1]
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_more_context_ranks_never_need_more_memory(
-    model: AnalyticModel, call: Callable[..., StageQuery], recompute: str
+    model: AnalyticModel, query: Callable[..., StageQuery], recompute: str
 ) -> None:
-    found = [model.memory(call("actor_train", f"tp2,cp{cp}", 1, recompute)).transient for cp in (1, 2, 4, 8)]
+    found = [model.memory(query("actor_train", f"tp2,cp{cp}", 1, recompute)).transient for cp in (1, 2, 4, 8)]
     for fewer, more in pairwise(found):
         for name in ("activations", "working set", "logits"):
             assert amount(more, name) <= amount(fewer, name)
@@ -137,7 +137,7 @@ def test_a_refit_to_context_ranks_is_one_to_as_many_replicas(model: AnalyticMode
 
 
 def test_what_a_table_knows_of_parts_is_measured_and_attending_beyond_them_is_not(
-    a100s: Callable[[int], Cluster], long: Workload, llama: ModelSpec, call: Callable[..., StageQuery]
+    a100s: Callable[[int], Cluster], long: Workload, llama: ModelSpec, query: Callable[..., StageQuery]
 ) -> None:
     """A table that says what the equations say gives their answer, named for both."""
     efficiency = efficiency_of("cuda", "a100-80gb")
@@ -160,7 +160,7 @@ def test_what_a_table_knows_of_parts_is_measured_and_attending_beyond_them_is_no
     table = Table(provenance=PROVENANCE, measurements=tuple(measurements))
     models = BlendedModel(table, a100s(4), long, "bf16"), AnalyticModel(a100s(4), long, "bf16")
     for stage in ("ref_logprob", "actor_train"):
-        blended, analytic = (one.seconds(call(stage, "cp4")) for one in models)
+        blended, analytic = (one.seconds(query(stage, "cp4")) for one in models)
         for name in ("layers", "embedding and head"):
             assert amount(blended, name) == pytest.approx(amount(analytic, name), rel=1e-6)
         (layers,) = (term for term in blended.terms if term.name == "layers")

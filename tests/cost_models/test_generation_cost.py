@@ -17,23 +17,23 @@ from meshwright.profiles.workload import Workload
 
 
 def test_a_long_tail_takes_longer_than_its_mean(
-    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery]
+    a100s: Callable[[int], Cluster], query: Callable[..., StageQuery]
 ) -> None:
     tail = Workload(
         batch_size=64, prompt=LengthSpec(max=100, fixed=100), response=LengthSpec(max=2000, median=100, p99=1500)
     )
     mean = round(tail.response_lengths.mean)
     flat = tail.model_copy(update={"response": LengthSpec(max=2000, fixed=mean)})
-    question = call("actor_generate", "tp1", slots=64)
+    question = query("actor_generate", "tp1", slots=64)
     spread = AnalyticModel(a100s(1), tail, "bf16").seconds(question).total
     assert spread > 1.5 * AnalyticModel(a100s(1), flat, "bf16").seconds(question).total
 
 
 def test_one_wave_on_one_rank_is_its_closed_form(
-    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], llama: ModelSpec, fixed: Workload
+    a100s: Callable[[int], Cluster], query: Callable[..., StageQuery], llama: ModelSpec, fixed: Workload
 ) -> None:
     """A prefill of 64 x 100 tokens, then 27 decodes of 64 rows; cost is linear in context between 100 and 127."""
-    cost = AnalyticModel(a100s(1), fixed, "bf16").seconds(call("actor_generate", "tp1", slots=64))
+    cost = AnalyticModel(a100s(1), fixed, "bf16").seconds(query("actor_generate", "tp1", slots=64))
     shard = AnalyticShard(llama, a100s(1).device, "bf16", efficiency_of("cuda", "a100-80gb"), 1.0)
 
     def one(timed_pass: TimedPass, tokens: int, context: int) -> float:
@@ -46,31 +46,31 @@ def test_one_wave_on_one_rank_is_its_closed_form(
 
 @pytest.mark.parametrize("layout", ["tp1", "tp2,dp4", "pp2,dp4", "tp4,pp2"])
 def test_terms_are_positive_and_sum_to_the_total(
-    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], long_tail: Workload, layout: str
+    a100s: Callable[[int], Cluster], query: Callable[..., StageQuery], long_tail: Workload, layout: str
 ) -> None:
-    cost = AnalyticModel(a100s(1), long_tail, "bf16").seconds(call("actor_generate", layout, slots=32))
+    cost = AnalyticModel(a100s(1), long_tail, "bf16").seconds(query("actor_generate", layout, slots=32))
     assert cost.total == pytest.approx(sum(term.amount for term in cost.terms))
     assert all(term.amount > 0 for term in cost.terms)
 
 
 def test_a_pipeline_pays_for_groups_that_ran_dry(
-    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery]
+    a100s: Callable[[int], Cluster], query: Callable[..., StageQuery]
 ) -> None:
     """One row keeps one group of four alive: each token still passes all four stages."""
     one_row = Workload(batch_size=1, prompt=LengthSpec(max=8, fixed=8), response=LengthSpec(max=100, fixed=100))
     model = AnalyticModel(a100s(1), one_row, "bf16")
-    alone = model.seconds(call("actor_generate", "pp1", slots=1))
-    piped = model.seconds(call("actor_generate", "pp4", slots=1))
+    alone = model.seconds(query("actor_generate", "pp1", slots=1))
+    piped = model.seconds(query("actor_generate", "pp4", slots=1))
     layers = [sum(t.amount for t in cost.terms if t.name == "decode layers") for cost in (alone, piped)]
     assert layers[1] == pytest.approx(layers[0])
     assert piped.total > alone.total
 
 
 def test_generating_without_slots_is_refused(
-    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], fixed: Workload
+    a100s: Callable[[int], Cluster], query: Callable[..., StageQuery], fixed: Workload
 ) -> None:
     with pytest.raises(BadInput, match="generation_slots=0 generates nothing; use 1 or more"):
-        AnalyticModel(a100s(1), fixed, "bf16").seconds(call("actor_generate"))
+        AnalyticModel(a100s(1), fixed, "bf16").seconds(query("actor_generate"))
 
 
 def test_groups_take_turns_and_a_pipeline_waits_for_those_that_are_dry() -> None:

@@ -36,8 +36,8 @@ JOBS = {
 def test_the_sums_of_a_layout_are_those_of_the_terms_of_each_schedule(name: str) -> None:
     facts, model = facts_and_model(name)
     for stage, choices in tables_of(facts):
-        call = query_for_choice(facts, stage, Choice(*choices[0]), deferral=DEFERRAL)
-        for one in [*queries_of(replace(call, max_deferral=DEFERRAL), choices)][:: max(1, len(choices) // 40)]:
+        query = query_for_choice(facts, stage, Choice(*choices[0]), deferral=DEFERRAL)
+        for one in [*queries_of(replace(query, max_deferral=DEFERRAL), choices)][:: max(1, len(choices) // 40)]:
             costs, memory = model.on_layout(replace(one, max_deferral=DEFERRAL)), model.memory(one)
             held = costs.bytes(one.schedule)
             assert costs.seconds(one.schedule) == pytest.approx(model.seconds(one).total, rel=1e-12)
@@ -51,12 +51,12 @@ def test_a_table_of_choices_costs_what_each_choice_costs_alone(name: str) -> Non
     facts, model = facts_and_model(name)
     num_compared = 0
     for stage, choices in tables_of(facts):
-        call = query_for_choice(facts, stage, Choice(*choices[0]), deferral=DEFERRAL)
-        call = replace(call, max_deferral=DEFERRAL)
+        query = query_for_choice(facts, stage, Choice(*choices[0]), deferral=DEFERRAL)
+        query = replace(query, max_deferral=DEFERRAL)
         alone = AskedAlone(model)
         for together, one_by_one in (
-            (model.seconds_of_choices(call, choices), alone.seconds_of_choices(call, choices)),
-            (model.bytes_of_choices(call, choices), alone.bytes_of_choices(call, choices)),
+            (model.seconds_of_choices(query, choices), alone.seconds_of_choices(query, choices)),
+            (model.bytes_of_choices(query, choices), alone.bytes_of_choices(query, choices)),
         ):
             for column, expected in zip(together, one_by_one, strict=True):
                 np.testing.assert_allclose(column, expected, rtol=1e-12, atol=0)
@@ -82,13 +82,13 @@ def test_a_table_of_an_example_costs_what_each_of_many_choices_costs_alone(job: 
         choices = legal_choice_table(facts, stage, facts.cluster.parts[0].num_ranks, (), Counter(), search_case=case)
         if stage.generates or not len(choices):
             continue
-        call = query_for_choice(facts, stage, Choice(*choices[0]), deferral=0)
-        seconds, memory = model.seconds_of_choices(call, choices), model.bytes_of_choices(call, choices)
+        query = query_for_choice(facts, stage, Choice(*choices[0]), deferral=0)
+        seconds, memory = model.seconds_of_choices(query, choices), model.bytes_of_choices(query, choices)
         chosen = np.isin(np.arange(len(choices)), sampled.choice(len(choices), min(len(choices), MOST), replace=False))
         alone = AskedAlone(model)
         for together, one_by_one in (
-            (seconds, alone.seconds_of_choices(call, choices.filter(chosen))),
-            (memory, alone.bytes_of_choices(call, choices.filter(chosen))),
+            (seconds, alone.seconds_of_choices(query, choices.filter(chosen))),
+            (memory, alone.bytes_of_choices(query, choices.filter(chosen))),
         ):
             for column, expected in zip(together, one_by_one, strict=True):
                 np.testing.assert_allclose(column[chosen], expected, rtol=1e-12, atol=0)
@@ -102,14 +102,14 @@ class AskedAlone(QueryLoop):
 
     model: CostModel
 
-    def seconds(self, call: StageQuery) -> Cost:
-        return self.model.seconds(call)
+    def seconds(self, query: StageQuery) -> Cost:
+        return self.model.seconds(query)
 
-    def tail_seconds(self, call: StageQuery) -> float:
-        return self.model.tail_seconds(call)
+    def tail_seconds(self, query: StageQuery) -> float:
+        return self.model.tail_seconds(query)
 
-    def memory(self, call: StageQuery) -> Memory:
-        return self.model.memory(call)
+    def memory(self, query: StageQuery) -> Memory:
+        return self.model.memory(query)
 
 
 def facts_and_model(name: str) -> tuple[Facts, CostModel]:

@@ -96,10 +96,10 @@ def test_frozen_experts_have_no_gradients_of_their_weights(
 
 @pytest.mark.parametrize("layout", ["dp8", "tp2,sp,pp2,dp2", "tp8"])
 def test_gradients_moments_and_fp32_weights_are_those_of_the_adapter(
-    model: AnalyticModel, call: Callable[..., StageQuery], adapted: ModelSpec, layout: str
+    model: AnalyticModel, query: Callable[..., StageQuery], adapted: ModelSpec, layout: str
 ) -> None:
-    memory = model.memory(call("actor_train", layout, model=adapted)).resident
-    whole = model.memory(call("actor_train", layout)).resident
+    memory = model.memory(query("actor_train", layout, model=adapted)).resident
+    whole = model.memory(query("actor_train", layout)).resident
     cut = Layout.parse(layout)
     part = max(stage_parts(adapted, cut.tp, cut.pp), key=lambda part: part.num_params)
     assert memory.amount("weights") == 2 * part.num_params
@@ -126,15 +126,15 @@ def test_a_refit_moves_the_adapter_alone(model: AnalyticModel, llama: ModelSpec,
 
 
 def test_an_update_exchanges_and_steps_the_adapter_alone(
-    model: AnalyticModel, call: Callable[..., StageQuery], llama: ModelSpec, adapted: ModelSpec
+    model: AnalyticModel, query: Callable[..., StageQuery], llama: ModelSpec, adapted: ModelSpec
 ) -> None:
-    one, other = (model.seconds(call("actor_train", "dp8", model=spec)) for spec in (llama, adapted))
+    one, other = (model.seconds(query("actor_train", "dp8", model=spec)) for spec in (llama, adapted))
     for name in ("gradient reduction", "optimizer", "parameter gather"):
         assert 0 < other.amount(name) < one.amount(name) / 20
 
 
 def test_tensor_parallel_ranks_exchange_what_lies_between_the_two_products(
-    model: AnalyticModel, call: Callable[..., StageQuery], llama: ModelSpec, adapted: ModelSpec
+    model: AnalyticModel, query: Callable[..., StageQuery], llama: ModelSpec, adapted: ModelSpec
 ) -> None:
     """With sequence parallelism nothing is gathered again for gradients of weights, more than that in long batches."""
     term = "tensor-parallel collectives"
@@ -143,14 +143,14 @@ def test_tensor_parallel_ranks_exchange_what_lies_between_the_two_products(
         ("actor_train", "tp8", True),
         ("actor_train", "tp8,sp", False),
     ):
-        one, other = (model.seconds(call(stage, layout, 64, model=spec)).amount(term) for spec in (llama, adapted))
+        one, other = (model.seconds(query(stage, layout, 64, model=spec)).amount(term) for spec in (llama, adapted))
         assert (other > one) == is_more
 
 
 def test_the_least_that_training_takes_is_below_what_it_takes(
-    model: AnalyticModel, call: Callable[..., StageQuery], llama: ModelSpec, adapted: ModelSpec
+    model: AnalyticModel, query: Callable[..., StageQuery], llama: ModelSpec, adapted: ModelSpec
 ) -> None:
     stage = PPO_GRAPH.by_name["actor_train"]
     least, plain = (model.lower_bound_seconds(stage, spec, 8, 0) for spec in (adapted, llama))
     assert least == pytest.approx(plain * 2 / 3)
-    assert least < model.seconds(call("actor_train", "dp8", model=adapted)).total
+    assert least < model.seconds(query("actor_train", "dp8", model=adapted)).total

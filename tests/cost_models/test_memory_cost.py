@@ -22,9 +22,11 @@ from meshwright.profiles.workload import Workload
 
 
 @pytest.fixture
-def ask(a100s: Callable[[int], Cluster], long_tail: Workload, call: Callable[..., StageQuery]) -> Callable[..., Memory]:
+def ask(
+    a100s: Callable[[int], Cluster], long_tail: Workload, query: Callable[..., StageQuery]
+) -> Callable[..., Memory]:
     def of(*question: object, precision: str = "bf16", workload: Workload = long_tail, **changes: object) -> Memory:
-        return AnalyticModel(a100s(4), workload, precision).memory(call(*question, **changes))
+        return AnalyticModel(a100s(4), workload, precision).memory(query(*question, **changes))
 
     return of
 
@@ -88,30 +90,30 @@ def test_activations_are_counted_by_hand(ask: Callable[..., Memory], fixed: Work
 
 
 def test_what_torch_operators_keep_on_a_cpu_is_counted_by_hand(
-    fixed: Workload, call: Callable[..., StageQuery]
+    fixed: Workload, query: Callable[..., StageQuery]
 ) -> None:
     """64 x 128 tokens, 32 layers of h = 4,096 and f = 11,008 with 32 heads of 128, in fp32.
 
     The terms are what the profiler of torch counts; without them a plan lay below what its run took."""
     hidden, width, tokens = 4096, 11008, 64 * 128
     model = AnalyticModel(local_cluster(1), fixed, "fp32")
-    trained = terms(model.memory(call("actor_train", "tp1", 64)))
+    trained = terms(model.memory(query("actor_train", "tp1", 64)))
     assert trained["activations"] == tokens * 32 * (4 * (8 * hidden + 4 * width) + 4 * 32)
     assert trained["unfused operators"] == tokens * 32 * 4 * (2 * hidden + 3 * hidden + width)
     assert trained["backward working set"] == tokens * 4 * (hidden + 2 * width)
     assert trained["logits"] == 4 * (2 * tokens * 32000 + 6 * 2**25)
-    scored = terms(model.memory(call("ref_logprob", "tp1", 64)))
+    scored = terms(model.memory(query("ref_logprob", "tp1", 64)))
     assert scored["working set"] == tokens * 4 * (4 * hidden + 2 * 128 + 5 * width)
 
 
 def test_an_update_on_a_cpu_needs_the_gathered_weights_or_its_activations(
-    fixed: Workload, call: Callable[..., StageQuery], llama: ModelSpec
+    fixed: Workload, query: Callable[..., StageQuery], llama: ModelSpec
 ) -> None:
     """The gathered weights of a 7B take more than the activations of one short row, and less than those of many."""
     short = fixed.model_copy(update={"response": LengthSpec(max=1, fixed=1), "prompt": LengthSpec(max=1, fixed=1)})
-    found = AnalyticModel(local_cluster(1), short, "fp32").memory(call("actor_train", "tp1", 1)).transient
+    found = AnalyticModel(local_cluster(1), short, "fp32").memory(query("actor_train", "tp1", 1)).transient
     assert {term.name: term.amount for term in found.terms} == {"gathered weights": 4 * llama.num_params}
-    long = AnalyticModel(local_cluster(1), fixed, "fp32").memory(call("actor_train", "tp1", 64)).transient
+    long = AnalyticModel(local_cluster(1), fixed, "fp32").memory(query("actor_train", "tp1", 64)).transient
     assert "gathered weights" not in {term.name for term in long.terms}
 
 
@@ -269,48 +271,48 @@ def amounts(sums: TermSums[float]) -> dict[str, float]:
     return {name: amount for name, amount, _ in sums.addends}
 
 
-def state_of(call: StageQuery, size: int, part: StagePart[float] = PART) -> dict[str, float]:
-    return amounts(optimizer_state(call.stage, call.layout, part, size))
+def state_of(query: StageQuery, size: int, part: StagePart[float] = PART) -> dict[str, float]:
+    return amounts(optimizer_state(query.stage, query.layout, part, size))
 
 
-def offloaded(call: StageQuery, offload: Offload) -> dict[str, float]:
-    return amounts(offloaded_state(call.stage, call.layout, offload, PART, 2))
+def offloaded(query: StageQuery, offload: Offload) -> dict[str, float]:
+    return amounts(offloaded_state(query.stage, query.layout, offload, PART, 2))
 
 
-def test_a_copy_takes_its_elements_and_only_training_keeps_more(call: Callable[..., StageQuery]) -> None:
+def test_a_copy_takes_its_elements_and_only_training_keeps_more(query: Callable[..., StageQuery]) -> None:
     assert amounts(weight_copy(1000.0, 2)) == {"weights": 2000.0}
-    assert state_of(call("ref_logprob"), 2) == {}
-    assert state_of(call("actor_train"), 2) == {
+    assert state_of(query("ref_logprob"), 2) == {}
+    assert state_of(query("actor_train"), 2) == {
         "gradients": 4000.0,
         "main weights": 4000.0,
         "moments": 8000.0,
     }
 
 
-def test_a_weight_in_fp32_is_its_own_main_weight(call: Callable[..., StageQuery]) -> None:
-    assert state_of(call("actor_train"), 4) == {"gradients": 4000.0, "moments": 8000.0}
+def test_a_weight_in_fp32_is_its_own_main_weight(query: Callable[..., StageQuery]) -> None:
+    assert state_of(query("actor_train"), 4) == {"gradients": 4000.0, "moments": 8000.0}
 
 
 @pytest.mark.parametrize("layout", ["dp4", "cp4", "dp2,cp2"])
 def test_ranks_with_the_same_weights_share_the_state_and_not_the_gradients(
-    call: Callable[..., StageQuery], layout: str
+    query: Callable[..., StageQuery], layout: str
 ) -> None:
-    found = state_of(call("actor_train", layout), 2)
+    found = state_of(query("actor_train", layout), 2)
     assert found == {"gradients": 4000.0, "main weights": 1000.0, "moments": 2000.0}
 
 
-def test_the_state_of_experts_is_shared_by_those_that_hold_them(call: Callable[..., StageQuery]) -> None:
+def test_the_state_of_experts_is_shared_by_those_that_hold_them(query: Callable[..., StageQuery]) -> None:
     """600 of the parameters are in experts, spread over 4 of 8 replicas: all replicas hold 1000 + 3 x 600 together."""
     part = replace(PART, expert_params=600.0)
-    found = state_of(call("actor_train", "dp8,ep4"), 2, part)
+    found = state_of(query("actor_train", "dp8,ep4"), 2, part)
     assert found == {"gradients": 4000.0, "main weights": 4 * 2800 / 8, "moments": 8 * 2800 / 8}
 
 
 def test_what_waits_on_the_host_is_a_frozen_copy_or_all_that_an_optimizer_keeps(
-    call: Callable[..., StageQuery],
+    query: Callable[..., StageQuery],
 ) -> None:
-    assert offloaded(call("ref_logprob"), Offload.WEIGHTS) == amounts(weight_copy(1000.0, 2))
-    training = call("actor_train")
+    assert offloaded(query("ref_logprob"), Offload.WEIGHTS) == amounts(weight_copy(1000.0, 2))
+    training = query("actor_train")
     assert offloaded(training, Offload.OPTIMIZER) == state_of(training, 2)
     assert offloaded(training, Offload.NONE) == {}
 
@@ -324,18 +326,18 @@ def test_what_waits_on_the_host_is_a_frozen_copy_or_all_that_an_optimizer_keeps(
     ],
 )
 def test_state_that_a_stage_does_not_have_cannot_be_offloaded(
-    call: Callable[..., StageQuery], stage: str, what: Offload, says: str
+    query: Callable[..., StageQuery], stage: str, what: Offload, says: str
 ) -> None:
     with pytest.raises(BadInput, match=says):
-        offloaded(call(stage), what)
+        offloaded(query(stage), what)
 
 
 @pytest.mark.parametrize("layout", ["tp1", "tp2", "dp8", "tp2,pp3", "pp5"])
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_a_generator_in_8_bit_floats_never_takes_more(
-    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], long_tail: Workload, layout: str, precision: str
+    a100s: Callable[[int], Cluster], query: Callable[..., StageQuery], long_tail: Workload, layout: str, precision: str
 ) -> None:
-    asked = call("actor_generate", layout, slots=16)
+    asked = query("actor_generate", layout, slots=16)
     whole, quantised = (
         AnalyticModel(a100s(4), long_tail, precision).memory(
             replace(asked, stage=replace(asked.stage, is_quantised=is_so))
@@ -347,9 +349,9 @@ def test_a_generator_in_8_bit_floats_never_takes_more(
 
 
 def test_of_a_7b_in_8_bit_floats_all_but_embedding_head_and_norms_takes_a_byte(
-    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], long_tail: Workload, llama: ModelSpec
+    a100s: Callable[[int], Cluster], query: Callable[..., StageQuery], long_tail: Workload, llama: ModelSpec
 ) -> None:
-    asked = call("actor_generate", "tp1", slots=16)
+    asked = query("actor_generate", "tp1", slots=16)
     memory = AnalyticModel(a100s(1), long_tail, "bf16").memory(
         replace(asked, stage=replace(asked.stage, is_quantised=True))
     )

@@ -36,9 +36,9 @@ def move(model: ModelSpec, source_part: int, target_part: int) -> RefitQuery:
 
 @pytest.mark.parametrize("stage", ["actor_train", "ref_logprob", "actor_generate"])
 def test_a_stage_costs_what_it_costs_on_its_part_alone(
-    parts: tuple[Cluster, Cluster], call: Callable[..., StageQuery], fixed: Workload, stage: str
+    parts: tuple[Cluster, Cluster], query: Callable[..., StageQuery], fixed: Workload, stage: str
 ) -> None:
-    model, question = mixed(parts, SLOW, fixed), call(stage, "tp2,dp4", 4, slots=16)
+    model, question = mixed(parts, SLOW, fixed), query(stage, "tp2,dp4", 4, slots=16)
     for index, part in enumerate(parts):
         alone, here = cost_model(part, fixed, "bf16"), replace(question, part=index)
         assert model.seconds(here) == alone.seconds(question)
@@ -83,10 +83,10 @@ LONG = Workload(batch_size=64, prompt=LengthSpec(max=1000, fixed=1000), response
     [("ref_logprob", "tp2,dp16", "none"), ("actor_train", "tp4,dp8,sp", "none"), ("actor_train", "tp4,dp8,sp", "full")],
 )
 def test_no_other_deal_of_rows_ends_sooner(
-    parts: tuple[Cluster, Cluster], call: Callable[..., StageQuery], stage: str, layout: str, recompute: str
+    parts: tuple[Cluster, Cluster], query: Callable[..., StageQuery], stage: str, layout: str, recompute: str
 ) -> None:
     model = mixed(parts, parts[0].inter_node, LONG)
-    question = replace(call(stage, layout, 1, recompute), part=BOTH)
+    question = replace(query(stage, layout, 1, recompute), part=BOTH)
     each = question.layout.dp // 2
 
     def seconds(rows: tuple[int, ...]) -> float:
@@ -99,13 +99,13 @@ def test_no_other_deal_of_rows_ends_sooner(
 
 
 def test_two_kinds_take_the_passes_of_the_last_and_the_slower_of_every_exchange(
-    parts: tuple[Cluster, Cluster], call: Callable[..., StageQuery], fixed: Workload
+    parts: tuple[Cluster, Cluster], query: Callable[..., StageQuery], fixed: Workload
 ) -> None:
     model = mixed(parts, SLOW, fixed)
-    cost = model.seconds(replace(call("actor_train", "tp2,dp16", 1, rows=(48, 16)), part=BOTH))
+    cost = model.seconds(replace(query("actor_train", "tp2,dp16", 1, rows=(48, 16)), part=BOTH))
     kinds = [
         cost_model(homogeneous_cluster(one, other, SLOW), fixed, "bf16").seconds(
-            replace(call("actor_train", "tp2,dp16", 1), replica_rows=rows)
+            replace(query("actor_train", "tp2,dp16", 1), replica_rows=rows)
         )
         for one, other, rows in ((*parts, 6), (*reversed(parts), 2))
     ]
@@ -114,26 +114,26 @@ def test_two_kinds_take_the_passes_of_the_last_and_the_slower_of_every_exchange(
     assert cost.amount("layers", "embedding and head") == layers[0]
     for name in TRAINED:
         assert cost.amount(name) == max(one.amount(name) for one in kinds) > 0
-    within = cost_model(parts[0], fixed, "bf16").seconds(call("actor_train", "tp2,dp8", 1))
+    within = cost_model(parts[0], fixed, "bf16").seconds(query("actor_train", "tp2,dp8", 1))
     assert cost.amount("gradient reduction") > 10 * within.amount("gradient reduction")  # over the slow fabric
 
 
 def test_rows_that_are_dealt_change_no_memory(
-    parts: tuple[Cluster, Cluster], call: Callable[..., StageQuery], fixed: Workload
+    parts: tuple[Cluster, Cluster], query: Callable[..., StageQuery], fixed: Workload
 ) -> None:
     """A rank keeps a micro-batch at a time, so that what is proven for one kind holds for the other."""
     model = mixed(parts, SLOW, fixed)
     for stage in ("actor_train", "ref_logprob"):
-        each = [replace(call(stage, "tp2,dp16", 2, rows=rows), part=BOTH) for rows in ((8, 56), (32, 32))]
+        each = [replace(query(stage, "tp2,dp16", 2, rows=rows), part=BOTH) for rows in ((8, 56), (32, 32))]
         assert model.memory(each[0]) == model.memory(each[1])
-        assert model.memory(each[0]) == cost_model(parts[0], fixed, "bf16").memory(call(stage, "tp2,dp16", 2))
+        assert model.memory(each[0]) == cost_model(parts[0], fixed, "bf16").memory(query(stage, "tp2,dp16", 2))
 
 
 def test_no_choice_on_two_kinds_is_below_the_least(
-    parts: tuple[Cluster, Cluster], call: Callable[..., StageQuery], fixed: Workload
+    parts: tuple[Cluster, Cluster], query: Callable[..., StageQuery], fixed: Workload
 ) -> None:
     model = mixed(parts, FAST, fixed)
-    question = replace(call("actor_train", "dp32", 2), part=BOTH)
+    question = replace(query("actor_train", "dp32", 2), part=BOTH)
     dealt = replace(question, schedule=model.with_row_split(question))
     least = model.lower_bound_seconds(question.stage, question.model, 32, BOTH)
     alone = [model.lower_bound_seconds(question.stage, question.model, 16, part) for part in range(2)]

@@ -48,11 +48,11 @@ def time(a100s: Callable[[int], Cluster]) -> Callable[..., float]:
 
 
 def test_memory_holds_all_experts_and_optimizes_them(
-    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], mixture: ModelSpec, fixed: Workload
+    a100s: Callable[[int], Cluster], query: Callable[..., StageQuery], mixture: ModelSpec, fixed: Workload
 ) -> None:
     memory = AnalyticModel(a100s(1), fixed, "bf16").memory
-    assert memory(call("ref_logprob", model=mixture)).resident.total == 2 * mixture.num_params
-    assert memory(call("actor_train", model=mixture)).resident.total == 18 * mixture.num_params
+    assert memory(query("ref_logprob", model=mixture)).resident.total == 2 * mixture.num_params
+    assert memory(query("actor_train", model=mixture)).resident.total == 18 * mixture.num_params
 
 
 def test_many_tokens_take_longer_than_a_dense_model_of_the_active_width_by_what_grouped_products_lack(
@@ -96,11 +96,11 @@ def test_dense_layers_at_the_bottom_count_as_what_they_are(
 
 
 def test_latent_attention_leaves_less_in_the_cache_whatever_tp(
-    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], latent: ModelSpec, fixed: Workload
+    a100s: Callable[[int], Cluster], query: Callable[..., StageQuery], latent: ModelSpec, fixed: Workload
 ) -> None:
     memory = AnalyticModel(a100s(1), fixed, "bf16").memory
     for layout in ("tp1", "tp8"):
-        terms = memory(call("actor_generate", layout, slots=10, model=latent, batches_in_flight=2)).resident.terms
+        terms = memory(query("actor_generate", layout, slots=10, model=latent, batches_in_flight=2)).resident.terms
         blocks = fixed.cache_need(Schedule(generation_slots=10, batches_in_flight=2), 1).blocks + 1
         assert {t.name: t.amount for t in terms}["kv cache"] == blocks * BLOCK_TOKENS * 32 * (512 + 32) * 2
 
@@ -113,13 +113,13 @@ def test_decoding_over_a_long_cache_is_quicker_with_latent_attention(
 
 @pytest.mark.parametrize("layout", ["dp8", "tp2,pp2,dp2", "tp4,dp2,sp"])
 def test_every_stage_of_a_mixture_has_positive_costs(
-    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], mixture: ModelSpec, fixed: Workload, layout: str
+    a100s: Callable[[int], Cluster], query: Callable[..., StageQuery], mixture: ModelSpec, fixed: Workload, layout: str
 ) -> None:
     model = AnalyticModel(a100s(1), fixed, "bf16")
     for stage in PPO_GRAPH.stages:
         if stage.generates and layout.endswith("sp"):
             continue
-        question = call(stage.name, layout, 4, slots=8, model=mixture)
+        question = query(stage.name, layout, 4, slots=8, model=mixture)
         assert all(term.amount > 0 for term in model.seconds(question).terms)
         assert model.memory(question).peak_bytes > 0
 

@@ -28,8 +28,8 @@ SCHEDULES = {
 """But how rows are dealt by speed, which is asked of one layout after the other and kept nowhere."""
 
 
-def test_equal_questions_are_one_key(call: Callable[..., StageQuery]) -> None:
-    one, other = (call("actor_train", "tp2,dp2", 4, "full") for _ in range(2))
+def test_equal_questions_are_one_key(query: Callable[..., StageQuery]) -> None:
+    one, other = (query("actor_train", "tp2,dp2", 4, "full") for _ in range(2))
     assert one == other
     assert one is not other
     assert hash(one) == hash(other)
@@ -41,10 +41,10 @@ def test_every_field_of_a_schedule_is_one_of_these() -> None:
 
 @pytest.mark.parametrize("setting", SCHEDULES)
 def test_questions_that_differ_in_the_schedule_seldom_share_a_hash(
-    call: Callable[..., StageQuery], setting: str
+    query: Callable[..., StageQuery], setting: str
 ) -> None:
     """A search keeps millions of them side by side."""
-    plain = call("actor_train")
+    plain = query("actor_train")
     by_tokens = {"micro_batch_size": 0} if setting == "micro_batch_tokens" else {}
     changed = replace(plain, schedule=replace(plain.schedule, **{setting: SCHEDULES[setting], **by_tokens}))
     assert changed != plain
@@ -52,9 +52,9 @@ def test_questions_that_differ_in_the_schedule_seldom_share_a_hash(
 
 
 def test_what_the_hash_leaves_out_still_tells_questions_apart(
-    call: Callable[..., StageQuery], llama: ModelSpec
+    query: Callable[..., StageQuery], llama: ModelSpec
 ) -> None:
-    plain = call("actor_generate", slots=8)
+    plain = query("actor_generate", slots=8)
     others = (
         replace(plain, model=replace(llama, num_layers=2)),
         replace(plain, part=1),
@@ -84,14 +84,14 @@ def test_a_model_that_passes_questions_on_answers_as_the_other_does() -> None:
     facts = small_facts()
     other = ToyModel(facts)
     model = DelegatingCostModel(other)
-    call = StageQuery(
+    query = StageQuery(
         stage=PPO_GRAPH.by_name["actor_train"], model=facts.models.actor, layout=Layout(dp=2), schedule=Schedule()
     )
     move = RefitQuery(model=facts.models.actor, source=Layout(), target=Layout(dp=2), overlap=1)
     assert model.seconds_are_monotone == other.seconds_are_monotone
-    assert model.lower_bound_seconds(call.stage, call.model, 2, 0) == other.lower_bound_seconds(
-        call.stage, call.model, 2, 0
+    assert model.lower_bound_seconds(query.stage, query.model, 2, 0) == other.lower_bound_seconds(
+        query.stage, query.model, 2, 0
     )
-    assert (model.seconds(call), model.tail_seconds(call)) == (other.seconds(call), other.tail_seconds(call))
-    assert (model.memory(call), model.move_seconds(move)) == (other.memory(call), other.move_seconds(move))
+    assert (model.seconds(query), model.tail_seconds(query)) == (other.seconds(query), other.tail_seconds(query))
+    assert (model.memory(query), model.move_seconds(move)) == (other.memory(query), other.move_seconds(move))
     assert model.transfer_seconds(1e6) == other.transfer_seconds(1e6)

@@ -41,11 +41,11 @@ def rollouts(batch_size: int = 64, **changes: Any) -> Workload:
 
 
 @pytest.fixture
-def ask(a100s: Callable[[int], Cluster], call: Callable[..., StageQuery]) -> Ask:
+def ask(a100s: Callable[[int], Cluster], query: Callable[..., StageQuery]) -> Ask:
     """Seconds of the generation on one rank."""
 
     def cost(workload: Workload, slots: int = 64, waiting: WhileWaiting = KEEP) -> Cost:
-        asked = call("actor_generate", "tp1", slots=slots)
+        asked = query("actor_generate", "tp1", slots=slots)
         schedule = replace(asked.schedule, while_waiting=waiting)
         return AnalyticModel(a100s(1), workload, "bf16").seconds(replace(asked, schedule=schedule))
 
@@ -90,7 +90,7 @@ def test_who_leaves_a_scarce_slot_lets_others_draw_and_prefills_again(ask: Ask) 
 
 @seeds(3, all=12)
 def test_no_generation_takes_less_than_what_is_told_without_playing_it(
-    seed: int, a100s: Callable[[int], Cluster], call: Callable[..., StageQuery]
+    seed: int, a100s: Callable[[int], Cluster], query: Callable[..., StageQuery]
 ) -> None:
     draw = random.Random(seed)
     turns, latency = draw.choice((1, 3, 8, 30)), draw.choice((0.01, 0.3, 4.0))
@@ -104,7 +104,7 @@ def test_no_generation_takes_less_than_what_is_told_without_playing_it(
     for layout in ("tp1", "tp2", "tp1,pp2", "tp1,pp1,dp2", "tp2,pp2,dp2"):
         for slots in (2, 3, 8, 64):
             for waiting in (KEEP, LEAVE):
-                asked = call("actor_generate", layout, slots=slots)
+                asked = query("actor_generate", layout, slots=slots)
                 asked = replace(asked, schedule=replace(asked.schedule, while_waiting=waiting))
                 least, seconds = model.generation_lower_bound(asked), model.seconds(asked).total
                 assert 0 < least <= seconds, (layout, slots, waiting)

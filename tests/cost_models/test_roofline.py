@@ -79,8 +79,8 @@ def test_no_generation_is_below_what_it_is_told_to_take_at_least(job: str) -> No
         )
         for choice in draw.sample(legal, min(4, len(legal))):
             deferral = max_deferral(scope.ahead, facts.staleness)
-            call = query_for_choice(facts, stage, choice, deferral=deferral, part=part)
-            least, seconds = model.generation_lower_bound(call), model.seconds(call).total
+            query = query_for_choice(facts, stage, choice, deferral=deferral, part=part)
+            least, seconds = model.generation_lower_bound(query), model.seconds(query).total
             assert least <= seconds * (1 + 1e-9), choice
             told.append(least / seconds)
     assert max(told) > 0.5

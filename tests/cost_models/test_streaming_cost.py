@@ -51,11 +51,11 @@ def test_chunks_as_wide_as_a_prompt_share_its_mean_context() -> None:
 
 
 def test_a_chunk_is_a_prefill_behind_cached_tokens_that_scores_every_token(
-    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], llama: ModelSpec, fixed: Workload
+    a100s: Callable[[int], Cluster], query: Callable[..., StageQuery], llama: ModelSpec, fixed: Workload
 ) -> None:
     """The tail of 64 rows of 28 tokens in chunks of 16: 8 passes of 8 rows, 12 tokens behind 116."""
     cluster = a100s(1)
-    tail = AnalyticModel(cluster, fixed, "bf16").tail_seconds(call("ref_logprob", "tp1", 8, chunk_tokens=16))
+    tail = AnalyticModel(cluster, fixed, "bf16").tail_seconds(query("ref_logprob", "tp1", 8, chunk_tokens=16))
     shard = AnalyticShard(llama, cluster.device, "bf16", efficiency_of("cuda", "a100-80gb"), 1.0)
     layers = 32 * shard.time(TimedPass.PREFILL, 8, 12, 116).layer
     assert tail == pytest.approx(8 * (layers + shard.time(TimedPass.FORWARD, 8, 12).ends), rel=1e-9)
@@ -64,26 +64,26 @@ def test_a_chunk_is_a_prefill_behind_cached_tokens_that_scores_every_token(
 @pytest.mark.parametrize("stage", PPO_GRAPH.streaming)
 @pytest.mark.parametrize("layout", ["dp8", "tp2,dp4", "tp2,pp2,dp2"])
 def test_little_is_left_after_the_last_token(
-    model: AnalyticModel, call: Callable[..., StageQuery], layout: str, stage: str
+    model: AnalyticModel, query: Callable[..., StageQuery], layout: str, stage: str
 ) -> None:
-    whole = model.seconds(call(stage, layout, 4)).total
-    streamed = call(stage, layout, 4, chunk_tokens=128)
+    whole = model.seconds(query(stage, layout, 4)).total
+    streamed = query(stage, layout, 4, chunk_tokens=128)
     assert 0 < model.tail_seconds(streamed) < 0.1 * whole < model.seconds(streamed).total
 
 
 def test_a_stage_that_does_not_stream_has_all_of_its_seconds_left(
-    model: AnalyticModel, call: Callable[..., StageQuery]
+    model: AnalyticModel, query: Callable[..., StageQuery]
 ) -> None:
     for stage in ("actor_train", "ref_logprob", "actor_generate"):
-        question = call(stage, "dp8", 4, slots=8)
+        question = query(stage, "dp8", 4, slots=8)
         assert model.tail_seconds(question) == model.seconds(question).total
 
 
 def test_smaller_chunks_cost_more_and_leave_less(
-    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], fixed: Workload
+    a100s: Callable[[int], Cluster], query: Callable[..., StageQuery], fixed: Workload
 ) -> None:
     model = AnalyticModel(a100s(1), fixed, "bf16")
-    calls = [call("ref_logprob", "tp1", 64, chunk_tokens=chunk) for chunk in (1, 2, 4, 7, 14, 28)]
+    calls = [query("ref_logprob", "tp1", 64, chunk_tokens=chunk) for chunk in (1, 2, 4, 7, 14, 28)]
     seconds, tails = [model.seconds(c).total for c in calls], [model.tail_seconds(c) for c in calls]
     assert all(small > large for small, large in pairwise(seconds))
     assert all(small < 1.01 * large for small, large in pairwise(tails))
@@ -93,15 +93,15 @@ def test_smaller_chunks_cost_more_and_leave_less(
 
 @pytest.mark.parametrize("layout", ["dp8", "tp4,dp2", "pp4,dp2"])
 def test_terms_of_a_stage_that_streams_are_positive(
-    model: AnalyticModel, call: Callable[..., StageQuery], layout: str
+    model: AnalyticModel, query: Callable[..., StageQuery], layout: str
 ) -> None:
-    cost = model.seconds(call("reward_score", layout, 4, chunk_tokens=100))
+    cost = model.seconds(query("reward_score", layout, 4, chunk_tokens=100))
     assert all(term.amount > 0 for term in cost.terms)
 
 
 @pytest.mark.parametrize("stage", ["actor_logprob", "actor_train", "critic_train"])
 def test_a_stage_that_cannot_stream_is_refused(
-    model: AnalyticModel, call: Callable[..., StageQuery], stage: str
+    model: AnalyticModel, query: Callable[..., StageQuery], stage: str
 ) -> None:
     with pytest.raises(BadInput, match=f"{stage}: chunk_tokens=64, and it does not read what is being generated; use"):
-        model.seconds(call(stage, "dp8", 4, chunk_tokens=64))
+        model.seconds(query(stage, "dp8", 4, chunk_tokens=64))

@@ -57,12 +57,12 @@ def test_experience_pays_latency_and_bandwidth(a100s: Callable[[int], Cluster], 
 
 
 def test_weights_are_read_back_once_over_the_link_to_the_host(
-    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], llama: ModelSpec, fixed: Workload
+    a100s: Callable[[int], Cluster], query: Callable[..., StageQuery], llama: ModelSpec, fixed: Workload
 ) -> None:
     cluster = a100s(1)
     model = AnalyticModel(cluster, fixed, "bf16")
     kept, away = (
-        model.seconds(call("ref_logprob", "tp2,dp4", 4, offload=what)) for what in Offload if what != "optimizer"
+        model.seconds(query("ref_logprob", "tp2,dp4", 4, offload=what)) for what in Offload if what != "optimizer"
     )
     assert away.terms[:-1] == kept.terms
     assert away.terms[-1].name == "reload"
@@ -72,21 +72,21 @@ def test_weights_are_read_back_once_over_the_link_to_the_host(
 
 
 def test_an_optimizer_is_read_before_the_stage_and_written_behind_it(
-    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], fixed: Workload
+    a100s: Callable[[int], Cluster], query: Callable[..., StageQuery], fixed: Workload
 ) -> None:
     model = AnalyticModel(a100s(1), fixed, "bf16")
-    kept, away = (model.seconds(call("actor_train", "dp8", offload=what)) for what in Offload if what != "weights")
+    kept, away = (model.seconds(query("actor_train", "dp8", offload=what)) for what in Offload if what != "weights")
     assert away.terms[:-2] == kept.terms
     assert [term.name for term in away.terms[-2:]] == ["reload", "offload"]
     assert away.terms[-2].amount == away.terms[-1].amount > 1
 
 
 def test_replicas_share_what_the_optimizer_moves(
-    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], fixed: Workload
+    a100s: Callable[[int], Cluster], query: Callable[..., StageQuery], fixed: Workload
 ) -> None:
     model = AnalyticModel(a100s(1), fixed, "bf16")
     moved = [
-        sum(t.amount for t in model.seconds(call("actor_train", f"dp{dp}", offload=Offload.OPTIMIZER)).terms[-2:])
+        sum(t.amount for t in model.seconds(query("actor_train", f"dp{dp}", offload=Offload.OPTIMIZER)).terms[-2:])
         for dp in (1, 2, 4, 8)
     ]
     assert moved == sorted(moved, reverse=True)

@@ -141,11 +141,11 @@ def test_replicas_with_equal_lengths_do_not_wait_for_each_other(fixed: Workload)
 
 
 @pytest.fixture
-def ask(a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], long_tail: Workload) -> Callable[..., float]:
+def ask(a100s: Callable[[int], Cluster], query: Callable[..., StageQuery], long_tail: Workload) -> Callable[..., float]:
     model = AnalyticModel(a100s(1), long_tail, "bf16")
 
     def of(layout: str, max_deferral: int = 0, slots: int = 64, **schedule: int) -> float:
-        question = call("actor_generate", layout, slots=slots, **schedule)
+        question = query("actor_generate", layout, slots=slots, **schedule)
         return model.seconds(replace(question, max_deferral=max_deferral)).total
 
     return of

@@ -22,7 +22,7 @@ from meshwright.profiles.workload import Workload
 GRAPH = graph_of("grpo", has_waves=True)
 
 
-def call(specs: dict[Role, ModelSpec], name: str) -> StageQuery:
+def query(specs: dict[Role, ModelSpec], name: str) -> StageQuery:
     stage = GRAPH.by_name[name]
     schedule = Schedule(generation_slots=16 if stage.generates else 0)
     return StageQuery(stage=stage, model=specs[stage.role], layout=Layout(dp=2), schedule=schedule)
@@ -35,10 +35,10 @@ def test_generation_and_scores_are_of_waves_and_the_rest_of_the_batch(
     batch, drawn = (cost_model(a100s(2), one, "bf16") for one in (fixed, wave))
     model = WavesModel(batch, wave=drawn, num_waves=1.5, reward_seconds=2.0)
     for name in ("ref_logprob", "actor_logprob", "actor_train"):
-        asked = call(shallow, name)
+        asked = query(shallow, name)
         assert model.seconds(asked) == batch.seconds(asked)
         assert model.memory(asked) == batch.memory(asked)
-    scored, generated = call(shallow, "reward_score"), call(shallow, "actor_generate")
+    scored, generated = query(shallow, "reward_score"), query(shallow, "actor_generate")
     assert model.seconds(scored).total == pytest.approx(1.5 * drawn.seconds(scored).total)
     assert model.seconds(generated).total == pytest.approx(1.5 * drawn.seconds(generated).total + 3.0)
     assert model.seconds(generated).amount(WAVE_REWARDS) == 3.0

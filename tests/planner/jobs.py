@@ -174,43 +174,43 @@ class ToyModel(QueryLoop):
         tokens = workload.batch_size * (workload.prompt.max + workload.response.max)
         return model.num_params * tokens * 1e-10 * (3 if stage.trains else 1) / num_ranks
 
-    def generation_lower_bound(self, call: StageQuery) -> float:
+    def generation_lower_bound(self, query: StageQuery) -> float:
         """Not told apart."""
-        del call
+        del query
         return 0.0
 
-    def with_row_split(self, call: StageQuery) -> Schedule:
-        return call.schedule
+    def with_row_split(self, query: StageQuery) -> Schedule:
+        return query.schedule
 
-    def seconds(self, call: StageQuery) -> Cost:
-        layout, workload = call.layout, self.facts.workload
+    def seconds(self, query: StageQuery) -> Cost:
+        layout, workload = query.layout, self.facts.workload
         tokens = workload.batch_size * (workload.prompt.max + workload.response.max)
-        work = call.model.num_params * tokens * 1e-10 * (3 if call.stage.trains else 1)
-        loss = 1 + 0.1 * (layout.tp - 1) + 0.05 * (layout.pp - 1) + 0.2 * (call.schedule.recompute is Recompute.FULL)
-        small = 1 + 0.3 / call.schedule.micro_batch_size
-        if call.stage.generates:
-            small = 1 + 4 / call.schedule.generation_slots
+        work = query.model.num_params * tokens * 1e-10 * (3 if query.stage.trains else 1)
+        loss = 1 + 0.1 * (layout.tp - 1) + 0.05 * (layout.pp - 1) + 0.2 * (query.schedule.recompute is Recompute.FULL)
+        small = 1 + 0.3 / query.schedule.micro_batch_size
+        if query.stage.generates:
+            small = 1 + 4 / query.schedule.generation_slots
         return Cost(
             (Term("compute", work * small / layout.num_ranks), Term("losses", work * (loss - 1) / layout.num_ranks))
         )
 
-    def tail_seconds(self, call: StageQuery) -> float:
-        return self.seconds(call).total / 8
+    def tail_seconds(self, query: StageQuery) -> float:
+        return self.seconds(query).total / 8
 
-    def memory(self, call: StageQuery) -> Memory:
-        layout, schedule = call.layout, call.schedule
-        shard = call.model.num_params / (layout.tp * layout.pp)
+    def memory(self, query: StageQuery) -> Memory:
+        layout, schedule = query.layout, query.schedule
+        shard = query.model.num_params / (layout.tp * layout.pp)
         resident = [Term("weights", 2 * shard)]
-        if call.stage.trains:
+        if query.stage.trains:
             resident.append(Term("optimizer", 12 * shard / layout.dp + 4 * shard))
         rows = schedule.generation_slots or schedule.micro_batch_size
         saved = {Recompute.NONE: 1.0, Recompute.SELECTIVE: 0.6, Recompute.FULL: 0.1}[schedule.recompute]
         tokens = self.facts.workload.prompt.max + self.facts.workload.response.max
-        activations = rows * tokens * call.model.hidden_size * call.model.num_layers * 8 * saved / layout.tp
+        activations = rows * tokens * query.model.hidden_size * query.model.num_layers * 8 * saved / layout.tp
         return Memory(resident=Cost(tuple(resident)), transient=Cost((Term("activations", activations),)))
 
-    def on_layout(self, call: StageQuery) -> LayoutCosts:
-        return QueriedLayoutCosts(self, call)
+    def on_layout(self, query: StageQuery) -> LayoutCosts:
+        return QueriedLayoutCosts(self, query)
 
     def move_seconds(self, move: RefitQuery) -> Cost:
         if move.source == move.target and move.overlap == move.source.num_ranks:
@@ -237,39 +237,39 @@ class RandomModel(QueryLoop):
         del stage, model, part
         return 1 / num_ranks**0.7
 
-    def generation_lower_bound(self, call: StageQuery) -> float:
+    def generation_lower_bound(self, query: StageQuery) -> float:
         """As seconds are drawn."""
-        return 1 / call.layout.num_ranks**0.7
+        return 1 / query.layout.num_ranks**0.7
 
     def _draw(self, *parts: object) -> float:
         return random.Random(f"{self.seed} {parts}").random()
 
-    def with_row_split(self, call: StageQuery) -> Schedule:
-        return call.schedule
+    def with_row_split(self, query: StageQuery) -> Schedule:
+        return query.schedule
 
-    def seconds(self, call: StageQuery) -> Cost:
-        share = 1 / call.layout.num_ranks**0.7
-        draws = (self._draw("s", i, call.stage.name, call.layout, call.schedule) for i in range(2))
+    def seconds(self, query: StageQuery) -> Cost:
+        share = 1 / query.layout.num_ranks**0.7
+        draws = (self._draw("s", i, query.stage.name, query.layout, query.schedule) for i in range(2))
         return Cost(tuple(Term(f"part {i}", (0.5 + draw) * share) for i, draw in enumerate(draws)))
 
-    def tail_seconds(self, call: StageQuery) -> float:
-        return self.seconds(call).total * self._draw("tail", call.stage.name, call.layout, call.schedule)
+    def tail_seconds(self, query: StageQuery) -> float:
+        return self.seconds(query).total * self._draw("tail", query.stage.name, query.layout, query.schedule)
 
-    def memory(self, call: StageQuery) -> Memory:
-        plain = replace(call.layout, vpp=1)
-        weights = (0.5 + self._draw("w", call.model.name, plain)) / (plain.tp * plain.pp)
-        rows = max(call.schedule.micro_batch_size, call.schedule.generation_slots)
-        alike = replace(call.schedule, micro_batch_size=1, generation_slots=0)
-        other = self._draw("o", call.stage.name, plain, alike) * call.stage.trains
-        transient = self._draw("t", call.stage.name, plain, alike) * (1 - 0.5 / rows) * (1.5 - 0.5 / call.layout.vpp)
+    def memory(self, query: StageQuery) -> Memory:
+        plain = replace(query.layout, vpp=1)
+        weights = (0.5 + self._draw("w", query.model.name, plain)) / (plain.tp * plain.pp)
+        rows = max(query.schedule.micro_batch_size, query.schedule.generation_slots)
+        alike = replace(query.schedule, micro_batch_size=1, generation_slots=0)
+        other = self._draw("o", query.stage.name, plain, alike) * query.stage.trains
+        transient = self._draw("t", query.stage.name, plain, alike) * (1 - 0.5 / rows) * (1.5 - 0.5 / query.layout.vpp)
         scale = self.memory_scale
         return Memory(
             resident=Cost((Term("weights", weights * scale), Term("other", other * scale))),
             transient=Cost((Term("activations", transient * scale),)),
         )
 
-    def on_layout(self, call: StageQuery) -> LayoutCosts:
-        return QueriedLayoutCosts(self, call)
+    def on_layout(self, query: StageQuery) -> LayoutCosts:
+        return QueriedLayoutCosts(self, query)
 
     def move_seconds(self, move: RefitQuery) -> Cost:
         source, target = move.source, move.target

@@ -55,7 +55,7 @@ def random_plan(
     plan = assemble(
         facts,
         model,
-        handovers=stage_transfers(facts, model),
+        transfers=stage_transfers(facts, model),
         picks={stage.name: _pick(draw, facts, stage, scope) for stage in facts.graph.stages},
         order=_order(draw, facts.graph, ahead),
         origin=Origin(digests=facts.digests(), pins=(), solver=_PINNED),

@@ -121,8 +121,8 @@ def test_minibatches_that_do_not_divide_the_batch_are_refused_before_anything_is
     facts = facts.model_copy(update={"workload": facts.workload.model_copy(update={"num_minibatches": 3})})
 
     class Unasked(ToyModel):
-        def seconds(self, call: StageQuery) -> Cost:
-            raise AssertionError(call)
+        def seconds(self, query: StageQuery) -> Cost:
+            raise AssertionError(query)
 
     found = compile_plan(facts, Unasked(facts))
     assert isinstance(found, NoPlan)

@@ -59,7 +59,7 @@ def plan_by_hand(
     plan = assemble(
         facts,
         model,
-        handovers=stage_transfers(facts, model),
+        transfers=stage_transfers(facts, model),
         picks=picks,
         order=[*(f"refit {name}" for name in names), *names],
         origin=Origin(digests=facts.digests(), pins=(), solver=solver),

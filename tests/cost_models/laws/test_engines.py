@@ -18,9 +18,9 @@ LAYOUTS = ("dp8", "tp2,dp4", "tp8", "pp2,dp4")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("slots", [1, 8, 64])
 def test_recorded_decode_steps_never_take_longer(
-    layout: str, slots: int, a100s: Callable[[int], Cluster], long_tail: Workload, call: Callable[..., StageQuery]
+    layout: str, slots: int, a100s: Callable[[int], Cluster], long_tail: Workload, query: Callable[..., StageQuery]
 ) -> None:
-    asked = call("actor_generate", layout, slots=slots)
+    asked = query("actor_generate", layout, slots=slots)
     eager, graph = (
         cost_model(a100s(1), long_tail, "bf16", engine=name).seconds(asked)
         for name in ("meshwright-eager", "meshwright-graph")
@@ -33,26 +33,26 @@ def test_recorded_decode_steps_never_take_longer(
 
 @pytest.mark.parametrize("stage", ["reward_score", "ref_logprob", "actor_train"])
 def test_an_engine_generates_and_does_nothing_else(
-    stage: str, a100s: Callable[[int], Cluster], fixed: Workload, call: Callable[..., StageQuery]
+    stage: str, a100s: Callable[[int], Cluster], fixed: Workload, query: Callable[..., StageQuery]
 ) -> None:
     names: tuple[EngineName, ...] = ("meshwright-eager", "meshwright-graph", "vllm", "trtllm")
-    found = {cost_model(a100s(1), fixed, "bf16", engine=name).seconds(call(stage, "tp2,dp4", 4)) for name in names}
+    found = {cost_model(a100s(1), fixed, "bf16", engine=name).seconds(query(stage, "tp2,dp4", 4)) for name in names}
     assert len(found) == 1
 
 
 def test_without_an_engine_kernels_are_launched_one_by_one(
-    a100s: Callable[[int], Cluster], long_tail: Workload, call: Callable[..., StageQuery]
+    a100s: Callable[[int], Cluster], long_tail: Workload, query: Callable[..., StageQuery]
 ) -> None:
-    asked = call("actor_generate", "tp2,dp4", slots=32)
+    asked = query("actor_generate", "tp2,dp4", slots=32)
     eager = AnalyticModel(a100s(1), long_tail, "bf16", engine=engine_named("meshwright-eager"))
     assert AnalyticModel(a100s(1), long_tail, "bf16").seconds(asked) == eager.seconds(asked)
 
 
 def test_a_busier_host_takes_longer(
-    a100s: Callable[[int], Cluster], long_tail: Workload, call: Callable[..., StageQuery]
+    a100s: Callable[[int], Cluster], long_tail: Workload, query: Callable[..., StageQuery]
 ) -> None:
     """Of two engines that differ in the host's work for each round and row alone."""
-    engine, asked = engine_named("vllm"), call("actor_generate", "tp2,dp4", slots=32)
+    engine, asked = engine_named("vllm"), query("actor_generate", "tp2,dp4", slots=32)
 
     def seconds(round_seconds: float, row_seconds: float) -> float:
         busier = engine.framework_on("cuda").model_copy(
@@ -65,9 +65,9 @@ def test_a_busier_host_takes_longer(
 
 
 def test_prompts_of_more_tokens_than_a_pass_takes_are_prefilled_in_several(
-    a100s: Callable[[int], Cluster], long_tail: Workload, call: Callable[..., StageQuery]
+    a100s: Callable[[int], Cluster], long_tail: Workload, query: Callable[..., StageQuery]
 ) -> None:
-    passes, asked = engine_named("meshwright-graph").framework_on("cuda"), call("actor_generate", "dp8", slots=64)
+    passes, asked = engine_named("meshwright-graph").framework_on("cuda"), query("actor_generate", "dp8", slots=64)
 
     def prefill(max_tokens: int | None) -> float:
         framework = passes.model_copy(update={"max_tokens": max_tokens})
@@ -78,10 +78,10 @@ def test_prompts_of_more_tokens_than_a_pass_takes_are_prefilled_in_several(
 
 
 def test_a_table_answers_for_the_engine_that_it_timed(
-    table: Table, a100s: Callable[[int], Cluster], fixed: Workload, call: Callable[..., StageQuery]
+    table: Table, a100s: Callable[[int], Cluster], fixed: Workload, query: Callable[..., StageQuery]
 ) -> None:
     """The table has twice the analytic seconds: of a GPU those of recorded steps, which say nothing of another's."""
-    asked = call("actor_generate", "tp1,dp8", slots=4)
+    asked = query("actor_generate", "tp1,dp8", slots=4)
 
     def decoding(name: EngineName | None, measured: Table | None) -> float:
         cost = cost_model(a100s(1), fixed, "bf16", measured, name).seconds(asked)

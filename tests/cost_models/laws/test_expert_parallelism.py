@@ -36,12 +36,12 @@ def mixture(llama: ModelSpec) -> ModelSpec:
 
 @pytest.fixture
 def ask(
-    a100s: Callable[[int], Cluster], fixed: Workload, call: Callable[..., StageQuery], mixture: ModelSpec
+    a100s: Callable[[int], Cluster], fixed: Workload, query: Callable[..., StageQuery], mixture: ModelSpec
 ) -> Callable[..., Cost]:
     model = AnalyticModel(a100s(2), fixed, "bf16")
 
     def seconds(stage: str, layout: str, *schedule: object, **changes: object) -> Cost:
-        return model.seconds(call(stage, layout, *schedule, model=mixture, **changes))
+        return model.seconds(query(stage, layout, *schedule, model=mixture, **changes))
 
     return seconds
 
@@ -74,12 +74,12 @@ def test_an_all_to_all_keeps_one_part_and_sends_each_other_part_over_its_own_lin
 
 
 def test_activations_are_those_of_the_rank_that_most_tokens_are_routed_to(
-    a100s: Callable[[int], Cluster], fixed: Workload, call: Callable[..., StageQuery], mixture: ModelSpec
+    a100s: Callable[[int], Cluster], fixed: Workload, query: Callable[..., StageQuery], mixture: ModelSpec
 ) -> None:
     memory = AnalyticModel(a100s(1), fixed, "bf16").memory
     even = replace(mixture, experts=replace(mixture.experts, num_dense_layers=0))  # all layers are alike
     whole, spread = (
-        memory(call("actor_train", layout, model=even)).transient.terms[0].amount for layout in ("dp8", "dp8,ep8")
+        memory(query("actor_train", layout, model=even)).transient.terms[0].amount for layout in ("dp8", "dp8,ep8")
     )
     experts = even.experts
     assert experts
@@ -101,11 +101,11 @@ def test_replicas_that_share_experts_hold_together_what_one_would(mixture: Model
 
 
 def test_weights_and_gradients_of_experts_are_divided_and_optimizer_state_is_as_before(
-    a100s: Callable[[int], Cluster], call: Callable[..., StageQuery], mixture: ModelSpec, fixed: Workload
+    a100s: Callable[[int], Cluster], query: Callable[..., StageQuery], mixture: ModelSpec, fixed: Workload
 ) -> None:
     memory = AnalyticModel(a100s(1), fixed, "bf16").memory
     alone, spread = (
-        {t.name: t.amount for t in memory(call("actor_train", layout, model=mixture)).resident.terms}
+        {t.name: t.amount for t in memory(query("actor_train", layout, model=mixture)).resident.terms}
         for layout in ("dp8", "dp8,ep8")
     )
     experts = 24 * NUM_EXPERTS * 3 * mixture.hidden_size * (mixture.ffn_size // 4)

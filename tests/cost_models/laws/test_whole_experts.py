@@ -53,17 +53,17 @@ def test_copies_are_exchanged_by_all_ranks_or_without_sequence_parallelism_by_co
 
 @pytest.mark.parametrize(("whole", "cut"), [("tp2,dp8,ep8,etp1,sp", "tp2,dp8,ep4,sp"), ("tp4,ep4,etp1,sp", "tp4,sp")])
 def test_a_rank_holds_as_much_of_whole_experts_as_of_cut_ones(
-    model: AnalyticModel, call: Callable[..., StageQuery], mixture: ModelSpec, whole: str, cut: str
+    model: AnalyticModel, query: Callable[..., StageQuery], mixture: ModelSpec, whole: str, cut: str
 ) -> None:
-    one, other = (model.memory(call("actor_train", layout, model=mixture)) for layout in (whole, cut))
+    one, other = (model.memory(query("actor_train", layout, model=mixture)) for layout in (whole, cut))
     assert one.resident.terms == other.resident.terms
 
 
 def test_what_a_token_leaves_on_the_rank_of_its_expert_it_leaves_on_no_other(
-    model: AnalyticModel, call: Callable[..., StageQuery], mixture: ModelSpec, fixed: Workload
+    model: AnalyticModel, query: Callable[..., StageQuery], mixture: ModelSpec, fixed: Workload
 ) -> None:
     whole, cut = (
-        model.memory(call("actor_train", layout, model=mixture)).transient.terms[0].amount
+        model.memory(query("actor_train", layout, model=mixture)).transient.terms[0].amount
         for layout in ("tp8,ep8,etp1,sp", "tp8,sp")
     )
     assert mixture.experts is not None
@@ -89,7 +89,7 @@ def test_whole_experts_make_the_products_of_as_many_ranks_that_bring_a_part_each
 def test_under_sequence_parallelism_each_rank_sends_its_part_and_nothing_is_gathered_around_experts(
     *,
     model: AnalyticModel,
-    call: Callable[..., StageQuery],
+    query: Callable[..., StageQuery],
     mixture: ModelSpec,
     network: Network,
     stage: str,
@@ -97,24 +97,24 @@ def test_under_sequence_parallelism_each_rank_sends_its_part_and_nothing_is_gath
 ) -> None:
     """64 rows of 128 tokens on 4 replicas of 2 ranks, in micro-batches of 2, through 32 layers."""
     whole, cut = (
-        model.seconds(call(stage, layout, 2, model=mixture)) for layout in ("tp2,dp4,ep8,etp1,sp", "tp2,dp4,ep4,sp")
+        model.seconds(query(stage, layout, 2, model=mixture)) for layout in ("tp2,dp4,ep8,etp1,sp", "tp2,dp4,ep4,sp")
     )
     busiest = routing().imbalance(4 * 2 * 128, PICKED, NUM_EXPERTS, 8)
     once, _ = network.seconds(ALL_TO_ALL, Group(8, 8), busiest * 128 * PICKED * mixture.hidden_size * 2)
     assert amount(whole, EXCHANGE) == pytest.approx(8 * 32 * exchanges * once)
-    at_ends = amount(model.seconds(call(stage, "tp2,dp4,sp", 2, model=replace(mixture, num_layers=1))), TENSOR)
-    in_layers = amount(model.seconds(call(stage, "tp2,dp4,sp", 2, model=replace(mixture, num_layers=2))), TENSOR)
+    at_ends = amount(model.seconds(query(stage, "tp2,dp4,sp", 2, model=replace(mixture, num_layers=1))), TENSOR)
+    in_layers = amount(model.seconds(query(stage, "tp2,dp4,sp", 2, model=replace(mixture, num_layers=2))), TENSOR)
     a_layer = in_layers - at_ends
     assert amount(cut, TENSOR) - amount(whole, TENSOR) == pytest.approx(32 * a_layer / 2)
 
 
 def test_a_shared_expert_is_cut_and_gathered_around_beside_whole_ones(
-    model: AnalyticModel, call: Callable[..., StageQuery], mixture: ModelSpec
+    model: AnalyticModel, query: Callable[..., StageQuery], mixture: ModelSpec
 ) -> None:
     assert mixture.experts is not None
     shared = replace(mixture, experts=replace(mixture.experts, shared_ffn_size=512))
     whole, cut = (
-        amount(model.seconds(call("actor_train", layout, model=shared)), TENSOR)
+        amount(model.seconds(query("actor_train", layout, model=shared)), TENSOR)
         for layout in ("tp2,dp4,ep8,etp1,sp", "tp2,dp4,ep4,sp")
     )
     assert whole == cut
@@ -122,10 +122,10 @@ def test_a_shared_expert_is_cut_and_gathered_around_beside_whole_ones(
 
 @pytest.mark.parametrize("stage", ["ref_logprob", "actor_generate"])
 def test_ranks_with_the_same_tokens_send_those_of_their_column(
-    model: AnalyticModel, call: Callable[..., StageQuery], mixture: ModelSpec, stage: str
+    model: AnalyticModel, query: Callable[..., StageQuery], mixture: ModelSpec, stage: str
 ) -> None:
     def exchanged(layout: str) -> float:
-        return amount(model.seconds(call(stage, layout, model=mixture, slots=4)), EXCHANGE)
+        return amount(model.seconds(query(stage, layout, model=mixture, slots=4)), EXCHANGE)
 
     assert 0 < exchanged("tp2,dp4,ep8,etp1") < exchanged("tp2,dp4,ep4")
     assert exchanged("tp8,ep8,etp1") == exchanged("tp8") == 0
@@ -143,10 +143,10 @@ def test_a_refit_to_whole_experts_brings_as_many_bytes(model: AnalyticModel, mix
 
 
 def test_an_update_reduces_whole_experts_over_those_who_hold_them(
-    model: AnalyticModel, call: Callable[..., StageQuery], mixture: ModelSpec
+    model: AnalyticModel, query: Callable[..., StageQuery], mixture: ModelSpec
 ) -> None:
     whole, cut = (
-        model.seconds(call("actor_train", layout, model=mixture))
+        model.seconds(query("actor_train", layout, model=mixture))
         for layout in ("tp2,dp8,ep4,etp1,sp", "tp2,dp8,ep2,sp")
     )
     for name in ("gradient reduction", "optimizer", "parameter gather"):

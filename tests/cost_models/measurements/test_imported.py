@@ -30,7 +30,7 @@ def test_a_table_of_operators_has_no_training_and_is_never_called_measured(
     *,
     operators: Operators,
     llama: ModelSpec,
-    call: Callable[..., StageQuery],
+    query: Callable[..., StageQuery],
     a100s: Callable[[int], Cluster],
     fixed: Workload,
 ) -> None:
@@ -55,7 +55,7 @@ def test_a_table_of_operators_has_no_training_and_is_never_called_measured(
         assert time[:2] == pytest.approx(law.time(timed_pass, rows, tokens, context)[:2])
         assert time.source is Source.INTERPOLATED
     model = BlendedModel(table, a100s(1), fixed, "bf16")
-    assert model.seconds(call("actor_train", "tp2", 4, model=specs[Role.ACTOR])).source is Source.ANALYTIC
+    assert model.seconds(query("actor_train", "tp2", 4, model=specs[Role.ACTOR])).source is Source.ANALYTIC
     origin = table.provenance.origin or ""
     for said in ("aiconfigurator-core 0.12.0", "system a100_sxm", "vllm 0.14.0", "nccl 2.27.3"):
         assert said in origin

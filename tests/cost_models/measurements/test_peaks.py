@@ -52,7 +52,7 @@ def test_activations_and_logits_are_as_measured(
     *,
     table: Table,
     specs: dict[Role, ModelSpec],
-    call: Callable[..., StageQuery],
+    query: Callable[..., StageQuery],
     a100s: Callable[[int], Cluster],
     fixed: Workload,
     stage: str,
@@ -60,7 +60,7 @@ def test_activations_and_logits_are_as_measured(
     num_layers: int,
 ) -> None:
     """4 rows of 128 tokens; the first of p pipeline stages holds p micro-batches of its 8/p layers."""
-    question = call(stage, layout, 4, model=specs[Role.ACTOR])
+    question = query(stage, layout, 4, model=specs[Role.ACTOR])
     question = replace(question, model=specs[question.stage.role])
     counted = AnalyticModel(a100s(1), fixed, "bf16").memory(question)
     found = BlendedModel(table, a100s(1), fixed, "bf16").memory(question)
@@ -78,12 +78,12 @@ def test_what_no_body_runs_is_counted(
     *,
     table: Table,
     specs: dict[Role, ModelSpec],
-    call: Callable[..., StageQuery],
+    query: Callable[..., StageQuery],
     a100s: Callable[[int], Cluster],
     fixed: Workload,
     settings: dict[str, object],
 ) -> None:
-    question = call(layout="tp1", mbs=4, model=specs[Role.ACTOR], **settings)
+    question = query(layout="tp1", mbs=4, model=specs[Role.ACTOR], **settings)
     counted = AnalyticModel(a100s(1), fixed, "bf16").memory(question)
     assert BlendedModel(table, a100s(1), fixed, "bf16").memory(question) == counted
 
@@ -92,11 +92,11 @@ def test_a_table_without_peaks_or_with_failures_only_counts(
     *,
     table: Table,
     specs: dict[Role, ModelSpec],
-    call: Callable[..., StageQuery],
+    query: Callable[..., StageQuery],
     a100s: Callable[[int], Cluster],
     fixed: Workload,
 ) -> None:
-    question = call("actor_train", "tp1", 4, model=specs[Role.ACTOR])
+    question = query("actor_train", "tp1", 4, model=specs[Role.ACTOR])
     counted = AnalyticModel(a100s(1), fixed, "bf16").memory(question)
     silent = [measured.model_copy(update={"peak_bytes": None}) for measured in table.measurements]
     failed = [failed_measurement(measured.point, "out of memory") for measured in table.measurements]

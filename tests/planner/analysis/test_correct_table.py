@@ -120,8 +120,8 @@ def test_costs_that_a_calibration_leaves_alone_keep_their_source(plan: Plan) -> 
     model = cost_model(plan.facts.cluster, plan.facts.workload, plan.facts.precision, found.table)
     for p in plan.placements:
         spec = plan.facts.models.spec(plan.stage(p.stage).role)
-        call = StageQuery(stage=PPO_GRAPH.by_name[p.stage], model=spec, layout=p.layout, schedule=p.schedule)
-        assert model.seconds(call) == p.cost
+        query = StageQuery(stage=PPO_GRAPH.by_name[p.stage], model=spec, layout=p.layout, schedule=p.schedule)
+        assert model.seconds(query) == p.cost
 
 
 @pytest.mark.parametrize("table", [TABLE, None], ids=["profiled", "analytic"])

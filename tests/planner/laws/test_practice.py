@@ -76,9 +76,9 @@ def generation_tp(spec: ModelSpec) -> int:
         if layout_rules(facts, stage, layout):
             continue
         for schedule in schedules(facts, stage, layout):
-            call = StageQuery(stage=stage, model=spec, layout=layout, schedule=schedule)
-            if model.memory(call).peak_bytes <= facts.cluster.device.usable_bytes:
-                found.append((model.seconds(call).total, tp))
+            query = StageQuery(stage=stage, model=spec, layout=layout, schedule=schedule)
+            if model.memory(query).peak_bytes <= facts.cluster.device.usable_bytes:
+                found.append((model.seconds(query).total, tp))
     return min(found)[1]
 
 

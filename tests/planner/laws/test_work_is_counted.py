@@ -116,12 +116,12 @@ class Counted(DelegatingCostModel):
 
     asked: Counter[str] = field(default_factory=Counter)
 
-    def seconds(self, call: StageQuery) -> Cost:
-        self.asked[call.stage.name] += 1
-        return super().seconds(call)
+    def seconds(self, query: StageQuery) -> Cost:
+        self.asked[query.stage.name] += 1
+        return super().seconds(query)
 
-    def on_layout(self, call: StageQuery) -> LayoutCosts:
-        return QueriedLayoutCosts(self, call)
+    def on_layout(self, query: StageQuery) -> LayoutCosts:
+        return QueriedLayoutCosts(self, query)
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ FACTS = small_facts()
 class Shrinking(RandomModel):
     """A larger micro-batch takes less memory, as chunks that were measured may say."""
 
-    def memory(self, call: StageQuery) -> Memory:
-        return Memory(resident=Cost(), transient=Cost((Term("activations", 2**31 / call.schedule.micro_batch_size),)))
+    def memory(self, query: StageQuery) -> Memory:
+        return Memory(resident=Cost(), transient=Cost((Term("activations", 2**31 / query.schedule.micro_batch_size),)))
 
 
 def test_a_model_whose_memory_may_shrink_is_asked_about_every_choice() -> None:
@@ -44,8 +44,8 @@ def test_a_generation_that_is_too_slow_however_it_is_played_is_not_timed() -> No
 class Crowded(RandomModel):
     """Only state that waits in the host makes room."""
 
-    def memory(self, call: StageQuery) -> Memory:
-        num_bytes = 2**50 if call.schedule.offload is Offload.NONE else 0
+    def memory(self, query: StageQuery) -> Memory:
+        num_bytes = 2**50 if query.schedule.offload is Offload.NONE else 0
         return Memory(resident=Cost(), transient=Cost((Term("activations", num_bytes),)))
 
 
@@ -59,8 +59,8 @@ def test_what_fits_with_state_in_host_memory_is_found_behind_what_does_not_fit_w
 class Heavy(RandomModel):
     """Offloaded state takes more than any host has."""
 
-    def memory(self, call: StageQuery) -> Memory:
-        num_bytes = 0 if call.schedule.offload is Offload.NONE else 2**60
+    def memory(self, query: StageQuery) -> Memory:
+        num_bytes = 0 if query.schedule.offload is Offload.NONE else 2**60
         return Memory(resident=Cost(), transient=Cost(), host=Cost((Term("moments", num_bytes),)))
 
 

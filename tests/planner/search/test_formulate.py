@@ -29,14 +29,14 @@ MODEL = ToyModel(FACTS)
 class OffloadingModel(ToyModel):
     """Weights and optimizer state that are offloaded are transient, and cost a little time."""
 
-    def seconds(self, call: StageQuery) -> Cost:
-        more = () if call.schedule.offload is Offload.NONE else (Term("host link", 1e-3),)
-        return Cost((*super().seconds(call).terms, *more))
+    def seconds(self, query: StageQuery) -> Cost:
+        more = () if query.schedule.offload is Offload.NONE else (Term("host link", 1e-3),)
+        return Cost((*super().seconds(query).terms, *more))
 
-    def memory(self, call: StageQuery) -> Memory:
-        memory = super().memory(call)
+    def memory(self, query: StageQuery) -> Memory:
+        memory = super().memory(query)
         moved = {Offload.NONE: (), Offload.WEIGHTS: ("weights",), Offload.OPTIMIZER: ("optimizer",)}
-        gone = [term for term in memory.resident.terms if term.name in moved[call.schedule.offload]]
+        gone = [term for term in memory.resident.terms if term.name in moved[query.schedule.offload]]
         kept = [term for term in memory.resident.terms if term not in gone]
         return Memory(resident=Cost(tuple(kept)), transient=Cost((*memory.transient.terms, *gone)))
 
@@ -44,8 +44,8 @@ class OffloadingModel(ToyModel):
 class CrawlingModel(ToyModel):
     """One rank alone is ten thousand times slower."""
 
-    def seconds(self, call: StageQuery) -> Cost:
-        return super().seconds(call).scaled(10**4 if call.layout.num_ranks == 1 else 1)
+    def seconds(self, query: StageQuery) -> Cost:
+        return super().seconds(query).scaled(10**4 if query.layout.num_ranks == 1 else 1)
 
 
 def pose_pinned(*pins: str, by_pool: bool = False) -> Formulation:
@@ -69,8 +69,8 @@ def test_stages_that_may_be_anywhere_have_the_options_of_every_pool(
     assert posed_anywhere.problem.anywhere
     spread = everywhere(posed_anywhere.problem)
     assert spread.activities == formulation.problem.activities
-    for call, other in zip(spread.tasks, formulation.problem.tasks, strict=True):
-        assert set(call.modes) == set(other.modes)
+    for task, other in zip(spread.tasks, formulation.problem.tasks, strict=True):
+        assert set(task.modes) == set(other.modes)
 
 
 def test_a_pool_that_is_fixed_makes_ranks_matter() -> None:
@@ -80,17 +80,17 @@ def test_a_pool_that_is_fixed_makes_ranks_matter() -> None:
 
 
 def test_every_candidate_is_an_option_on_every_pool_of_its_size(formulation: Formulation) -> None:
-    for call in formulation.problem.tasks:
-        pairs = formulation.option_choices[call.name]
-        for option, (ranks, candidate) in zip(call.modes, pairs, strict=True):
+    for task in formulation.problem.tasks:
+        pairs = formulation.option_choices[task.name]
+        for option, (ranks, candidate) in zip(task.modes, pairs, strict=True):
             assert option.resource == Resource(ranks.first_rank, ranks.num_ranks, str(candidate.layout))
         by_pool = {ranks: [c for r, c in pairs if r == ranks] for ranks, _ in pairs}
         assert len({tuple(c.amounts for c in found) for r, found in by_pool.items() if r.num_ranks == 1}) == 1
 
 
 def test_ticks_round_down_and_blocks_round_up(formulation: Formulation) -> None:
-    for call in formulation.problem.tasks:
-        for option, (_, candidate) in zip(call.modes, formulation.option_choices[call.name], strict=True):
+    for task in formulation.problem.tasks:
+        for option, (_, candidate) in zip(task.modes, formulation.option_choices[task.name], strict=True):
             seconds = candidate.seconds
             assert 0 <= seconds - option.ticks * formulation.tick_seconds < formulation.tick_seconds
             assert 0 <= option.resident_units * MIN_UNIT_BYTES - candidate.resident_bytes < 2 * MIN_UNIT_BYTES
@@ -98,7 +98,7 @@ def test_ticks_round_down_and_blocks_round_up(formulation: Formulation) -> None:
 
 
 def test_a_step_has_between_a_hundred_thousand_and_a_few_million_ticks(formulation: Formulation) -> None:
-    fastest = sum(min(option.ticks for option in call.modes) for call in formulation.problem.tasks)
+    fastest = sum(min(option.ticks for option in task.modes) for task in formulation.problem.tasks)
     assert 10**5 <= fastest <= 10**6
 
 
@@ -106,7 +106,7 @@ def test_choices_that_are_far_too_slow_do_not_make_the_durations_too_many_ticks(
     slow = CrawlingModel(FACTS)
     formulation = formulate(FACTS, slow, frontiers(FACTS, slow, (), is_limited=False), stage_transfers(FACTS, slow))
     assert formulation.problem.horizon <= MAX_SUM
-    assert sum(min(option.ticks for option in call.modes) for call in formulation.problem.tasks) > 10**3
+    assert sum(min(option.ticks for option in task.modes) for task in formulation.problem.tasks) > 10**3
 
 
 def test_each_stage_runs_once_and_each_untrained_copy_has_its_refit(formulation: Formulation) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.cost_models.protocol import StageQuery
 from meshwright.planner.plan.pins import Ranks, parse_pins
-from meshwright.planner.search.choice_costs import DOMINATED, TOO_LARGE, Candidate, cost_call
+from meshwright.planner.search.choice_costs import DOMINATED, TOO_LARGE, Candidate, cost_query
 from meshwright.planner.search.frontiers import frontier
 from meshwright.planner.search.legal_choices import legal_choice_table, legal_choices
 from meshwright.profiles.algorithms import PPO_GRAPH
@@ -38,10 +38,10 @@ def test_a_candidate_stays_exactly_when_nothing_like_it_beats_it(name: str) -> N
     for (_, size), kept in found.candidates.items():
         every = []
         for choice in legal_choices(FACTS, stage, size, ()):
-            call = StageQuery(
+            query = StageQuery(
                 stage=stage, model=FACTS.models.spec(stage.role), layout=choice.layout, schedule=choice.schedule
             )
-            candidate = cost_call(MODEL, call)
+            candidate = cost_query(MODEL, query)
             if candidate.peak_bytes <= limit:
                 every.append(candidate)
         for candidate in every:

@@ -127,9 +127,9 @@ def test_how_much_all_need_is_told_of_the_choices_that_none_beats_in_memory(monk
     facts = small_facts(ranks_per_node=2, memory_bytes=7 * MIB)
     assert isinstance(compile_plan(facts, ToyModel(facts)), NoPlan)
     (problem,) = asked
-    for call in problem.tasks:
+    for query in problem.tasks:
         held: dict[Resource, list[tuple[int, int]]] = {}
-        for option in call.modes:
+        for option in query.modes:
             held.setdefault(option.resource, []).append((option.resident_units, option.transient_units))
         for pairs in held.values():
             assert sorted(pairs) == sorted(set(pairs))
@@ -141,9 +141,9 @@ def test_a_change_that_leaves_a_stage_too_large_alone_is_asked_about_that_stage_
     asked: list[str] = []
 
     class Noting(ToyModel):
-        def memory(self, call: StageQuery) -> Memory:
-            asked.append(call.stage.name)
-            return super().memory(call)
+        def memory(self, query: StageQuery) -> Memory:
+            asked.append(query.stage.name)
+            return super().memory(query)
 
     answer = compile_plan(facts, ToyModel(facts), pins=("actor_train.layout=tp1,pp1,dp2",), rebuild_cost_model=Noting)
     assert isinstance(answer, NoPlan)

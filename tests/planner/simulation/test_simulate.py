@@ -121,9 +121,9 @@ def test_a_slow_reader_goes_on_after_its_producer_has_ended() -> None:
 def test_one_rank_takes_the_sum_of_all_that_it_does() -> None:
     plan = on_one_rank()
     simulated = simulate(plan, steps=1)
-    handovers = 1 - sum(share.share for share in simulated.ranks[0].busy)
+    transfers = 1 - sum(share.share for share in simulated.ranks[0].busy)
     total = math.fsum(item.cost.total for item in items(plan))
-    assert simulated.steps.mean * (1 - handovers) == pytest.approx(total, rel=TOLERANCE)
+    assert simulated.steps.mean * (1 - transfers) == pytest.approx(total, rel=TOLERANCE)
 
 
 def on_one_rank() -> Plan:

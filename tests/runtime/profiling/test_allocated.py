@@ -67,10 +67,10 @@ def counted_bytes(stage: str, shape: Shape) -> float:
     fixed = LengthSpec(max=TOKENS // 2, fixed=TOKENS // 2)
     workload = Workload(batch_size=ROWS, prompt=fixed, response=fixed)
     model = shape.model(num_layers=LAYERS, max_positions=2 * TOKENS)
-    call = StageQuery(
+    query = StageQuery(
         stage=PPO_GRAPH.by_name[stage], model=model, layout=Layout(), schedule=Schedule(micro_batch_size=ROWS)
     )
-    return AnalyticModel(local_cluster(1), workload, "fp32").memory(call).transient.total
+    return AnalyticModel(local_cluster(1), workload, "fp32").memory(query).transient.total
 
 
 @pytest.mark.check_all

@@ -71,13 +71,13 @@ def test_the_table_says_where_it_comes_from(facts: Facts, table: Table) -> None:
 @pytest.mark.check_all
 def test_a_stage_of_the_job_is_costed_from_the_table(facts: Facts, table: Table) -> None:
     model = cost_model(facts.cluster, facts.workload, facts.precision, table)
-    call = StageQuery(
+    query = StageQuery(
         stage=PPO_GRAPH.by_name["ref_logprob"],
         model=facts.models.ref,
         layout=Layout(dp=2),
         schedule=Schedule(micro_batch_size=4),
     )
-    assert model.seconds(call).source in (Source.MEASURED, Source.INTERPOLATED)
+    assert model.seconds(query).source in (Source.MEASURED, Source.INTERPOLATED)
 
 
 @pytest.mark.check_all
