@@ -337,13 +337,13 @@ class AnalyticModel(QueryLoop):
             return QueriedLayoutCosts(self, query)
         return self._pipeline_costs(query)
 
-    def move_seconds(self, move: RefitQuery) -> Cost:
+    def refit_seconds(self, move: RefitQuery) -> Cost:
         return communication.refit_seconds(move, self._cluster, self._efficiency, self._size, self._engine)
 
-    def seconds_of_moves(self, moves: Sequence[RefitQuery]) -> FloatArray:
+    def seconds_of_refits(self, moves: Sequence[RefitQuery]) -> FloatArray:
         uses_loader = self._engine is not None and not self._engine.refit.in_place
         if not moves or any(move.quantises or (move.generates and uses_loader) for move in moves):
-            return super().seconds_of_moves(moves)
+            return super().seconds_of_refits(moves)
         (model,) = {move.model for move in moves}
         columns = np.array([field_values(communication.transfer_of(move)) for move in moves], dtype=np.float64).T
         transfers = communication.WeightTransfer(*columns)
@@ -445,7 +445,7 @@ class AnalyticModel(QueryLoop):
         layout, schedule, batch_size = query.layout, query.schedule, self._workload.batch_size
         num_rows, slots = -(-batch_size // layout.dp), schedule.generation_slots
         if slots < 1:
-            raise BadInput(f"{call.stage.name}: generation_slots=0 generates nothing; use 1 or more.")
+            raise BadInput(f"{query.stage.name}: generation_slots=0 generates nothing; use 1 or more.")
         overlap = self._overlap(query, num_rows)
         num_slots = min(slots, overlap.in_flight(num_rows))
         same_prompt = rows_per_prompt(batch_size, self._workload.group_size, layout.dp)
@@ -476,12 +476,12 @@ class AnalyticModel(QueryLoop):
         schedule, batch_size = query.schedule, self._workload.batch_size
         if schedule.overcommit and query.max_deferral < 1:
             raise BadInput(
-                f"{call.stage.name}: overcommit={schedule.overcommit} with max_deferral={call.max_deferral} defers "
+                f"{query.stage.name}: overcommit={schedule.overcommit} with max_deferral={query.max_deferral} defers "
                 "nothing; allow a staleness of 1 or more beyond the steps that the stage works ahead."
             )
         if schedule.overcommit > batch_size:
             raise BadInput(
-                f"{call.stage.name}: overcommit={schedule.overcommit} is more than the {batch_size} sequences of a "
+                f"{query.stage.name}: overcommit={schedule.overcommit} is more than the {batch_size} sequences of a "
                 "batch, so that not all could be delivered when due; use the batch size at most."
             )
         return Overlap.of(schedule, query.layout.dp, num_rows, query.max_deferral)

@@ -75,11 +75,11 @@ class BlendedModel(AnalyticModel):
     def bytes_of_choices(self, query: StageQuery, choices: ChoiceTable) -> BytesColumns:
         return QueryLoop.bytes_of_choices(self, query, choices)
 
-    def move_seconds(self, move: RefitQuery) -> Cost:
-        return _corrected_cost(super().move_seconds(move), self._table, Traffic.REFIT)
+    def refit_seconds(self, move: RefitQuery) -> Cost:
+        return _corrected_cost(super().refit_seconds(move), self._table, Traffic.REFIT)
 
-    def seconds_of_moves(self, moves: Sequence[RefitQuery]) -> FloatArray:
-        return QueryLoop.seconds_of_moves(self, moves)
+    def seconds_of_refits(self, moves: Sequence[RefitQuery]) -> FloatArray:
+        return QueryLoop.seconds_of_refits(self, moves)
 
     def transfer_seconds(self, num_bytes: float) -> Cost:
         return _corrected_cost(super().transfer_seconds(num_bytes), self._table, Traffic.TRANSFER)

@@ -552,7 +552,7 @@ def optimizer_state(stage: Stage, layout: Degrees[N], part: StagePart[N], elemen
     tally, trained = TermSums[N](), part.trained
     if stage.trains:
         tally.add("gradients", trained.num_params * _GRADIENT_BYTES)
-        num_params, sharers = trained.replicated_params(layout.expert_replicas), layout.dp * layout.cp
+        num_params, sharers = trained.distinct_params(layout.expert_replicas), layout.dp * layout.cp
         if element_bytes < _MAIN_WEIGHT_BYTES:
             tally.add("main weights", num_params * _MAIN_WEIGHT_BYTES / sharers)
         tally.add("moments", num_params * _MOMENT_BYTES / sharers)

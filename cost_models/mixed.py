@@ -93,10 +93,10 @@ class MixedModel(QueryLoop):
     def bytes_of_choices(self, query: StageQuery, choices: ChoiceTable) -> BytesColumns:
         return self._by_part[query.part].bytes_of_choices(query, choices)
 
-    def move_seconds(self, move: RefitQuery) -> Cost:
+    def refit_seconds(self, move: RefitQuery) -> Cost:
         """Return the seconds of a refit, over the fabric if it goes between parts or involves a pair of parts."""
         if move.source_part == move.target_part < len(self._cluster.parts):
-            return self._models[move.target_part].move_seconds(move)
+            return self._models[move.target_part].refit_seconds(move)
         ends = (*self._cluster.parts_of(move.source_part), *self._cluster.parts_of(move.target_part))
         return max((self._refit_between(move, part) for part in ends), key=lambda cost: cost.total)
 

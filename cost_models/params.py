@@ -37,7 +37,7 @@ class StagePart(Generic[N]):
         expert_params = where(has_adapter, 0 * self.expert_params, self.expert_params)
         return replace(self, num_params=num_params, expert_params=expert_params)
 
-    def replicated_params(self, spread: N) -> N:
+    def distinct_params(self, spread: N) -> N:
         """Return the distinct parameters of `spread` replicas together, which a sharded optimizer divides over dp."""
         return self.num_params + (spread - 1) * self.expert_params
 

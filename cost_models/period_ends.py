@@ -81,7 +81,7 @@ E_co = TypeVar("E_co", bound=Started, covariant=True)
 class InFlight(Protocol[E_co]):
     """The sequences in flight on one replica, as far as the rule needs them."""
 
-    turn: int
+    period: int
     """The current period."""
     num_unfinished: Counter[int]
     """Number of admitted sequences that have not ended, by step."""
@@ -127,7 +127,7 @@ class FirstEnded:
 
     def __call__(self, flight: InFlight[E]) -> Sequence[E] | None:
         """Return the sequences to deliver, or None. Raises BadInput if more are due than are delivered."""
-        last_due = last_due_period(flight.turn, self.max_deferral)
+        last_due = last_due_period(flight.period, self.max_deferral)
         num_due = sum(number for period, number in flight.num_live.items() if period <= last_due)
         due = (sequence.first_period <= last_due for sequence in flight.ended)
         delivered = _delivered(flight, num_due, due, self.count)

@@ -155,7 +155,7 @@ class LayoutCosts(Protocol):
 class RefitCosts(Protocol):
     """Seconds of single refits."""
 
-    def move_seconds(self, move: RefitQuery) -> Cost: ...
+    def refit_seconds(self, move: RefitQuery) -> Cost: ...
 
 
 class ChoiceCosts(Protocol):
@@ -171,9 +171,9 @@ class ChoiceCosts(Protocol):
 class QueryLoop:
     """A mixin for cost models that have a method for one choice or refit only: it asks for several one by one."""
 
-    def seconds_of_moves(self: RefitCosts, moves: Sequence[RefitQuery]) -> FloatArray:
+    def seconds_of_refits(self: RefitCosts, moves: Sequence[RefitQuery]) -> FloatArray:
         """Return the seconds of several refits, [moves]."""
-        return np.array([self.move_seconds(move).total for move in moves], dtype=np.float64)
+        return np.array([self.refit_seconds(move).total for move in moves], dtype=np.float64)
 
     def seconds_of_choices(self: ChoiceCosts, query: StageQuery, choices: ChoiceTable) -> SecondsColumns:
         """Return the seconds of choices of the call's stage, each in place of the call's layout and schedule."""
@@ -257,12 +257,12 @@ class CostModel(Protocol):
         """Return the totals of `memory` of several choices of the call's stage."""
         ...
 
-    def move_seconds(self, move: RefitQuery) -> Cost:
+    def refit_seconds(self, move: RefitQuery) -> Cost:
         """Return the seconds that a refit takes on the ranks of both pools."""
         ...
 
-    def seconds_of_moves(self, moves: Sequence[RefitQuery]) -> FloatArray:
-        """Return the totals of `move_seconds` of several refits, [moves]."""
+    def seconds_of_refits(self, moves: Sequence[RefitQuery]) -> FloatArray:
+        """Return the totals of `refit_seconds` of several refits, [moves]."""
         ...
 
     def transfer_seconds(self, num_bytes: float) -> Cost:
@@ -328,11 +328,11 @@ class DelegatingCostModel:
     def bytes_of_choices(self, query: StageQuery, choices: ChoiceTable) -> BytesColumns:
         return self._delegate().bytes_of_choices(query, choices)
 
-    def move_seconds(self, move: RefitQuery) -> Cost:
-        return self._delegate().move_seconds(move)
+    def refit_seconds(self, move: RefitQuery) -> Cost:
+        return self._delegate().refit_seconds(move)
 
-    def seconds_of_moves(self, moves: Sequence[RefitQuery]) -> FloatArray:
-        return self._delegate().seconds_of_moves(moves)
+    def seconds_of_refits(self, moves: Sequence[RefitQuery]) -> FloatArray:
+        return self._delegate().seconds_of_refits(moves)
 
     def transfer_seconds(self, num_bytes: float) -> Cost:
         return self._delegate().transfer_seconds(num_bytes)

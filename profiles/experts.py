@@ -19,7 +19,7 @@ from pydantic import Field
 from meshwright.profiles.documents import Document, read_yaml
 from meshwright.profiles.elementwise import N, maximum, minimum, where
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.model_parts.hf_config import count_or_none, flag, required_size
+from meshwright.profiles.model_parts.hf_config import count_or_zero, flag, required_size
 
 
 class Routing(Document):
@@ -195,10 +195,10 @@ def experts_from_config(config: Mapping[str, Any], family: str, name: str) -> Ex
         num_experts=num_experts,
         experts_per_token=required_size(config, "num_experts_per_tok", name),
         ffn_size=ffn_size,
-        shared_ffn_size=count_or_none(config, "shared_expert_intermediate_size", name)
-        or ffn_size * count_or_none(config, "n_shared_experts", name),
+        shared_ffn_size=count_or_zero(config, "shared_expert_intermediate_size", name)
+        or ffn_size * count_or_zero(config, "n_shared_experts", name),
         shared_gate=family == "Qwen2Moe",
-        num_dense_layers=count_or_none(config, "first_k_dense_replace", name),
+        num_dense_layers=count_or_zero(config, "first_k_dense_replace", name),
         normalized=family in _ALL_LAYERS_MOE
         or (config["norm_topk_prob"] is not None and flag(config, "norm_topk_prob", name)),
     )
@@ -212,7 +212,7 @@ def latent_from_config(config: Mapping[str, Any], name: str) -> LatentAttention:
     if flag(config, "attention_bias", name):
         raise BadInput(f"model {name}: attention_bias of latent attention is not supported; set it to false.")
     return LatentAttention(
-        query_rank=count_or_none(config, "q_lora_rank", name),
+        query_rank=count_or_zero(config, "q_lora_rank", name),
         kv_rank=required_size(config, "kv_lora_rank", name),
         nope_dim=required_size(config, "qk_nope_head_dim", name),
         rope_dim=required_size(config, "qk_rope_head_dim", name),

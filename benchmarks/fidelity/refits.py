@@ -76,7 +76,7 @@ def _answer(row: Row, engine: EngineName, target: Layout) -> Answer:
     gpu = _said(row, "gpu")
     cluster = cluster_of(_GPUS.get(gpu, gpu), source.num_ranks + target.num_ranks, _NETWORKS.get(gpu))
     asked = AnalyticModel(cluster, _ANY, "bf16", engine=engine_named(engine))
-    cost = asked.move_seconds(RefitQuery(model=model, source=source, target=target, overlap=0, generates=True))
+    cost = asked.refit_seconds(RefitQuery(model=model, source=source, target=target, overlap=0, generates=True))
     label = f"{row['model']} {source.num_ranks} -> {target.num_ranks} {gpu} {_said(row, 'transport')}"
     return Answer(label=label, measured=number(row, "total_sync_s"), predicted=cost.total, terms=cost)
 

@@ -55,7 +55,7 @@ def memory_rows(name: str, plan: Plan, table: Table | None) -> tuple[MemoryRow, 
             MemoryRow(
                 run=name,
                 stage=query.stage.name,
-                shape=f"tp{call.layout.tp}, {point.rows} x {point.tokens}",
+                shape=f"tp{query.layout.tp}, {point.rows} x {point.tokens}",
                 predicted_bytes=sum(term.amount for term in transient.terms if term.name not in _SHARED),
                 measured_bytes=found.peak_bytes,
             )

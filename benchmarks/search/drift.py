@@ -43,11 +43,11 @@ def cells(plan: api.Plan, changed: api.Facts) -> Iterator[str]:
     found, seconds = timed(lambda: replan(plan, changed, cost_model_of(changed)))
     model = cost_model_of(changed)
     after = simulated(found.plan)
-    kept, new = found.kept_seconds, found.plan.period_seconds
+    kept, new = found.old_plan_seconds, found.plan.period_seconds
     before = simulated(re_evaluate(plan, changed, model)) if kept else None
     scratch = api.plan(changed)
     assert isinstance(scratch, api.Plan)
-    yield from (f"{before:.2f}", f"{kept:.2f}") if before and kept else (found.broken.rstrip("."), "-")
+    yield from (f"{before:.2f}", f"{kept:.2f}") if before and kept else (found.reason_not_kept.rstrip("."), "-")
     yield from (f"{after:.2f}", f"{new:.2f}")
     yield from (f"{1 - after / before:.1%}", f"{1 - new / kept:.1%}") if before and kept else ("-", "-")
     yield f"{found.moving_seconds:.2f}"

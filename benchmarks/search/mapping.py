@@ -170,7 +170,7 @@ def _resharder(facts: Facts, model: CostModel, trained: str, name: str) -> Calla
     def seconds(source: Layout, target: Layout) -> float:
         if (source, target) not in known:
             move = RefitQuery(model=spec, source=source, target=target, overlap=source.num_ranks)
-            known[source, target] = model.move_seconds(move).total
+            known[source, target] = model.refit_seconds(move).total
         return known[source, target]
 
     def resharded(one: Way, other: Way) -> Way:

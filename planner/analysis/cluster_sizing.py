@@ -19,7 +19,7 @@ from meshwright.profiles.hardware import require_uniform
 
 @dataclass(frozen=True, kw_only=True)
 class SizePoint:
-    """One size of the cluster. Without an `outlook` no plan was found, and `broken` says why.
+    """One size of the cluster. Without an `metrics` no plan was found, and `violations` says why.
 
     A size is on the front of GPUs if no other size has both a shorter step and fewer GPUs, and on the front of money if
     no other has both a shorter step and a lower cost per step. Money is proportional to GPU-hours, so its front needs
@@ -27,10 +27,10 @@ class SizePoint:
     """
 
     num_ranks: int
-    outlook: PlanMetrics | None
+    metrics: PlanMetrics | None
     is_on_front_of_gpus: bool
     is_on_front_of_money: bool
-    broken: tuple[str, ...]
+    violations: tuple[str, ...]
 
 
 def pareto(
@@ -59,16 +59,16 @@ def pareto(
 
 def size_points(answers: Mapping[int, Consequence]) -> tuple[SizePoint, ...]:
     """The points of answers by number of ranks, with the fronts among them."""
-    outlooks = {size: answer.outlook for size, answer in answers.items() if answer.outlook}
-    gpus = _front({size: (outlook.step_seconds, float(size)) for size, outlook in outlooks.items()})
-    money = _front({size: (outlook.step_seconds, outlook.gpu_hours) for size, outlook in outlooks.items()})
+    metrics_by_size = {size: answer.metrics for size, answer in answers.items() if answer.metrics}
+    gpus = _front({size: (metrics.step_seconds, float(size)) for size, metrics in metrics_by_size.items()})
+    money = _front({size: (metrics.step_seconds, metrics.gpu_hours) for size, metrics in metrics_by_size.items()})
     return tuple(
         SizePoint(
             num_ranks=size,
-            outlook=answer.outlook,
+            metrics=answer.metrics,
             is_on_front_of_gpus=size in gpus,
             is_on_front_of_money=size in money,
-            broken=answer.broken,
+            violations=answer.violations,
         )
         for size, answer in answers.items()
     )

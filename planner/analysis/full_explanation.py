@@ -14,13 +14,13 @@ from meshwright.planner.analysis.sensitivity import MainInfluences, Sensitivity
 class FullExplanation:
     """The results of all analyses that explain a plan; those that were not requested are empty.
 
-    `held_back` are the stages that memory limits, `leading` the largest influences on the step time.
+    `memory_limited` are the stages that memory limits, `main_influences` the largest influences on the step time.
     """
 
     explanation: Explanation
-    held_back: tuple[MemoryLimited, ...]
+    memory_limited: tuple[MemoryLimited, ...]
     sensitivities: tuple[Sensitivity, ...]
-    leading: MainInfluences
+    main_influences: MainInfluences
     alternatives: tuple[StageAlternatives, ...] = ()
     runners_up: tuple[RunnerUp, ...] = ()
     sizes: tuple[SizePoint, ...] = ()

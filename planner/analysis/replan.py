@@ -71,9 +71,9 @@ class Moving:
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated:
-    """Simulated mean seconds of a step with sampled lengths, with the old plan (`kept_seconds`) and the new one."""
+    """Simulated mean seconds of a step with sampled lengths, with the old plan (`old_plan_seconds`) and the new one."""
 
-    kept_seconds: float
+    old_plan_seconds: float
     seconds: float
 
 
@@ -81,15 +81,15 @@ class Simulated:
 class Replanned:
     """The result of re-planning.
 
-    `kept_seconds` is the step time if the old plan is kept; None if that is impossible, and then `broken` is a sentence
-    with the rule that it violates.
+    `old_plan_seconds` is the step time if the old plan is kept; None if that is impossible, and then `reason_not_kept`
+    is a sentence with the rule that it violates.
     `break_even_steps` is None if moving never pays, and 0 if the old plan cannot be kept. `relative_error` is
     that of the step time that was predicted for the old plan, if it came from re-planning too.
     """
 
     plan: Plan
-    kept_seconds: float | None
-    broken: str
+    old_plan_seconds: float | None
+    reason_not_kept: str
     moving: tuple[Moving, ...]
     break_even_steps: int | None
     relative_error: float = 0.0
@@ -106,15 +106,15 @@ class Replanned:
         None if the relative saving is not larger than both the gap that a search may leave and `relative_error`; 0 if
         the old plan cannot be kept.
         """
-        if self.kept_seconds is None:
+        if self.old_plan_seconds is None:
             return 0
         saved, limits = (
-            self.kept_seconds - self.plan.period_seconds,
+            self.old_plan_seconds - self.plan.period_seconds,
             Limits().with_default_gap(self.plan.facts.cluster.num_ranks),
         )
         if self.simulated:
-            saved = min(saved, self.simulated.kept_seconds - self.simulated.seconds)
-        if saved <= self.kept_seconds * max(limits.tolerance, self.relative_error):
+            saved = min(saved, self.simulated.old_plan_seconds - self.simulated.seconds)
+        if saved <= self.old_plan_seconds * max(limits.tolerance, self.relative_error):
             return None
         return math.ceil((self.moving_seconds + pause_seconds) / saved)
 
@@ -238,14 +238,14 @@ def replan(
         if not isinstance(searched, Plan):
             raise BadInput("no plan fits what is left; `meshwright plan` says what would help.")
         best = searched
-    kept_seconds = kept.period_seconds if isinstance(kept, Plan) else None
+    old_plan_seconds = kept.period_seconds if isinstance(kept, Plan) else None
     moving = tuple(one for one in _moves(plan, best, model) if one.num_bytes)
     seconds = math.fsum(one.seconds for one in moving)
-    saved = math.inf if kept_seconds is None else kept_seconds - best.period_seconds
+    saved = math.inf if old_plan_seconds is None else old_plan_seconds - best.period_seconds
     return Replanned(
         plan=best,
-        kept_seconds=kept_seconds,
-        broken="" if is_kept else str(kept),
+        old_plan_seconds=old_plan_seconds,
+        reason_not_kept="" if is_kept else str(kept),
         moving=moving,
         break_even_steps=math.ceil(seconds / saved) if saved > 0 else None,
     )
@@ -262,7 +262,7 @@ def _moves(old: Plan, new: Plan, model: CostModel) -> Iterator[Moving]:
         term = next((t for t in placement.resident.terms if t.name == WEIGHTS), Term(WEIGHTS, 0.0))
         replicas = placement.layout.dp * placement.layout.cp
         weights = term.amount * placement.layout.num_ranks / replicas
-        yield Moving(what=f"{stage.role} weights", num_bytes=weights, seconds=model.move_seconds(move).total)
+        yield Moving(what=f"{stage.role} weights", num_bytes=weights, seconds=model.refit_seconds(move).total)
         if stage.is_trained:
             state = math.fsum(
                 t.amount for t in (*placement.resident.terms, *placement.host.terms) if t.name in _OPTIMIZER_TERMS
@@ -382,13 +382,13 @@ def replan_and_simulate(plan: Plan, directory: Path, table: Table | None = None)
     same sampled lengths. Raises BadInput like `replan_from_run`."""
     observed = observed_run(plan, directory, table)
     replanned = _replanned(plan, observed, None)
-    if replanned.kept_seconds is None or replanned.payback_steps_with_pause(0.0) is None:
+    if replanned.old_plan_seconds is None or replanned.payback_steps_with_pause(0.0) is None:
         return replanned
     kept, new = (
         simulate(one, Sampled(one, observed.cost_model_for, seed=0), steps=RECENT_STEPS).steps.mean
         for one in (re_evaluate(plan, observed.facts, observed.model), replanned.plan)
     )
-    return replace(replanned, simulated=Simulated(kept_seconds=kept, seconds=new))
+    return replace(replanned, simulated=Simulated(old_plan_seconds=kept, seconds=new))
 
 
 def _replanned(plan: Plan, observed: ObservedRun, limits: Limits | None) -> Replanned:

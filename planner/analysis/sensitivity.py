@@ -31,15 +31,15 @@ class Sensitivity:
     """The effect of one input on the period.
 
     `factor` is the relative size of the changed input. `elasticity` is log(period ratio) / log(factor): 1 means that
-    the period is proportional to the input. If the placements are illegal with the changed input, `broken` says why and
-    the numbers are None.
+    the period is proportional to the input. If the placements are illegal with the changed input, `violations`
+    says why and the numbers are None.
     """
 
     name: str
     factor: float
     period_seconds: float | None
     elasticity: float | None
-    broken: tuple[str, ...] = ()
+    violations: tuple[str, ...] = ()
 
 
 def sensitivities(plan: Plan, rebuild_cost_model: CostModelBuilder) -> tuple[Sensitivity, ...]:
@@ -133,7 +133,9 @@ def _have_even_rows(plan: Plan, facts: Facts) -> bool:
 def _sensitivity(plan: Plan, rebuild_cost_model: CostModelBuilder, before: float, larger: _LargerInput) -> Sensitivity:
     broken = violations_under(plan, larger.facts)
     if broken:
-        return Sensitivity(name=larger.name, factor=larger.factor, period_seconds=None, elasticity=None, broken=broken)
+        return Sensitivity(
+            name=larger.name, factor=larger.factor, period_seconds=None, elasticity=None, violations=broken
+        )
     period = re_evaluate(plan, larger.facts, rebuild_cost_model(larger.facts)).period_seconds
     elasticity = math.log(period / before) / math.log(larger.factor)
     return Sensitivity(name=larger.name, factor=larger.factor, period_seconds=period, elasticity=elasticity)

@@ -57,7 +57,7 @@ class PlanMetrics:
 
 @dataclass(frozen=True, kw_only=True)
 class Consequence:
-    """The effect of one setting. Without an `outlook` the placements are illegal or no plan was found, as `broken`
+    """The effect of one setting. Without an `metrics` the placements are illegal or no plan was found, as `violations`
     says.
 
     `extrapolated` names the tasks whose cost is extrapolated beyond the measurements.
@@ -65,8 +65,8 @@ class Consequence:
 
     setting: Setting
     fits: bool
-    broken: tuple[str, ...]
-    outlook: PlanMetrics | None
+    violations: tuple[str, ...]
+    metrics: PlanMetrics | None
     difference: PlanMetrics | None
     extrapolated: tuple[str, ...]
     notes: tuple[str, ...]
@@ -107,14 +107,14 @@ def whatif(
             else _re_evaluated(plan, facts, rebuild_cost_model)
         )
         broken, after = answer
-        consequence_outlook = plan_metrics(after, price) if after else None
+        consequence_metrics = plan_metrics(after, price) if after else None
         answers.append(
             Consequence(
                 setting=setting,
                 fits=not broken,
-                broken=broken,
-                outlook=consequence_outlook,
-                difference=consequence_outlook.minus(baseline) if consequence_outlook else None,
+                violations=broken,
+                metrics=consequence_metrics,
+                difference=consequence_metrics.minus(baseline) if consequence_metrics else None,
                 extrapolated=_extrapolated(after) if after else (),
                 notes=tuple(_truncated_quantiles(facts)),
             )

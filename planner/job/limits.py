@@ -17,10 +17,10 @@ from meshwright.profiles.workload import Workload
 _TINY, _HUGE = 1e-12, 1e24
 """The range of rates, of times above 0 and of weights; sums of values outside it overflow or vanish."""
 
-MOST_NODES, MOST_RANKS_PER_NODE, _MAX_RANKS = 2**17, 2**12, 2**20
+MAX_NODES, MAX_RANKS_PER_NODE, _MAX_RANKS = 2**17, 2**12, 2**20
 """The largest cluster; a plan has an entry for every rank."""
 
-_CLUSTER_MAXIMA = {"nodes": MOST_NODES, "ranks_per_node": MOST_RANKS_PER_NODE, "host_memory_bytes": 2**60}
+_CLUSTER_MAXIMA = {"nodes": MAX_NODES, "ranks_per_node": MAX_RANKS_PER_NODE, "host_memory_bytes": 2**60}
 _DEVICE_MAXIMA = {"memory_bytes": 2**60, "num_processors": 2**20}
 _MODEL_MAXIMA = {
     "num_layers": 10_000,

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, Tag
 
-from meshwright.planner.job.limits import MOST_NODES, MOST_RANKS_PER_NODE
+from meshwright.planner.job.limits import MAX_NODES, MAX_RANKS_PER_NODE
 from meshwright.profiles.documents import Document, parse
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.hardware import (
@@ -197,9 +197,9 @@ class ClusterSpec(Document):
     machine, or `nodes` machines like it."""
 
     device: str | Device = Field(default="local", description="a device's name, its facts, or local")
-    nodes: int = Field(default=1, gt=0, le=MOST_NODES, description="number of machines")
+    nodes: int = Field(default=1, gt=0, le=MAX_NODES, description="number of machines")
     ranks_per_node: int | None = Field(
-        default=None, gt=0, le=MOST_RANKS_PER_NODE, description="default: one per core on local, else 8"
+        default=None, gt=0, le=MAX_RANKS_PER_NODE, description="default: one per core on local, else 8"
     )
     network: str | Link = Field(default="ib-hdr-200", description="fabric between nodes, by name or typed in")
     host_memory_gib: float = Field(default=1024.0, gt=0, description="memory of one host, in GiB; not used by local")

@@ -148,7 +148,7 @@ def _is_receiving(progress: _Progress, rank: int) -> bool:
 
 def _instructions_of_ranks(program: Program) -> dict[int, deque[_Scheduled]]:
     """Return every rank's instructions up to the first period with all instructions, and one more period."""
-    steps = range(program.most_ahead + 2)
+    steps = range(program.max_steps_ahead + 2)
     remaining: dict[int, deque[_Scheduled]] = {}
     for period in program.periods(steps):
         for instruction in program.instructions:

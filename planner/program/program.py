@@ -141,12 +141,12 @@ class Program:
         return tuple(i for i in self.instructions if rank in i.ranks)
 
     @cached_property
-    def most_ahead(self) -> int:
+    def max_steps_ahead(self) -> int:
         return max((i.steps_ahead for i in self.instructions), default=0)
 
     def periods(self, steps: range) -> range:
         """Return the periods that a run of these steps takes."""
-        return range(steps.start - self.most_ahead, steps.stop)
+        return range(steps.start - self.max_steps_ahead, steps.stop)
 
     def in_step_order(self) -> tuple[Instruction, ...]:
         """Return the refits, then the other instructions in the order in which they process one step."""

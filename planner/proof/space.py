@@ -112,7 +112,7 @@ class Refits:
             )
             for overlap in nested | disjoint
         )
-        return min(self.model.move_seconds(move).total for move in moves)
+        return min(self.model.refit_seconds(move).total for move in moves)
 
 
 def _kind(site: Site) -> tuple[int, int, tuple[int, int, int, int]]:

@@ -21,15 +21,15 @@ def sizes(what_if: WhatIf | None) -> Markup:
     """Return the section on other numbers of GPUs: the plot and the table, or a hint on how to get them."""
     if what_if is None:
         return render("sizes.html", is_requested=False)
-    outlooks = {_num_ranks(answer.setting): answer for answer in what_if.answers}
-    planned = {size: answer.outlook for size, answer in sorted(outlooks.items()) if answer.outlook}
+    metrics_by_size = {_num_ranks(answer.setting): answer for answer in what_if.answers}
+    planned = {size: answer.metrics for size, answer in sorted(metrics_by_size.items()) if answer.metrics}
     rows = [
         (
             str(size),
-            *(_size_numbers(size, answer.outlook, planned) if answer.outlook else ("",) * 5),
-            "" if answer.fits else " ".join(answer.broken),
+            *(_size_numbers(size, answer.metrics, planned) if answer.metrics else ("",) * 5),
+            "" if answer.fits else " ".join(answer.violations),
         )
-        for size, answer in sorted(outlooks.items())
+        for size, answer in sorted(metrics_by_size.items())
     ]
     entries = (
         (formatting.COLOURS[0], "solid", "the best plan"),
@@ -53,8 +53,8 @@ def _sizes_plot(planned: dict[int, PlanMetrics]) -> Markup:
     smallest = min(planned)
     work = planned[smallest].step_seconds * smallest
     points = tuple(
-        PlotPoint(float(size), outlook.step_seconds, f"{size} GPUs: {formatting.seconds(outlook.step_seconds)}")
-        for size, outlook in planned.items()
+        PlotPoint(float(size), metrics.step_seconds, f"{size} GPUs: {formatting.seconds(metrics.step_seconds)}")
+        for size, metrics in planned.items()
     )
     ideal = tuple(PlotPoint(point.x, work / point.x, "") for point in points)
     series = (Series("in proportion", "c-other", ideal, guide=True), Series("", formatting.COLOURS[0], points))
@@ -68,15 +68,15 @@ def _sizes_plot(planned: dict[int, PlanMetrics]) -> Markup:
     )
 
 
-def _size_numbers(size: int, outlook: PlanMetrics, planned: dict[int, PlanMetrics]) -> tuple[str, ...]:
+def _size_numbers(size: int, metrics: PlanMetrics, planned: dict[int, PlanMetrics]) -> tuple[str, ...]:
     smallest = min(planned)
-    faster = planned[smallest].step_seconds / outlook.step_seconds
+    faster = planned[smallest].step_seconds / metrics.step_seconds
     return (
-        f"{outlook.step_seconds:.3f}",
-        f"{outlook.tokens_per_second:,.0f}",
+        f"{metrics.step_seconds:.3f}",
+        f"{metrics.tokens_per_second:,.0f}",
         f"{faster:.2f}",
         formatting.percent(faster * smallest / size),
-        f"{outlook.gpu_hours:,.1f}",
+        f"{metrics.gpu_hours:,.1f}",
     )
 
 
@@ -161,12 +161,12 @@ def _sweep_plot(swept: _Swept, axis: _AxisPositions, y_label: str, value_of: Cal
         points = [
             PlotPoint(
                 axis.positions[str(answer.setting[swept.field])],
-                value_of(answer.outlook),
-                f"{formatting.setting(answer.setting)}: {value_of(answer.outlook):,.4g}",
+                value_of(answer.metrics),
+                f"{formatting.setting(answer.setting)}: {value_of(answer.metrics):,.4g}",
                 answer.fits,
             )
             for answer in answers
-            if answer.outlook
+            if answer.metrics
         ]
         ordered = tuple(sorted(points, key=lambda point: point.x))
         series.append(Series(name, formatting.COLOURS[number % len(formatting.COLOURS)], ordered, joined=axis.ordered))
@@ -180,20 +180,20 @@ def _sweep_rows(answered: WhatIf) -> Iterator[tuple[str, ...]]:
     fits = "yes" if answered.baseline.headroom_bytes >= 0 else "no"
     yield "as planned", *_sweep_numbers(answered.baseline, None), fits
     for answer in answered.answers:
-        numbers = _sweep_numbers(answer.outlook, answer.difference) if answer.outlook else ("",) * 6
-        yield formatting.setting(answer.setting), *numbers, "yes" if answer.fits else " ".join(answer.broken)
+        numbers = _sweep_numbers(answer.metrics, answer.difference) if answer.metrics else ("",) * 6
+        yield formatting.setting(answer.setting), *numbers, "yes" if answer.fits else " ".join(answer.violations)
 
 
-def _sweep_numbers(outlook: PlanMetrics, difference: PlanMetrics | None) -> tuple[str, ...]:
+def _sweep_numbers(metrics: PlanMetrics, difference: PlanMetrics | None) -> tuple[str, ...]:
     return (
-        f"{outlook.step_seconds:.3f}",
-        formatting.difference(difference.step_seconds / (outlook.step_seconds - difference.step_seconds))
+        f"{metrics.step_seconds:.3f}",
+        formatting.difference(difference.step_seconds / (metrics.step_seconds - difference.step_seconds))
         if difference
         else "",
-        f"{outlook.tokens_per_second:,.0f}",
-        formatting.percent(outlook.idle_share),
-        formatting.size(outlook.headroom_bytes),
-        f"{outlook.gpu_hours:,.1f}",
+        f"{metrics.tokens_per_second:,.0f}",
+        formatting.percent(metrics.idle_share),
+        formatting.size(metrics.headroom_bytes),
+        f"{metrics.gpu_hours:,.1f}",
     )
 
 
@@ -203,12 +203,12 @@ def _answer_notes(answer: Consequence) -> Iterator[str]:
         yield f"extrapolated: {', '.join(answer.extrapolated)}."
 
 
-def _step_seconds(outlook: PlanMetrics) -> float:
-    return outlook.step_seconds
+def _step_seconds(metrics: PlanMetrics) -> float:
+    return metrics.step_seconds
 
 
-def _tokens(outlook: PlanMetrics) -> float:
-    return outlook.tokens_per_second
+def _tokens(metrics: PlanMetrics) -> float:
+    return metrics.tokens_per_second
 
 
 def fit_page(what_if: WhatIf, min_ranks: int) -> str:

@@ -154,7 +154,7 @@ def _edge(transfer: StageTransfer) -> Edge:
 def _refit(facts: Facts, model: CostModel, plan: Plan, target: str) -> Refit:
     role, source = plan.stage(target).role, plan.graph.trainer_of(target)
     spec = facts.models.spec(role)
-    cost: Cost = model.move_seconds(weight_move(plan, source, target))
+    cost: Cost = model.refit_seconds(weight_move(plan, source, target))
     return Refit(
         role=role,
         source=source,

@@ -162,7 +162,7 @@ TOO_SLOW = "too slow for a plan as fast as the best known one"
 
 
 @dataclass
-class QuestionCounts:
+class QueryCounts:
     """Number of queries to a cost model: for seconds, for bytes, and simulated generations.
 
     A simulation depends on the numbers of replicas, pipeline stages and slots, and on how many sequences are in flight;
@@ -179,19 +179,19 @@ class CostingRecord:
     """Bookkeeping of costing one stage: queries, rejections by reason, and the choice of least peak memory by
     cluster part."""
 
-    questions: QuestionCounts = field(default_factory=QuestionCounts)
+    queries: QueryCounts = field(default_factory=QueryCounts)
     rejected: Counter[str] = field(default_factory=Counter)
     smallest: dict[int, tuple[float, Choice]] = field(default_factory=dict)
     simulated: set[Hashable] = field(default_factory=set)
 
     def count_timed(self, query: StageQuery, choices: ChoiceTable) -> None:
         """Count choices whose seconds are computed, and the simulations that they need."""
-        self.questions.num_time_costs += len(choices)
+        self.queries.num_time_costs += len(choices)
         if query.stage.generates:
             for layout, schedule in choices:
                 slots = schedule.generation_slots, schedule.batches_in_flight, schedule.overcommit
                 self.simulated.add((layout.dp, layout.pp, *slots, schedule.while_waiting))
-            self.questions.num_generations = len(self.simulated)
+            self.queries.num_generations = len(self.simulated)
 
     def note_smallest(self, part: int, choices: ChoiceTable, peaks: FloatArray) -> None:
         """Keep the choice of least peak memory on a part of the cluster; of equal ones the first."""
@@ -264,7 +264,7 @@ def _fitting(
     model: CostModel, query: StageQuery, choices: ChoiceTable, limits: ChoiceLimits, record: CostingRecord
 ) -> tuple[ChoiceTable, BytesColumns, BoolArray]:
     """Compute the memory of some choices; return those that fit, their bytes, and which of all choices they are."""
-    record.questions.num_memory_costs += len(choices)
+    record.queries.num_memory_costs += len(choices)
     memory = model.bytes_of_choices(query, choices)
     record.note_smallest(query.part, choices, memory.peak)
     fits_host, fits_device = memory.host <= limits.host_bytes, memory.peak <= limits.device_bytes

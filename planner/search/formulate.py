@@ -53,7 +53,7 @@ _SUM_MARGIN = 2
 """The durations of the slowest choices of all stages add up to at most the solver's largest sum divided by this."""
 
 
-OptionChoices: TypeAlias = Mapping[str, tuple[tuple[Ranks, Candidate], ...]]
+ChoicesByMode: TypeAlias = Mapping[str, tuple[tuple[Ranks, Candidate], ...]]
 """The pool and the candidate that each mode of each task represents."""
 
 _MoveKey: TypeAlias = tuple[Role, int, int, int, str, bool, int, bool]
@@ -73,7 +73,7 @@ class Formulation:
     problem: Problem
     tick_seconds: float
     unit_bytes: int
-    option_choices: OptionChoices
+    option_choices: ChoicesByMode
 
 
 def refits(graph: StageGraph) -> tuple[tuple[str, str, str], ...]:
@@ -101,7 +101,7 @@ def precedences(
                 transfer.producer,
                 transfer.consumer,
                 math.floor(transfer.cost.total / tick),
-                streamed=may_stream(h),
+                streamed=may_stream(transfer),
                 late=transfer.producer == GENERATE and transfer.consumer in late,
             )
             for transfer in transfers
@@ -172,7 +172,7 @@ def formulate(
         *_missing_memory(facts.cluster, device_units, unit_bytes),
     )
     known_ticks: _KnownTicks = {}
-    transfers = tuple(
+    refits = tuple(
         _transfer(facts, model, tick, choices, target, known_ticks=known_ticks, anywhere=anywhere)
         for target in graph.refit_targets
     )
@@ -180,7 +180,7 @@ def formulate(
         num_ranks=facts.cluster.num_ranks,
         device_units=device_units,
         tasks=tasks,
-        activities=(*transfers, *(Run(name=name, task=name) for name in choices)),
+        activities=(*refits, *(Run(name=name, task=name) for name in choices)),
         precedences=precedences(
             graph, transfers, ahead, tick, lambda transfer: _may_stream(choices, transfer), late=late
         ),
@@ -192,7 +192,7 @@ def formulate(
     return Formulation(problem=problem, tick_seconds=tick, unit_bytes=unit_bytes, option_choices=choices)
 
 
-def _unit_bytes(num_ranks: int, choices: OptionChoices) -> int:
+def _unit_bytes(num_ranks: int, choices: ChoicesByMode) -> int:
     """Return the bytes of a memory unit.
 
     It is a power of two for which all choices on one rank add up to what the solver handles exactly.
@@ -260,7 +260,7 @@ def _mode(tick: float, unit_bytes: int, ranks: Ranks, candidate: Candidate, *, p
     """
     weights = math.ceil(candidate.weights_bytes / unit_bytes)
     return Mode(
-        resource=Resource(ranks.first_rank, ranks.num_ranks, _place_name(part, candidate.layout)),
+        resource=Resource(ranks.first_rank, ranks.num_ranks, _resource_layout_name(part, candidate.layout)),
         ticks=math.floor(candidate.seconds / tick),
         early_ticks=_early_ticks(tick, candidate),
         late_ticks=math.floor(candidate.late_seconds / tick),
@@ -270,7 +270,7 @@ def _mode(tick: float, unit_bytes: int, ranks: Ranks, candidate: Candidate, *, p
     )
 
 
-def _place_name(part: int, layout: Layout) -> str:
+def _resource_layout_name(part: int, layout: Layout) -> str:
     """Name a layout on a part of the cluster; equal names mean that weights can be shared.
 
     Every interleaved pipeline has the same name whatever its number of chunks: no other stage shares its weights, and
@@ -281,7 +281,7 @@ def _place_name(part: int, layout: Layout) -> str:
     return f"{layout}@{part}" if part else str(layout)
 
 
-def _may_stream(choices: OptionChoices, transfer: StageTransfer) -> bool:
+def _may_stream(choices: ChoicesByMode, transfer: StageTransfer) -> bool:
     """True if some choice of the consumer reads chunks while generation continues."""
     options = choices[transfer.consumer]
     return transfer.producer == GENERATE and any(candidate.schedule.chunk_tokens for _, candidate in options)
@@ -302,7 +302,7 @@ def _transfer(
     facts: Facts,
     model: CostModel,
     tick: float,
-    choices: OptionChoices,
+    choices: ChoicesByMode,
     target: str,
     *,
     known_ticks: _KnownTicks,
@@ -348,7 +348,7 @@ def _transfer(
         for overlap in overlaps_of(pair)
         if (key := key_of(pair, overlap)) not in known_ticks
     }
-    seconds = model.seconds_of_moves(list(new_moves.values()))
+    seconds = model.seconds_of_refits(list(new_moves.values()))
     known_ticks.update(zip(new_moves, np.floor(seconds / tick).astype(np.int64).tolist(), strict=True))
     ticks: dict[tuple[str, str, int], int] = {}
     for pair, source_names, target_names in (
@@ -407,7 +407,13 @@ def _shards(cluster: AnyCluster, pairs: Sequence[tuple[Ranks, Candidate]]) -> li
     """Return the distinct layouts on some pools, once for each part of the cluster."""
     distinct = dict.fromkeys((cluster.part_of_pool(ranks.ranks), candidate.layout) for ranks, candidate in pairs)
     shards = (
-        _Shard(part, layout, layout.num_ranks, _place_name(part, layout), _place_name(part, layout.weight_layout))
+        _Shard(
+            part,
+            layout,
+            layout.num_ranks,
+            _resource_layout_name(part, layout),
+            _resource_layout_name(part, layout.weight_layout),
+        )
         for part, layout in distinct
     )
     return list({shard.name: shard for shard in shards}.values())

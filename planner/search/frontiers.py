@@ -30,10 +30,10 @@ from meshwright.planner.search.choice_costs import (
     ChoiceLimits,
     CostedChoices,
     CostingRecord,
-    QuestionCounts,
+    QueryCounts,
     TimeLimit,
-    cost_query,
     cost_choices,
+    cost_query,
     undominated_generations,
 )
 from meshwright.planner.search.legal_choices import legal_choice_table, pools
@@ -54,7 +54,7 @@ class PoolKind(NamedTuple):
 class Frontier:
     """The frontier of one stage: its undominated choices by kind of pool, and the number of rejected ones by reason.
 
-    `smallest` has the choice with the least peak memory on each part of the cluster, fitting or not. `questions`
+    `smallest` has the choice with the least peak memory on each part of the cluster, fitting or not. `queries`
     counts the queries to the cost model.
     """
 
@@ -63,7 +63,7 @@ class Frontier:
     candidates: Mapping[PoolKind, tuple[Candidate, ...]]
     rejected: Counter[str]
     smallest: Mapping[int, Candidate]
-    questions: QuestionCounts
+    queries: QueryCounts
 
     def candidates_on(self, ranks: Ranks) -> tuple[Candidate, ...]:
         """Return the choices on one of the stage's pools."""
@@ -109,7 +109,7 @@ def frontier(
             part: cost_query(model, costing.query(choice, part))
             for part, (_, choice) in costing.record.smallest.items()
         },
-        questions=costing.record.questions,
+        queries=costing.record.queries,
     )
 
 

@@ -20,7 +20,7 @@ from meshwright.planner.plan.reward_workers import extra_reward_wait_seconds, re
 from meshwright.planner.plan.steps_ahead import SearchCase, max_deferral, search_cases, steps_ahead_patterns
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.assemble import Origin
-from meshwright.planner.search.choice_costs import Candidate, QuestionCounts, cost_query, undominated
+from meshwright.planner.search.choice_costs import Candidate, QueryCounts, cost_query, undominated
 from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontiers import Frontier, PoolKind, StageCosts
 from meshwright.planner.search.legal_choices import agrees
@@ -84,7 +84,7 @@ def _search_cases(plan: Plan, facts: Facts) -> tuple[SearchCase, ...]:
 
 def _frontier(placement: Placement, costs: StageCosts, search_case: SearchCase) -> Frontier:
     """Return the choices in the neighbourhood of a placement that fit and that no other choice beats."""
-    stage, facts, counts = costs.facts.graph.by_name[placement.stage], costs.facts, QuestionCounts()
+    stage, facts, counts = costs.facts.graph.by_name[placement.stage], costs.facts, QueryCounts()
     stage_pins = [pin for pin in costs.pins if pin.stage == stage.name]
     deferral = max_deferral(search_case.ahead, facts.staleness)
 
@@ -122,7 +122,7 @@ def _frontier(placement: Placement, costs: StageCosts, search_case: SearchCase) 
 
     by_kind = {kind: fitting_on(kind) for kind in sorted(costs.kinds[stage.name])}
     pools = costs.pools[stage.name]
-    return Frontier(stage=stage, pools=pools, candidates=by_kind, rejected=Counter(), smallest={}, questions=counts)
+    return Frontier(stage=stage, pools=pools, candidates=by_kind, rejected=Counter(), smallest={}, queries=counts)
 
 
 def _choices(placement: Placement, facts: Facts, kind: PoolKind, search_case: SearchCase) -> Iterator[Choice]:

@@ -86,7 +86,7 @@ def _placement(plan: Plan, placement: Placement, model: CostModel) -> Placement:
 def _refit(plan: Plan, refit: Refit, model: CostModel) -> Refit:
     move = weight_move(plan, refit.source, refit.target)
     num_bytes = float(move.model.trainable_params * element_bytes(plan.facts.precision))
-    return refit.model_copy(update={"cost": model.move_seconds(move), "bytes": num_bytes})
+    return refit.model_copy(update={"cost": model.refit_seconds(move), "bytes": num_bytes})
 
 
 def re_evaluated_or_violation(plan: Plan, facts: Facts, model: CostModel, pins: Sequence[Pin]) -> Plan | str:

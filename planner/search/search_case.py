@@ -114,7 +114,7 @@ def solver_record(
 
 def count_work(costed: Sequence[Frontier], effort: Effort) -> SearchWork:
     """Count the work of costing these frontiers and of solving."""
-    counts = [frontier.questions for frontier in costed]
+    counts = [frontier.queries for frontier in costed]
     return SearchWork(
         num_time_costs=sum(count.num_time_costs for count in counts),
         num_memory_costs=sum(count.num_memory_costs for count in counts),

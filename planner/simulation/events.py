@@ -135,8 +135,8 @@ class _Simulator:
         instructions = rank_program.program.instructions
         self._steps = range(len(works))
         self._last_period = len(works) - 1
-        self._whole_periods = range(len(works) - rank_program.program.most_ahead)
-        self._has_end_barrier = rank_program.program.most_ahead == 0
+        self._whole_periods = range(len(works) - rank_program.program.max_steps_ahead)
+        self._has_end_barrier = rank_program.program.max_steps_ahead == 0
         self._end = len(instructions)
         self._ahead = [*(instruction.steps_ahead for instruction in instructions), 0]
         self._names = [*(instruction.name for instruction in instructions), "end of the period"]
@@ -157,7 +157,7 @@ class _Simulator:
         self._incoming_streams = _incoming_streams(rank_program.program, delays)
         self._producers = {stream.producer for stream in self._incoming_streams.values()}
         self._serial = len(rank_program.groups)
-        first = -rank_program.program.most_ahead
+        first = -rank_program.program.max_steps_ahead
         self._periods = [first] * self._serial
         self._positions = [self._next(group, 0, first) for group in range(self._serial)]
         self._causes = [""] * self._serial

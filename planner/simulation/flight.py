@@ -63,7 +63,7 @@ class Flight(Generic[W, G, E]):
         self.waiting: deque[W] = deque()
         self.ended: list[E] = []
         """Sequences that have ended and are not delivered, in the order in which they ended."""
-        self.turn = -1
+        self.period = -1
         """The current period, counted from 0; -1 before the first."""
         self.num_rounds = 0
         """Decode rounds of the current period."""
@@ -72,9 +72,9 @@ class Flight(Generic[W, G, E]):
         self.num_live: Counter[int] = Counter()
         """Number of started sequences that have not ended, by the period in which they started."""
 
-    def resume(self, turn: int, waiting: Iterable[W], ended: Iterable[E], paused: Iterable[Started] = ()) -> None:
+    def resume(self, period: int, waiting: Iterable[W], ended: Iterable[E], paused: Iterable[Started] = ()) -> None:
         """Continue after period `turn` with the groups' live sequences and the given ones; paused ones have started."""
-        self.turn, self.ended = turn, list(ended)
+        self.period, self.ended = period, list(ended)
         self.waiting.extend(waiting)
         live = [*(sequence for group in self.groups for sequence in group.live), *paused]
         self.num_unfinished = Counter(sequence.step for sequence in (*live, *self.waiting))
@@ -106,7 +106,7 @@ class Flight(Generic[W, G, E]):
         `multi_step` may run further rounds in which no sequence starts or ends, at most the given number, and returns
         the number that it ran.
         """
-        self.turn += 1
+        self.period += 1
         self.num_rounds = 0
         self.waiting.extend(admitted)
         self.num_unfinished.update(sequence.step for sequence in admitted)
@@ -117,7 +117,7 @@ class Flight(Generic[W, G, E]):
             if self._process_sampled(group, process_sampled) or self.num_rounds == min_rounds:
                 delivered = self._try_deliver(delivery, min_rounds)
             if delivered is None:
-                self.num_live[self.turn] += step(group)
+                self.num_live[self.period] += step(group)
                 if group is self.groups[-1]:
                     self.num_rounds += 1
                     rounds_left = min_rounds - self.num_rounds

@@ -135,7 +135,7 @@ def simulate(
         _require_few_spans(program, steps)
     first_reported = first_step(plan) if warm_up is None else warm_up
     reported = range(first_reported, first_reported + steps)
-    works = [durations.of_step(step) for step in range(reported.stop + program.most_ahead)]
+    works = [durations.of_step(step) for step in range(reported.stop + program.max_steps_ahead)]
     rank_program = group_ranks(program, plan.facts.cluster.num_ranks, _stages_by_replica(works), _replica_of(plan))
     account = _Account(rank_program, reported)
     spans: list[Span] = []

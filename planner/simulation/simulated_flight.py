@@ -70,7 +70,7 @@ class RoundTimes:
 
 
 def round_times(facts: Facts, query: StageQuery, remodel: CostModelBuilder) -> RoundTimes:
-    """Return seconds by the cost model of `facts`, on a grid of lengths and of rows up to twice the slots of `query`."""
+    """Return seconds by the cost model of `facts`, by length and rows, up to twice the slots of `query`."""
     slots = query.schedule.generation_slots
     rows = sorted({*(2**k for k in range(slots.bit_length())), slots, 2 * slots})
     longest = max(2, facts.workload.max_tokens)
@@ -220,13 +220,13 @@ class SimulatedGroup(SlotGroup[SimulatedSequence]):
             self._next_end = min(sequence.last_pass for sequence in self.live)
             self._cached_offset = sum(sequence.prompt_tokens - sequence.first_pass for sequence in self.live)
 
-    def step(self, waiting: deque[SimulatedSequence], turn: int) -> list[SimulatedSequence]:
+    def step(self, waiting: deque[SimulatedSequence], period: int) -> list[SimulatedSequence]:
         """Fill the free slots and sample a token for each live sequence; return the admitted sequences."""
         admitted = self._next(waiting)
         self.live += admitted
         self.multi_step(1)
         for sequence in admitted:
-            sequence.first_period, sequence.first_pass = turn, self.num_passes
+            sequence.first_period, sequence.first_pass = period, self.num_passes
         if admitted:
             self._update_next_end()
         return admitted
@@ -306,7 +306,7 @@ class _PeriodWork:
         self._num_advanced += 1
         self._rows += len(group.live)
         self._cached += group.cached if group.live else 0
-        admitted = group.step(self._flight.waiting, self._flight.turn)
+        admitted = group.step(self._flight.waiting, self._flight.period)
         self._admit(admitted)
         if self._num_advanced == self._num_groups:
             self.end()

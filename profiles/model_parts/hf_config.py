@@ -136,7 +136,7 @@ def size_or(config: Mapping[str, Any], key: str, default: int, name: str) -> int
     return default if config.get(key) is None else required_size(config, key, name)
 
 
-def count_or_none(config: Mapping[str, Any], key: str, name: str) -> int:
+def count_or_zero(config: Mapping[str, Any], key: str, name: str) -> int:
     """Return a count, or 0 if it is missing or null. Raises BadInput if it is not an integer of 0 or more."""
     return 0 if config.get(key) in (None, 0) and config.get(key) is not False else required_size(config, key, name)
 
@@ -297,7 +297,7 @@ def window_from_config(config: Mapping[str, Any], family: str, name: str) -> Sli
             f"model {name}: config key 'layer_types' lists {_SLIDING} and 'use_sliding_window' is false; set that to "
             "true, or list full_attention."
         )
-    if not size or not is_on or (isinstance(size, int) and size >= count_or_none(config, _MAX_POSITIONS, name)):
+    if not size or not is_on or (isinstance(size, int) and size >= count_or_zero(config, _MAX_POSITIONS, name)):
         return None
     num_tokens = required_size(config, "sliding_window", name)
     num_layers = required_size(config, "num_hidden_layers", name)

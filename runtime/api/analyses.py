@@ -138,9 +138,9 @@ def explain(
     model = model_of(plan.facts)
     why = FullExplanation(
         explanation=explain_plan(plan),
-        held_back=memory_limited(plan, model),
+        memory_limited=memory_limited(plan, model),
         sensitivities=sensitivities(plan, model_of),
-        leading=main_influences(plan, model_of, measured=table is not None),
+        main_influences=main_influences(plan, model_of, measured=table is not None),
     )
     if runner_ups:
         report = _search_counter(progress, "searching without each choice", len(plan.placements))

@@ -27,13 +27,14 @@ def report(
     simulation: Simulation,
     *,
     runs: Iterable[Run | Rehearsal] = (),
-    learned: Iterable[TrainingCurves] = (),
+    training_curves: Iterable[TrainingCurves] = (),
     sizes: WhatIf | None = None,
 ) -> str:
     """A plan, its simulation and its runs as the text of one HTML file that needs no network.
 
-    `learned` are the runs' curves and samples from `read_learned`, and `sizes` are what-if answers for other
-    numbers of ranks. Raises BadInput for a plan that breaks a rule and for a simulation that was not traced.
+    `training_curves` are the runs' curves and samples from `read_training_curves`, and `sizes` are what-if
+    answers for other numbers of ranks. Raises BadInput for a plan that breaks a rule and for a simulation that was not
+    traced.
 
     >>> api.report(plan, api.simulate(plan, steps=1, traced=True)).splitlines()[0]
     '<!doctype html>'
@@ -42,7 +43,7 @@ def report(
     _run(plan, simulation)
     drawn_runs = tuple(_run(plan, run) for run in runs)
     return drawn(
-        Contents(plan=plan, simulation=simulation, runs=drawn_runs, training_curves=tuple(learned), sizes=sizes)
+        Contents(plan=plan, simulation=simulation, runs=drawn_runs, training_curves=tuple(training_curves), sizes=sizes)
     )
 
 

@@ -49,7 +49,7 @@ def read_run(directory: Pathname, plan: Plan) -> Run:
     )
 
 
-def read_learned(directory: Pathname) -> TrainingCurves:
+def read_training_curves(directory: Pathname) -> TrainingCurves:
     """The curves of a run and the last responses that it recorded, from its directory; empty for a rehearsal.
 
     Raises BadInput for malformed lines.

@@ -81,7 +81,7 @@ def rehearse(
     from meshwright.runtime.execution.rehearse import rehearse as rehearsal
 
     durations = _durations(plan, table, seed=seed, sampled=sampled)
-    return rehearsal(plan, durations, steps=steps, speed=speed, seed=seed, ranks_per_process=ranks_per_process)
+    return rehearsal(plan, durations, steps=steps, time_scale=speed, seed=seed, ranks_per_process=ranks_per_process)
 
 
 def _durations(plan: Plan, table: Table | None, *, seed: int, sampled: bool) -> Durations:

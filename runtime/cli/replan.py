@@ -62,8 +62,8 @@ def _plain(replanned: Replanned) -> dict[str, object]:
     """Return the answer as plain data."""
     return {
         "period_seconds": replanned.plan.period_seconds,
-        "kept_seconds": replanned.kept_seconds,
-        "broken": replanned.broken,
+        "old_plan_seconds": replanned.old_plan_seconds,
+        "broken": replanned.reason_not_kept,
         "moving": [asdict(transfer) for transfer in replanned.moving],
         "moving_seconds": replanned.moving_seconds,
         "break_even_steps": replanned.break_even_steps,

@@ -16,7 +16,7 @@ from meshwright.profiles.trace import Run
 from meshwright.runtime.api.analyses import whatif
 from meshwright.runtime.api.reports import report as draw_report
 from meshwright.runtime.api.reports import timeline
-from meshwright.runtime.api.run_files import read_learned, read_run
+from meshwright.runtime.api.run_files import read_run, read_training_curves
 from meshwright.runtime.api.runs import simulate
 from meshwright.runtime.cli.call import read_profile
 from meshwright.runtime.cli.options import PlanPath, Profile, Seed, Steps, parse_sizes, timeline_output
@@ -57,9 +57,10 @@ def report(
     table = read_profile(profile)
     simulation = simulate(document, table, steps=steps, seed=seed, traced=True)
     planned_sizes = whatif(document, settings, table, replan=True) if settings else None
-    learned = [read_learned(directory) for directory in runs or ()]
+    training_curves = [read_training_curves(directory) for directory in runs or ()]
     write_atomically(
-        output, draw_report(document, simulation, runs=measured_runs, learned=learned, sizes=planned_sizes)
+        output,
+        draw_report(document, simulation, runs=measured_runs, training_curves=training_curves, sizes=planned_sizes),
     )
     typer.echo(f"{output}: {output.stat().st_size / _KIB:.0f} KiB; open it in a browser")
     if trace:

@@ -49,7 +49,7 @@ def print_fit(fit: Fit, plot: Path | None) -> None:
     console.print(f"a plan fits on {fit.min_ranks} devices, and on none of the smaller sizes that were tried")
     console.print(sizes_table(fit.points))
     for point in fit.points:
-        for sentence in point.broken[:1]:
+        for sentence in point.violations[:1]:
             console.print(f"{point.num_ranks}: {sentence}", markup=False)
     if plot:
         console.print(f"plot in {plot}; open it in a browser")
@@ -59,18 +59,18 @@ def sizes_table(points: Sequence[SizePoint]) -> Table:
     """Return a table with a row for each number of GPUs, and the Pareto fronts that it is on."""
     table = _table("GPUs>", "step s>", "tokens/s>", "free GiB>", "host GiB>", "GPU-hours>", "money>", "fronts")
     for point in points:
-        outlook = point.outlook
-        if outlook is None:
+        metrics = point.metrics
+        if metrics is None:
             table.add_row(str(point.num_ranks), *("-",) * 6, "no plan")
             continue
         fronts = (("GPUs", point.is_on_front_of_gpus), ("money", point.is_on_front_of_money))
-        money = "-" if outlook.money is None else f"{outlook.money:,.2f}"
+        money = "-" if metrics.money is None else f"{metrics.money:,.2f}"
         numbers = (
-            f"{outlook.step_seconds:.3f}",
-            f"{outlook.tokens_per_second:,.0f}",
-            f"{outlook.headroom_bytes / 2**30:.1f}",
-            f"{outlook.host_bytes / 2**30:.1f}",
-            f"{outlook.gpu_hours:,.1f}",
+            f"{metrics.step_seconds:.3f}",
+            f"{metrics.tokens_per_second:,.0f}",
+            f"{metrics.headroom_bytes / 2**30:.1f}",
+            f"{metrics.host_bytes / 2**30:.1f}",
+            f"{metrics.gpu_hours:,.1f}",
         )
         table.add_row(str(point.num_ranks), *numbers, money, ", ".join(name for name, is_on in fronts if is_on))
     table.title = "other numbers of GPUs"
@@ -151,17 +151,17 @@ def print_explanation(answer: FullExplanation) -> None:
     explanation = answer.explanation
     console.print(_path(explanation))
     console.print(_pools(explanation))
-    if answer.held_back:
-        console.print(_memory_limited(answer.held_back))
+    if answer.memory_limited:
+        console.print(_memory_limited(answer.memory_limited))
     console.print(_sensitivities(answer.sensitivities))
     if answer.runners_up:
         console.print(_runners_up(answer))
     if answer.sizes:
         console.print(sizes_table(answer.sizes))
         for point in answer.sizes:
-            for sentence in point.broken[:1]:
+            for sentence in point.violations[:1]:
                 console.print(f"{point.num_ranks} ranks: {sentence}", markup=False, soft_wrap=True)
-    for sentence in (*answer.leading.sentences, *explanation.sentences):
+    for sentence in (*answer.main_influences.sentences, *explanation.sentences):
         console.print(sentence, markup=False, soft_wrap=True)
     console.print(_ranks(explanation))
     if len(explanation.ranks) > _MAX_RANKS:

@@ -57,9 +57,9 @@ def print_simulation(simulation: Simulation, trace: Path | None) -> None:
 def print_replanned(replanned: Replanned, path: Path | None) -> None:
     """Print the new plan against the current one, the cost of switching and the steps that repay it."""
     console = Console(soft_wrap=True, highlight=False)
-    new_seconds, current_seconds = replanned.plan.period_seconds, replanned.kept_seconds
+    new_seconds, current_seconds = replanned.plan.period_seconds, replanned.old_plan_seconds
     if current_seconds is None:
-        console.print(f"the current plan cannot continue: {replanned.broken}", markup=False)
+        console.print(f"the current plan cannot continue: {replanned.reason_not_kept}", markup=False)
     else:
         console.print(f"step {current_seconds:.3f} s with the current plan at the observed speeds")
     console.print(
@@ -117,15 +117,15 @@ def print_whatif(prediction: WhatIf, plot: Path | None) -> None:
         "as planned", *_numbers(prediction.baseline, None), "yes" if prediction.baseline.headroom_bytes >= 0 else "no"
     )
     for answer in prediction.answers:
-        numbers = _numbers(answer.outlook, answer.difference) if answer.outlook else ("-",) * 5
+        numbers = _numbers(answer.metrics, answer.difference) if answer.metrics else ("-",) * 5
         table.add_row(_short(answer), *numbers, "yes" if answer.fits else "no")
     table.caption = "in brackets: difference to as planned; GPU-hours of 1000 steps"
     console.print(table)
     _print_price(console, prediction)
     for answer in prediction.answers:
         extrapolated = [f"extrapolated: {', '.join(answer.extrapolated)}"] if answer.extrapolated else []
-        omitted = [f"and {len(answer.broken) - 1} more; --json has them all."] if len(answer.broken) > 1 else []
-        for sentence in (*answer.broken[:1], *omitted, *answer.notes, *extrapolated):
+        omitted = [f"and {len(answer.violations) - 1} more; --json has them all."] if len(answer.violations) > 1 else []
+        for sentence in (*answer.violations[:1], *omitted, *answer.notes, *extrapolated):
             console.print(f"{_setting_text(answer)}: {sentence}", markup=False, soft_wrap=True)
     for note in prediction.notes:
         console.print(f"note: {note}", markup=False, soft_wrap=True)
@@ -142,19 +142,19 @@ def _short(answer: Consequence) -> str:
     return "\n".join(f"{path.rpartition('.')[2]}={value}" for path, value in answer.setting.items())
 
 
-def _numbers(outlook: PlanMetrics, difference: PlanMetrics | None) -> tuple[str, ...]:
+def _numbers(metrics: PlanMetrics, difference: PlanMetrics | None) -> tuple[str, ...]:
     """Return the five numbers of a row, each above its difference if there is one."""
-    values, changes = _formatted(outlook, ""), _formatted(difference, "+") if difference else ()
+    values, changes = _formatted(metrics, ""), _formatted(difference, "+") if difference else ()
     return tuple(f"{a}\n({b})" for a, b in zip(values, changes, strict=True)) if changes else values
 
 
-def _formatted(outlook: PlanMetrics, sign: str) -> tuple[str, ...]:
+def _formatted(metrics: PlanMetrics, sign: str) -> tuple[str, ...]:
     return (
-        f"{outlook.step_seconds:{sign}.3f}",
-        f"{outlook.tokens_per_second:{sign}.0f}",
-        f"{outlook.idle_share:{sign}.1%}",
-        f"{outlook.headroom_bytes / _GIB:{sign}.2f}",
-        f"{outlook.gpu_hours:{sign}.1f}",
+        f"{metrics.step_seconds:{sign}.3f}",
+        f"{metrics.tokens_per_second:{sign}.0f}",
+        f"{metrics.idle_share:{sign}.1%}",
+        f"{metrics.headroom_bytes / _GIB:{sign}.2f}",
+        f"{metrics.gpu_hours:{sign}.1f}",
     )
 
 
@@ -163,9 +163,9 @@ def _print_price(console: Console, prediction: WhatIf) -> None:
         return
     console.print(f"1000 steps as planned cost {prediction.baseline.money:.2f}")
     for answer in prediction.answers:
-        if answer.outlook and answer.difference and answer.outlook.money is not None:
+        if answer.metrics and answer.difference and answer.metrics.money is not None:
             difference = answer.difference.money or 0.0
-            console.print(f"{_setting_text(answer)}: {answer.outlook.money:.2f} ({difference:+.2f})", markup=False)
+            console.print(f"{_setting_text(answer)}: {answer.metrics.money:.2f} ({difference:+.2f})", markup=False)
 
 
 def _settings(settings: Sequence[ControllerSetting]) -> str:

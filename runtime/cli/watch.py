@@ -64,11 +64,11 @@ def _head(status: RunStatus) -> str:
     assert status.step_seconds is not None
     assert status.tokens_per_second is not None
     assert status.quiet_seconds is not None
-    learned = status.learned
+    metrics = status.training_metrics
     staleness = (
-        f"; staleness {learned['staleness']:.2f} on average, {learned['max_staleness']:.0f} at most, "
+        f"; staleness {metrics['staleness']:.2f} on average, {metrics['max_staleness']:.0f} at most, "
         f"{status.staleness_bound} allowed"
-        if "staleness" in learned
+        if "staleness" in metrics
         else ""
     )
     return (
@@ -105,19 +105,19 @@ def _signals(status: RunStatus) -> Table:
     for heading in ("", "mean", ""):
         table.add_column(heading, justify="right" if heading else "left")
     for name, label in _SIGNALS:
-        if name in status.learned:
-            table.add_row(label, f"{status.learned[name]:.4g}", _disagreement(name, status.learned))
+        if name in status.training_metrics:
+            table.add_row(label, f"{status.training_metrics[name]:.4g}", _disagreement(name, status.training_metrics))
     return table
 
 
-def _disagreement(name: str, learned: Mapping[str, float]) -> str:
+def _disagreement(name: str, metrics: Mapping[str, float]) -> str:
     threshold = _FAULT_THRESHOLDS.get(name)
-    return f"above {threshold:g}: they disagree" if threshold is not None and learned[name] > threshold else ""
+    return f"above {threshold:g}: they disagree" if threshold is not None and metrics[name] > threshold else ""
 
 
 def _held_out(status: RunStatus) -> Iterator[Text]:
     if status.held_out:
-        first, last, by_teachers = status.held_out[0], status.held_out[-1], KL_TO_TEACHERS in status.learned
+        first, last, by_teachers = status.held_out[0], status.held_out[-1], KL_TO_TEACHERS in status.training_metrics
         metric, sign = ("KL to the teachers per token", -1) if by_teachers else ("reward", 1)
         yield Text(
             f"held-out {metric} after {last['step']:.0f} updates: {sign * last['mean_score']:.3f} ± "

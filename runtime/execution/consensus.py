@@ -31,10 +31,10 @@ class RankRequest(NamedTuple):
 class Consensus:
     """One rank's side of the consensus. All ranks of the group call `after_period` equally often."""
 
-    def __init__(self, group: dist.ProcessGroup, *, most_ahead: int) -> None:
-        """`most_ahead` is the largest number of steps that a stage of the plan runs ahead."""
+    def __init__(self, group: dist.ProcessGroup, *, max_steps_ahead: int) -> None:
+        """`max_steps_ahead` is the largest number of steps that a stage of the plan runs ahead."""
         self._group = group
-        self._delay = most_ahead + 1 if most_ahead else 0
+        self._delay = max_steps_ahead + 1 if max_steps_ahead else 0
         self._pending: deque[tuple[dist.Work, Tensor]] = deque()
 
     def after_period(self, mine: RankRequest) -> RankRequest:

@@ -111,7 +111,7 @@ def rehearse(
     durations: Durations,
     *,
     steps: int = 3,
-    speed: float | None = None,
+    time_scale: float | None = None,
     seed: int = 0,
     ranks_per_process: int | None = None,
 ) -> Rehearsal:
@@ -125,17 +125,17 @@ def rehearse(
     num_ranks = plan.facts.cluster.num_ranks
     size = min(num_ranks, ranks_per_process or -(-num_ranks // DEFAULT_PROCESSES))
     _require_within_limits(num_ranks, -(-num_ranks // size))
-    speed = default_speed(plan) if speed is None else speed
-    if speed <= 0:
-        raise BadInput(f"--speed {speed} is not above 0; 0.1 rehearses in a tenth of the time.")
+    time_scale = default_speed(plan) if time_scale is None else time_scale
+    if time_scale <= 0:
+        raise BadInput(f"--speed {time_scale} is not above 0; 0.1 rehearses in a tenth of the time.")
     request = RehearsalRequest(
         plan=plan,
         durations=Precomputed(
-            durations.name, tuple(durations.of_step(n) for n in range(steps + 1 + program.most_ahead))
+            durations.name, tuple(durations.of_step(n) for n in range(steps + 1 + program.max_steps_ahead))
         ),
         steps=steps,
         seed=seed,
-        speed=speed,
+        speed=time_scale,
         ranks_per_process=size,
         began=steady_now(),
     )
@@ -287,7 +287,7 @@ def _run_rank(request: RehearsalRequest, program: Program, barriers: Barriers, t
     )
     all_ranks = tuple(range(plan.facts.cluster.num_ranks))
     measured = range(1, request.steps + 1)
-    steps = range(measured.stop + program.most_ahead)
+    steps = range(measured.stop + program.max_steps_ahead)
     measured_periods: list[tuple[Span, ...]] = []
     ends: list[float] = []
     processor_seconds: list[float] = []
@@ -295,7 +295,7 @@ def _run_rank(request: RehearsalRequest, program: Program, barriers: Barriers, t
     for period in program.periods(steps):
         spans = executor.execute(program, period, steps).spans
         batches.pop(period, None)
-        if program.most_ahead == 0:
+        if program.max_steps_ahead == 0:
             barriers.wait(all_ranks)
         if period in measured:
             measured_periods.append(spans)

@@ -115,7 +115,7 @@ class NextPlan:
     def _reason_to_switch(self, candidate: Replanned, steps_left: int, checkpoint_seconds: float) -> str:
         """Return why the run switches to the candidate; empty if the steps left do not earn back the cost."""
         assert self._start_seconds is not None
-        old, new = candidate.kept_seconds, candidate.plan.period_seconds
+        old, new = candidate.old_plan_seconds, candidate.plan.period_seconds
         # The start was measured up to the end of the first period, whose seconds are no part of the pause.
         pause = checkpoint_seconds + max(0.0, self._start_seconds - (old or 0.0))
         steps = candidate.payback_steps_with_pause(pause)
@@ -123,7 +123,7 @@ class NextPlan:
             return ""
         start = f"planned again from its own measurements: a step is predicted to take {new:.3g} s"
         if old is None:
-            return f"{start}, and the old plan cannot continue: {candidate.broken}"
+            return f"{start}, and the old plan cannot continue: {candidate.reason_not_kept}"
         return (
             f"{start} instead of {old:.3g} s under the old plan{_simulated(candidate)}; switching takes "
             f"{pause + candidate.moving_seconds:.3g} s, earned back in {steps} of the {steps_left} steps left"
@@ -132,7 +132,7 @@ class NextPlan:
 
 def _simulated(candidate: Replanned) -> str:
     comparison = candidate.simulated
-    return f" (simulated: {comparison.seconds:.3g} s and {comparison.kept_seconds:.3g} s)" if comparison else ""
+    return f" (simulated: {comparison.seconds:.3g} s and {comparison.old_plan_seconds:.3g} s)" if comparison else ""
 
 
 def replan_for_joined_nodes(request: RunRequest) -> RunRequest:

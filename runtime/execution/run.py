@@ -117,7 +117,7 @@ class RankRun:
         self._ended = time.perf_counter()
         self._reports.send(replace(outcome, overhead=overhead))
         with self._watch.waiting("the reports of a period", period):
-            outcomes = self._reports.take(behind=self._program.most_ahead)
+            outcomes = self._reports.take(behind=self._program.max_steps_ahead)
         if outcomes:
             self._record(outcomes)
         self._reach_consensus(period)
@@ -136,7 +136,7 @@ class RankRun:
         mine = self._next_plan.request(done, self._saver.seconds) if self._next_plan else RankRequest()
         with self._watch.waiting("the consensus after a period", period):
             self._agreed = self._consensus.after_period(mine._replace(save=mine.save or is_due, stop=stop_requested()))
-        self._waited = time.monotonic() - start if self._program.most_ahead == 0 else 0.0
+        self._waited = time.monotonic() - start if self._program.max_steps_ahead == 0 else 0.0
 
     def after_period(self, done: int) -> bool:
         """Evaluate, checkpoint and export where due after `done` updates; return True if all ranks stop here.

@@ -253,7 +253,7 @@ def connect(request: RunRequest, inputs: Inputs, models: Models, progress: Progr
         saver=saver,
         reports=Reports(reporting, num_ranks=dist.get_world_size()),
         controllers=controllers,
-        consensus=Consensus(control, most_ahead=inputs.program.most_ahead),
+        consensus=Consensus(control, max_steps_ahead=inputs.program.max_steps_ahead),
         host_memory=host_memory,
         environment=environment,
         tools=tools,

@@ -148,7 +148,7 @@ class Generator:
         """Return a snapshot of everything in flight; only valid between two periods."""
         flight, live = self._flight, self._live()
         return SequencesInFlight(
-            period=flight.turn,
+            period=flight.period,
             live=tuple(tuple(sequence.to_partial() for sequence in group.live) for group in flight.groups),
             paused=tuple(self.scheduler.paused),
             waiting=tuple(flight.waiting),
@@ -281,7 +281,7 @@ class Generator:
         like pre-empted ones, or have ended already. `sampled_before` is by sample id."""
         for prompt in admitted:
             if prompt.sample_id in sampled_before:
-                resumed = sampled_before[prompt.sample_id].with_prompt(prompt, self._flight.turn + 1)
+                resumed = sampled_before[prompt.sample_id].with_prompt(prompt, self._flight.period + 1)
                 if isinstance(resumed, Response):
                     self._flight.ended.append(resumed)
                 else:

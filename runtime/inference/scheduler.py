@@ -210,7 +210,7 @@ class Scheduler:
         a tool, each with the number of its cached tokens, come first in the result."""
         scheduled = ScheduledBatch([sequence for sequence, _ in answered], list(range(len(answered))), {}, 0, {})
         scheduled.cached.update((index, cached) for index, (_, cached) in enumerate(answered))
-        waiting, period = self._flight.waiting, self._flight.turn
+        waiting, period = self._flight.waiting, self._flight.period
         if not self.can_schedule(group):
             self.peak_blocks = max(self.peak_blocks, self._tables.num_used)
             return scheduled

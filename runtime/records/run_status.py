@@ -26,9 +26,9 @@ RECENT = 20
 class RunStatus:
     """The status of a run. Medians, means and shares are over its last `num_recent` steps.
 
-    `quiet_seconds` is the time since the last line of metrics.jsonl. `learned` are the mean training metrics by their
-    names in metrics.jsonl, `held_out` the evaluations, and `uses` how all ranks, then those of each pool, spent the
-    time.
+    `quiet_seconds` is the time since the last line of metrics.jsonl. `training_metrics` are the mean training metrics
+    by their names in metrics.jsonl, `held_out` the evaluations, and `uses` how all ranks, then those of each pool,
+    spent the time.
     """
 
     directory: str
@@ -40,7 +40,7 @@ class RunStatus:
     step_seconds: float | None = None
     tokens_per_second: float | None = None  # response tokens
     staleness_bound: int
-    learned: Mapping[str, float]
+    training_metrics: Mapping[str, float]
     held_out: tuple[Mapping[str, float], ...] = ()
     comparisons: tuple[Comparison, ...] = ()
     uses: tuple[TimeUse, ...] = ()
@@ -80,7 +80,7 @@ class StatusReader:
             updates=lines[-1]["step"] + 1 if lines else 0,
             plan_seconds=plan.period_seconds,
             staleness_bound=plan.staleness,
-            learned=_means(recent),
+            training_metrics=_means(recent),
             held_out=tuple(_numbers(line) for line in self._held_out),
         )
         if not lines:

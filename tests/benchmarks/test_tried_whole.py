@@ -36,14 +36,14 @@ class WithFault(DelegatingCostModel):
     def seconds_of_choices(self, query: StageQuery, choices: ChoiceTable) -> SecondsColumns:
         return QueryLoop.seconds_of_choices(self, query, choices)
 
-    def seconds_of_moves(self, moves: Sequence[RefitQuery]) -> FloatArray:
-        return QueryLoop.seconds_of_moves(self, moves)
+    def seconds_of_refits(self, moves: Sequence[RefitQuery]) -> FloatArray:
+        return QueryLoop.seconds_of_refits(self, moves)
 
     def on_layout(self, query: StageQuery) -> LayoutCosts:
         return QueriedLayoutCosts(self, query)
 
-    def move_seconds(self, move: RefitQuery) -> Cost:
-        found = super().move_seconds(move)
+    def refit_seconds(self, move: RefitQuery) -> Cost:
+        found = super().refit_seconds(move)
         return found.scaled(0.99) if self.less == "refit" else found
 
 

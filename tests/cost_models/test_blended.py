@@ -169,7 +169,7 @@ def test_traffic_takes_its_factor_and_what_a_run_took_beyond_it(
     model = shallow[Role.ACTOR]
     asked = {
         Traffic.COLLECTIVE: lambda m: m.seconds(query("actor_train", "dp16", 4, model=model)),
-        Traffic.REFIT: lambda m: m.move_seconds(
+        Traffic.REFIT: lambda m: m.refit_seconds(
             RefitQuery(model=model, source=Layout(tp=2), target=Layout(dp=2), overlap=0)
         ),
         Traffic.TRANSFER: lambda m: m.transfer_seconds(1e9),

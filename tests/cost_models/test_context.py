@@ -130,7 +130,7 @@ def test_a_refit_to_context_ranks_is_one_to_as_many_replicas(model: AnalyticMode
     source, cut = Layout(tp=4, dp=2), Layout(tp=2, dp=2, cp=4)
     assert cut.weight_layout == Layout(tp=2, dp=8)
     found = [
-        model.move_seconds(RefitQuery(model=llama, source=source, target=to, overlap=0))
+        model.refit_seconds(RefitQuery(model=llama, source=source, target=to, overlap=0))
         for to in (cut, cut.weight_layout)
     ]
     assert found[0] == found[1]

@@ -117,7 +117,7 @@ def test_all_stages_together_hold_the_whole_adapter(adapted: ModelSpec) -> None:
 
 def test_a_refit_moves_the_adapter_alone(model: AnalyticModel, llama: ModelSpec, adapted: ModelSpec) -> None:
     moved = [
-        model.move_seconds(RefitQuery(model=one, source=Layout(tp=2), target=Layout(dp=2), overlap=0)).amount(
+        model.refit_seconds(RefitQuery(model=one, source=Layout(tp=2), target=Layout(dp=2), overlap=0)).amount(
             "weight bytes"
         )
         for one in (llama, adapted)

@@ -53,11 +53,11 @@ def test_weights_stay_within_a_part_or_go_over_the_fabric(
     slow, fast = (mixed(parts, between, fixed) for between in (SLOW, FAST))
     for index, part in enumerate(parts):
         within = move(llama, index, index)
-        assert slow.move_seconds(within) == fast.move_seconds(within)
-        assert slow.move_seconds(within) == cost_model(part, fixed, "bf16").move_seconds(within)
+        assert slow.refit_seconds(within) == fast.refit_seconds(within)
+        assert slow.refit_seconds(within) == cost_model(part, fixed, "bf16").refit_seconds(within)
     across = move(llama, 0, 1)
-    assert slow.move_seconds(across).total > fast.move_seconds(across).total
-    assert fast.move_seconds(across).total >= fast.move_seconds(move(llama, 1, 1)).total
+    assert slow.refit_seconds(across).total > fast.refit_seconds(across).total
+    assert fast.refit_seconds(across).total >= fast.refit_seconds(move(llama, 1, 1)).total
 
 
 def test_experience_is_handed_over_as_slowly_as_it_may_have_to_be(
@@ -145,5 +145,5 @@ def test_weights_of_two_kinds_go_over_the_fabric(
     parts: tuple[Cluster, Cluster], llama: ModelSpec, fixed: Workload
 ) -> None:
     model = mixed(parts, SLOW, fixed)
-    assert model.move_seconds(move(llama, BOTH, 0)).total > model.move_seconds(move(llama, 0, 0)).total
-    assert model.move_seconds(move(llama, BOTH, BOTH)) == model.move_seconds(move(llama, 0, 1))
+    assert model.refit_seconds(move(llama, BOTH, 0)).total > model.refit_seconds(move(llama, 0, 0)).total
+    assert model.refit_seconds(move(llama, BOTH, BOTH)) == model.refit_seconds(move(llama, 0, 1))

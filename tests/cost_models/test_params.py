@@ -52,7 +52,7 @@ def test_replicas_that_share_experts_hold_each_of_them_once(llama: ModelSpec) ->
     for ep in (2, 4, 8):
         part = stage_parts(mixture, 2, 1, ep)[0]
         assert part.expert_params == whole.expert_params / ep
-        assert part.replicated_params(ep) == whole.num_params
+        assert part.distinct_params(ep) == whole.num_params
 
 
 def test_the_last_stage_is_slowest_unless_its_ends_take_less_than_the_layers_that_it_lacks(llama: ModelSpec) -> None:

@@ -93,5 +93,5 @@ def test_a_model_that_passes_questions_on_answers_as_the_other_does() -> None:
         query.stage, query.model, 2, 0
     )
     assert (model.seconds(query), model.tail_seconds(query)) == (other.seconds(query), other.tail_seconds(query))
-    assert (model.memory(query), model.move_seconds(move)) == (other.memory(query), other.move_seconds(move))
+    assert (model.memory(query), model.refit_seconds(move)) == (other.memory(query), other.refit_seconds(move))
     assert model.transfer_seconds(1e6) == other.transfer_seconds(1e6)

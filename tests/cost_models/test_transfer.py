@@ -22,7 +22,7 @@ from meshwright.profiles.workload import Workload
 def move(a100s: Callable[[int], Cluster], llama: ModelSpec, fixed: Workload) -> Callable[..., Cost]:
     def of(source: str, target: str, overlap: int, nodes: int = 1) -> Cost:
         question = RefitQuery(model=llama, source=Layout.parse(source), target=Layout.parse(target), overlap=overlap)
-        return AnalyticModel(a100s(nodes), fixed, "bf16").move_seconds(question)
+        return AnalyticModel(a100s(nodes), fixed, "bf16").refit_seconds(question)
 
     return of
 
@@ -100,7 +100,7 @@ def test_a_loader_is_given_every_tensor_whole(
     def refit(engine: str, target: str, *, generates: bool = True) -> Cost:
         asked = AnalyticModel(a100s(2), fixed, "bf16", engine=engine_named(engine))
         layouts = {"source": Layout(dp=8), "target": Layout.parse(target)}
-        return asked.move_seconds(RefitQuery(model=llama, overlap=0, generates=generates, **layouts))
+        return asked.refit_seconds(RefitQuery(model=llama, overlap=0, generates=generates, **layouts))
 
     whole = next(term.amount for term in refit("vllm", "tp8").terms if term.name == "weight bytes")
     assert whole == pytest.approx(2 * llama.num_params / (25e9 * 0.7))
@@ -127,7 +127,7 @@ def test_weights_that_become_8_bit_floats_are_moved_whole_and_read_twice_more(
     a100s: Callable[[int], Cluster], llama: ModelSpec, fixed: Workload
 ) -> None:
     whole = RefitQuery(model=llama, source=Layout.parse("tp2"), target=Layout.parse("tp4"), overlap=0)
-    ask = AnalyticModel(a100s(1), fixed, "bf16").move_seconds
+    ask = AnalyticModel(a100s(1), fixed, "bf16").refit_seconds
     moved, (*rest, quantising) = ask(whole).terms, ask(replace(whole, quantises=True)).terms
     assert tuple(rest) == moved
     assert quantising.name == "quantising"

@@ -212,7 +212,7 @@ class ToyModel(QueryLoop):
     def on_layout(self, query: StageQuery) -> LayoutCosts:
         return QueriedLayoutCosts(self, query)
 
-    def move_seconds(self, move: RefitQuery) -> Cost:
+    def refit_seconds(self, move: RefitQuery) -> Cost:
         if move.source == move.target and move.overlap == move.source.num_ranks:
             return Cost()
         return Cost((Term("transfer", move.model.num_params * 2 / 1e9 * (1 if move.overlap else 2)),))
@@ -271,7 +271,7 @@ class RandomModel(QueryLoop):
     def on_layout(self, query: StageQuery) -> LayoutCosts:
         return QueriedLayoutCosts(self, query)
 
-    def move_seconds(self, move: RefitQuery) -> Cost:
+    def refit_seconds(self, move: RefitQuery) -> Cost:
         source, target = move.source, move.target
         told = (
             source.num_ranks,

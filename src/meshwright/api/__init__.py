@@ -64,7 +64,7 @@ from meshwright.runtime.api.job_inputs import agent_workload, first_job, known_h
 from meshwright.runtime.api.measurements import calibrate, import_operators, num_missing, profile
 from meshwright.runtime.api.planning import plan, with_observed_lengths
 from meshwright.runtime.api.reports import fit_plot, plot, report, timeline
-from meshwright.runtime.api.run_files import read_learned, read_run, watch
+from meshwright.runtime.api.run_files import read_run, read_training_curves, watch
 from meshwright.runtime.api.runs import export_models, export_scripts, rehearse, replay, run, simulate
 from meshwright.runtime.api.trainers import export_plan, import_configuration, plan_for, structures_for
 from meshwright.runtime.api.verification import prove, read_proof, verify, write_proof
@@ -125,11 +125,11 @@ __all__ = [
     "profile",
     "prove",
     "read_job",
-    "read_learned",
     "read_plan",
     "read_proof",
     "read_run",
     "read_table",
+    "read_training_curves",
     "rehearse",
     "replan",
     "replay",

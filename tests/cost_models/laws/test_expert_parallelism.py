@@ -97,7 +97,7 @@ def test_replicas_that_share_experts_hold_together_what_one_would(mixture: Model
         for part, known in zip(stage_parts(mixture, 2, pp, ep), whole, strict=True):
             assert part.expert_params * ep == known.expert_params
             assert part.num_params + (ep - 1) * part.expert_params == known.num_params
-            assert part.replicated_params(ep) == known.num_params
+            assert part.distinct_params(ep) == known.num_params
 
 
 def test_weights_and_gradients_of_experts_are_divided_and_optimizer_state_is_as_before(
@@ -197,7 +197,7 @@ def test_an_update_reduces_experts_over_the_replicas_that_hold_them(ask: Callabl
 def test_a_refit_brings_each_rank_its_own_experts_only(
     a100s: Callable[[int], Cluster], fixed: Workload, mixture: ModelSpec
 ) -> None:
-    move = AnalyticModel(a100s(2), fixed, "bf16").move_seconds
+    move = AnalyticModel(a100s(2), fixed, "bf16").refit_seconds
     source = Layout(tp=2, dp=4)
     alone, spread = (
         amount(move(RefitQuery(model=mixture, source=source, target=Layout(dp=8, ep=ep), overlap=0)), "weight bytes")

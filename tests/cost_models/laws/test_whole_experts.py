@@ -134,7 +134,7 @@ def test_ranks_with_the_same_tokens_send_those_of_their_column(
 def test_a_refit_to_whole_experts_brings_as_many_bytes(model: AnalyticModel, mixture: ModelSpec) -> None:
     def moved(source: Layout, target: Layout) -> float:
         return amount(
-            model.move_seconds(RefitQuery(model=mixture, source=source, target=target, overlap=0)), "weight bytes"
+            model.refit_seconds(RefitQuery(model=mixture, source=source, target=target, overlap=0)), "weight bytes"
         )
 
     whole, cut = Layout(tp=2, dp=4, ep=8, etp=1), Layout(tp=2, dp=4, ep=4)

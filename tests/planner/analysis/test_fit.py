@@ -34,9 +34,9 @@ def test_a_part_of_a_node_may_be_enough_and_doublings_are_planned() -> None:
     found = fit(facts, ToyModel, price=2.0)
     assert found.min_ranks == 1
     assert [point.num_ranks for point in found.points] == [1, 2, 4, 8]
-    seconds = [point.outlook.step_seconds for point in found.points if point.outlook]
+    seconds = [point.metrics.step_seconds for point in found.points if point.metrics]
     assert seconds == sorted(seconds, reverse=True)
-    assert all(point.outlook and point.outlook.money for point in found.points)
+    assert all(point.metrics and point.metrics.money for point in found.points)
     assert found.answers is not None
     assert len(found.answers.answers) == 4
 

@@ -27,18 +27,18 @@ def points(plan: Plan) -> tuple[SizePoint, ...]:
 def test_there_is_a_point_for_each_size_in_order(plan: Plan, points: tuple[SizePoint, ...]) -> None:
     assert [point.num_ranks for point in points] == [1, 2, 4]
     here = next(point for point in points if point.num_ranks == plan.facts.cluster.num_ranks)
-    assert here.outlook is not None
-    assert here.outlook.step_seconds == pytest.approx(plan.period_seconds)
+    assert here.metrics is not None
+    assert here.metrics.step_seconds == pytest.approx(plan.period_seconds)
 
 
 def test_a_point_is_on_a_front_when_none_is_better_in_both(points: tuple[SizePoint, ...]) -> None:
     for point in points:
-        assert point.outlook is not None
-        others = [other.outlook for other in points if other is not point and other.outlook]
-        cheaper = [o for o in others if o.gpu_hours <= point.outlook.gpu_hours]
-        assert point.is_on_front_of_money == all(o.step_seconds > point.outlook.step_seconds for o in cheaper)
+        assert point.metrics is not None
+        others = [other.metrics for other in points if other is not point and other.metrics]
+        cheaper = [o for o in others if o.gpu_hours <= point.metrics.gpu_hours]
+        assert point.is_on_front_of_money == all(o.step_seconds > point.metrics.step_seconds for o in cheaper)
         assert point.is_on_front_of_gpus
-        assert point.outlook.money == pytest.approx(3.0 * point.outlook.gpu_hours)
+        assert point.metrics.money == pytest.approx(3.0 * point.metrics.gpu_hours)
 
 
 def test_a_size_that_is_no_number_of_nodes_is_refused(plan: Plan) -> None:

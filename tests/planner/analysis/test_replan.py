@@ -62,7 +62,7 @@ def spans(plan: Plan) -> list[Span]:
 
 def test_where_nothing_has_changed_nothing_moves_that_does_not_earn_it() -> None:
     found = replanned(FACTS)
-    assert found.kept_seconds == PLAN.period_seconds
+    assert found.old_plan_seconds == PLAN.period_seconds
     assert found.plan.period_seconds <= PLAN.period_seconds
     if found.plan.placements == PLAN.placements:
         assert (found.moving, found.break_even_steps) == ((), None)
@@ -71,8 +71,8 @@ def test_where_nothing_has_changed_nothing_moves_that_does_not_earn_it() -> None
 def test_where_a_node_is_lost_the_plan_cannot_go_on_and_its_state_moves() -> None:
     less = with_setting(FACTS, {"cluster.nodes": 1})
     found = replanned(less)
-    assert found.kept_seconds is None
-    assert "ranks" in found.broken
+    assert found.old_plan_seconds is None
+    assert "ranks" in found.reason_not_kept
     assert verify(found.plan) == ()
     assert found.plan.facts.cluster.num_ranks == 2
     assert found.break_even_steps == 0
@@ -87,8 +87,8 @@ def test_moving_is_earned_back_when_the_steps_have_saved_as_much() -> None:
     assert isinstance(slow, Plan)
     longer = with_setting(FACTS, {"workload.response.max": 384, "workload.response.fixed": 384})
     found = replanned(longer, limits=Limits(gap=0.0))
-    assert found.kept_seconds is not None
-    saved = found.kept_seconds - found.plan.period_seconds
+    assert found.old_plan_seconds is not None
+    saved = found.old_plan_seconds - found.plan.period_seconds
     if found.break_even_steps is None:
         assert saved <= 0
     else:
@@ -97,7 +97,7 @@ def test_moving_is_earned_back_when_the_steps_have_saved_as_much() -> None:
 
 
 def test_a_pause_is_earned_back_too_and_what_a_search_leaves_open_or_was_off_earns_nothing() -> None:
-    found = replace(replanned(FACTS), kept_seconds=2 * PLAN.period_seconds, moving=())
+    found = replace(replanned(FACTS), old_plan_seconds=2 * PLAN.period_seconds, moving=())
     saved = 2 * PLAN.period_seconds - found.plan.period_seconds
     assert found.payback_steps_with_pause(0.0) == 0
     assert found.payback_steps_with_pause(9.5 * saved) == 10
@@ -105,10 +105,10 @@ def test_a_pause_is_earned_back_too_and_what_a_search_leaves_open_or_was_off_ear
     for share, earns in ((0.995, False), (0.98, True)):
         new = found.plan.model_copy(update={"period_seconds": share * 2 * PLAN.period_seconds})
         assert (replace(found, plan=new).payback_steps_with_pause(0.0) is not None) is earns
-    assert replace(found, kept_seconds=None).payback_steps_with_pause(1e9) == 0
-    half = replace(found, simulated=Simulated(kept_seconds=1.5 * saved, seconds=saved))
+    assert replace(found, old_plan_seconds=None).payback_steps_with_pause(1e9) == 0
+    half = replace(found, simulated=Simulated(old_plan_seconds=1.5 * saved, seconds=saved))
     assert half.payback_steps_with_pause(9.5 * saved) == 19
-    slower = replace(found, simulated=Simulated(kept_seconds=1.0, seconds=1.1))
+    slower = replace(found, simulated=Simulated(old_plan_seconds=1.0, seconds=1.1))
     assert slower.payback_steps_with_pause(0.0) is None
 
 
@@ -128,10 +128,10 @@ def test_a_stage_that_was_slower_than_predicted_stays_so() -> None:
     twice = PacedCostModel(ToyModel(FACTS), {"actor_generate": 2.0})
     placement = PLAN.placement("actor_generate")
     found = replan(PLAN, FACTS, twice)
-    assert found.kept_seconds is not None
-    assert found.kept_seconds > PLAN.period_seconds
+    assert found.old_plan_seconds is not None
+    assert found.old_plan_seconds > PLAN.period_seconds
     kept = replan(PLAN, FACTS, PacedCostModel(ToyModel(FACTS), {}))
-    assert kept.kept_seconds == PLAN.period_seconds
+    assert kept.old_plan_seconds == PLAN.period_seconds
     assert placement.cost.total > 0
 
 
@@ -180,13 +180,13 @@ def test_a_plan_for_the_lengths_that_are_met_is_as_much_faster_as_it_is_simulate
 
     shorter, longer = met(1 / 3), met(3.0)
     found = replan(first, shorter, cost_model_of(shorter))
-    assert found.kept_seconds is not None
+    assert found.old_plan_seconds is not None
     assert found.break_even_steps is not None
     assert found.break_even_steps <= 12
     kept, new = (
         simulate(plan, Sampled(plan, cost_model_of, seed=0), steps=20).steps.mean
         for plan in (re_evaluate(first, shorter, cost_model_of(shorter)), found.plan)
     )
-    assert new / kept == pytest.approx(found.plan.period_seconds / found.kept_seconds, abs=0.01)
+    assert new / kept == pytest.approx(found.plan.period_seconds / found.old_plan_seconds, abs=0.01)
     assert new < kept
-    assert "GiB for actor_generate" in replan(first, longer, cost_model_of(longer)).broken
+    assert "GiB for actor_generate" in replan(first, longer, cost_model_of(longer)).reason_not_kept

@@ -57,7 +57,7 @@ def test_longer_responses_take_longer_in_whatever_form_they_are_given(response: 
 
 def test_the_batch_grows_to_what_the_placements_divide() -> None:
     one = found()["batch size"]
-    assert one.broken == ()
+    assert one.violations == ()
     assert one.factor * 16 == round(one.factor * 16)
     assert one.elasticity is not None
     assert one.elasticity > 0
@@ -69,4 +69,4 @@ def test_what_matters_most_comes_first_and_an_illegal_input_says_why() -> None:
     assert sizes == sorted(sizes, reverse=True)
     longer = next(one for one in answers if one.name == "response length")
     assert longer.period_seconds is None
-    assert "exceeds the 512 positions" in longer.broken[0]
+    assert "exceeds the 512 positions" in longer.violations[0]

@@ -118,8 +118,8 @@ def test_a_plan_that_was_left_is_not_gone_back_to_for_what_it_promised(tmp_path:
 def test_a_plan_that_was_made_in_the_run_and_was_off_makes_another_less_credible(tmp_path: Path) -> None:
     run_of_two_plans(tmp_path, before=1.0, now=3.0)
     found = replan_from_run(OTHER, tmp_path)
-    assert found.kept_seconds is not None
-    assert found.relative_error == pytest.approx(1 - OTHER.period_seconds / found.kept_seconds, rel=1e-6)
+    assert found.old_plan_seconds is not None
+    assert found.relative_error == pytest.approx(1 - OTHER.period_seconds / found.old_plan_seconds, rel=1e-6)
     assert replan_from_run(OTHER, forget(tmp_path)).relative_error == 0.0
 
 
@@ -127,8 +127,8 @@ def test_a_faster_plan_is_simulated_beside_the_one_before_and_any_other_is_not(t
     run_of_two_plans(tmp_path, before=1.0, now=3.0)
     found = replan_and_simulate(OTHER, tmp_path)
     assert found.simulated is not None
-    assert found.kept_seconds is not None
-    assert found.simulated.kept_seconds == pytest.approx(found.kept_seconds, rel=0.02)  # lengths here are fixed
+    assert found.old_plan_seconds is not None
+    assert found.simulated.old_plan_seconds == pytest.approx(found.old_plan_seconds, rel=0.02)  # lengths here are fixed
     assert found.simulated.seconds == pytest.approx(found.plan.period_seconds, rel=0.02)
     write_plan(tmp_path / "plan.json", found.plan)
     (tmp_path / "trace.jsonl").unlink()

@@ -42,7 +42,7 @@ def test_a_setting_that_changes_nothing_makes_no_difference(plan: Plan) -> None:
 
 def test_shorter_responses_make_shorter_steps_and_ranges_make_rows(plan: Plan) -> None:
     found = whatif(plan, parse_settings(["workload.response.p99=50,75,100"]), model_of)
-    seconds = [answer.outlook.step_seconds for answer in found.answers if answer.outlook]
+    seconds = [answer.metrics.step_seconds for answer in found.answers if answer.metrics]
     assert seconds == sorted(seconds)
     assert seconds[0] < found.baseline.step_seconds
     assert [answer.setting for answer in found.answers] == [{"workload.response.p99": n} for n in (50, 75, 100)]
@@ -58,31 +58,31 @@ def test_gpu_hours_count_every_rank_of_the_cluster_and_money_is_their_price(plan
 def test_more_nodes_without_a_new_search_stand_idle(plan: Plan) -> None:
     answer = whatif(plan, parse_settings(["cluster.nodes=4"]), model_of).answers[0]
     assert answer.fits
-    assert answer.outlook is not None
+    assert answer.metrics is not None
     assert answer.difference is not None
-    assert answer.outlook.idle_share > 0.5
+    assert answer.metrics.idle_share > 0.5
     assert answer.difference.gpu_hours > 0
 
 
 def test_a_placement_that_is_no_longer_legal_is_told_the_rule(plan: Plan) -> None:
     answer = whatif(plan, parse_settings(["workload.batch_size=7"]), model_of).answers[0]
     assert not answer.fits
-    assert answer.outlook is None
-    assert any("does not divide the 7 sequences" in sentence for sentence in answer.broken)
+    assert answer.metrics is None
+    assert any("does not divide the 7 sequences" in sentence for sentence in answer.violations)
 
 
 def test_a_sequence_longer_than_the_positions_is_told() -> None:
     plan = random_plan(4, facts(), model_of(facts()))
     answer = whatif(plan, parse_settings(["workload.response.max=1000"]), model_of).answers[0]
-    assert answer.broken[0].startswith("prompt.max + response.max = 1064 exceeds the 512 positions of actor")
+    assert answer.violations[0].startswith("prompt.max + response.max = 1064 exceeds the 512 positions of actor")
 
 
 def test_a_device_that_is_too_small_does_not_fit_and_the_headroom_is_negative(plan: Plan) -> None:
     answer = whatif(plan, parse_settings(["cluster.device.memory_bytes=100000"]), model_of).answers[0]
     assert not answer.fits
-    assert answer.outlook is not None
-    assert answer.outlook.headroom_bytes < 0
-    assert answer.broken[0].startswith("rank 0 needs")
+    assert answer.metrics is not None
+    assert answer.metrics.headroom_bytes < 0
+    assert answer.violations[0].startswith("rank 0 needs")
 
 
 def test_a_quantile_beyond_the_longest_length_is_told_to_be_cut(plan: Plan) -> None:
@@ -95,8 +95,8 @@ def test_planning_again_is_never_slower_than_the_same_placements() -> None:
     plan = compile_plan(few, model_of(few))
     assert isinstance(plan, Plan)
     settings = parse_settings(["workload.response.fixed=64"])
-    kept = whatif(plan, settings, model_of).answers[0].outlook
-    again = whatif(plan, settings, model_of, replan=True).answers[0].outlook
+    kept = whatif(plan, settings, model_of).answers[0].metrics
+    again = whatif(plan, settings, model_of, replan=True).answers[0].metrics
     assert kept is not None
     assert again is not None
     assert again.step_seconds <= kept.step_seconds * (1 + 1e-9)
@@ -106,8 +106,8 @@ def test_a_job_that_no_plan_fits_says_what_binds(plan: Plan) -> None:
     setting = parse_settings(["cluster.device.memory_bytes=1000"])
     answer = whatif(plan, setting, model_of, replan=True).answers[0]
     assert not answer.fits
-    assert answer.outlook is None
-    assert answer.broken
+    assert answer.metrics is None
+    assert answer.violations
 
 
 def test_a_baseline_that_another_model_costs_otherwise_is_told(plan: Plan) -> None:

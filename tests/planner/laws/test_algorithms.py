@@ -83,7 +83,7 @@ def test_a_program_is_sound_and_is_simulated(plan: Plan) -> None:
 
 def test_what_if_and_sensitivities_are_asked_of_the_graph_at_hand(plan: Plan) -> None:
     answered = whatif(plan, [{"workload.response.fixed": 64}], model_of)
-    assert answered.answers[0].outlook is not None
+    assert answered.answers[0].metrics is not None
     assert {one.name for one in sensitivities(plan, model_of)} >= {"batch size", "response length"}
 
 

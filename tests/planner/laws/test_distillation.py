@@ -75,8 +75,8 @@ def test_what_is_said_of_a_plan_has_no_word_of_rewards(num_teachers: int) -> Non
 def test_what_if_and_sensitivities_are_asked_of_the_teachers_too() -> None:
     plan = planned()
     answers = whatif(plan, [{"models.teacher.num_layers": 12}], model_of).answers
-    assert answers[0].outlook is not None
-    assert answers[0].outlook.step_seconds > plan.period_seconds
+    assert answers[0].metrics is not None
+    assert answers[0].metrics.step_seconds > plan.period_seconds
     assert {one.name for one in sensitivities(plan, model_of)} >= {"batch size", "response length"}
 
 

@@ -201,8 +201,8 @@ def test_a_second_kind_of_nodes_never_makes_a_plan_slower() -> None:
 def test_weights_go_between_kinds_over_the_fabric_that_joins_them() -> None:
     facts = mixed_facts(batch_size=4)
     model, spec = model_of(facts), facts.models.actor
-    inside = model.move_seconds(RefitQuery(model=spec, source=Layout(), target=Layout(), overlap=0))
-    across = model.move_seconds(RefitQuery(model=spec, source=Layout(), target=Layout(), overlap=0, target_part=1))
+    inside = model.refit_seconds(RefitQuery(model=spec, source=Layout(), target=Layout(), overlap=0))
+    across = model.refit_seconds(RefitQuery(model=spec, source=Layout(), target=Layout(), overlap=0, target_part=1))
     assert across.total > 5 * inside.total  # the fabric has a tenth of the bandwidth of either kind's own links
 
 

@@ -109,8 +109,8 @@ def test_the_example_is_planned_played_and_explained() -> None:
     assert "A plan of the job's own graph for" in html.unescape(page)
     assert {wait.task for wait in explain(plan).critical_path} >= {"actor_generate"}
     answers = whatif(plan, [{"models.teacher.num_layers": 128}], model_of).answers
-    assert answers[0].outlook is not None
-    assert answers[0].outlook.step_seconds > plan.period_seconds
+    assert answers[0].metrics is not None
+    assert answers[0].metrics.step_seconds > plan.period_seconds
 
 
 @pytest.mark.parametrize("seed", range(MOST_STAGES - 2))
@@ -196,7 +196,7 @@ def test_what_if_the_graph_were_another_is_known_of_a_new_plan_alone() -> None:
             setting if "algorithm.stages.1.name" in setting else {**setting, "algorithm.stages.2.may_stream": False}
         )
         (same,) = whatif(plan, [changed], model_of).answers
-        assert (same.fits, same.outlook) == (False, None)
-        assert same.broken[0].startswith("the plan's stages or their edges differ from those of the job's graph")
+        assert (same.fits, same.metrics) == (False, None)
+        assert same.violations[0].startswith("the plan's stages or their edges differ from those of the job's graph")
         (again,) = whatif(plan, [changed], model_of, replan=True, limits=LIMITS).answers
         assert again.fits

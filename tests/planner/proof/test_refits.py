@@ -30,6 +30,6 @@ def test_a_refit_that_must_copy_takes_the_least_of_pools_that_are_apart_and_of_o
     facts, site = small_facts(), Site(0, Layout())
     model, stage = AnalyticModel(facts.cluster, facts.workload, facts.precision), PPO_GRAPH.by_name["actor_generate"]
     move = RefitQuery(model=facts.models.actor, source=site.layout, target=site.layout, overlap=0, generates=True)
-    apart, nested = (model.move_seconds(replace(move, overlap=overlap)).total for overlap in (0, 1))
+    apart, nested = (model.refit_seconds(replace(move, overlap=overlap)).total for overlap in (0, 1))
     assert nested < apart
     assert Refits(facts, model)._least(stage, site, site) == nested

@@ -17,7 +17,7 @@ def test_the_job_on_other_numbers_of_ranks_has_a_point_for_each_and_its_speed_up
     found = whatif(plan, size_settings(facts.cluster, [1, 2]), model_of, replan=True)
     page = sizes(found)
     assert circles(page) == 2
-    first, second = (answer.outlook.step_seconds for answer in found.answers if answer.outlook)
+    first, second = (answer.metrics.step_seconds for answer in found.answers if answer.metrics)
     assert f"{first / second:.2f}" in Outline(page).text
     assert "--sizes 8,16,32" in sizes(None)
 
@@ -27,7 +27,7 @@ def test_a_size_without_a_plan_has_no_point_and_says_why() -> None:
     plan = random_plan(0, facts, model_of(facts))
     found = whatif(plan, size_settings(facts.cluster, [1, 2]), model_of)
     refused = next(answer for answer in found.answers if answer.setting["cluster.ranks_per_node"] == 1)
-    assert refused.broken
+    assert refused.violations
     page = sizes(found)
     assert circles(page) == 1
-    assert refused.broken[0] in " ".join(Outline(page).text)
+    assert refused.violations[0] in " ".join(Outline(page).text)

@@ -29,16 +29,16 @@ def test_what_is_too_slow_is_not_weighed() -> None:
     model = cost_model(FACTS.cluster, FACTS.workload, FACTS.precision)
     stage, most = PPO_GRAPH.by_name["actor_train"], {PoolKind(0, FACTS.cluster.num_ranks): TimeLimit(1e-9, 1e-9)}
     found = frontier(FACTS, model, stage, (), time_limits=most)
-    assert found.rejected[TOO_SLOW] >= found.questions.num_time_costs > 0
-    assert found.questions.num_memory_costs == 0
+    assert found.rejected[TOO_SLOW] >= found.queries.num_time_costs > 0
+    assert found.queries.num_memory_costs == 0
 
 
 def test_a_generation_that_is_too_slow_however_it_is_played_is_not_timed() -> None:
     model = cost_model(FACTS.cluster, FACTS.workload, FACTS.precision)
     stage, kind = PPO_GRAPH.by_name["actor_generate"], PoolKind(0, FACTS.cluster.num_ranks)
     found = frontier(FACTS, model, stage, (), time_limits={kind: TimeLimit(1e-9, 1e-9)})
-    assert found.rejected[TOO_SLOW] >= found.questions.num_memory_costs > 0
-    assert found.questions.num_time_costs == found.questions.num_generations == 0
+    assert found.rejected[TOO_SLOW] >= found.queries.num_memory_costs > 0
+    assert found.queries.num_time_costs == found.queries.num_generations == 0
 
 
 class Crowded(RandomModel):

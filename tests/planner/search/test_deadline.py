@@ -25,7 +25,7 @@ QUESTIONS = {
     "seconds": CALL,
     "tail_seconds": CALL,
     "memory": CALL,
-    "move_seconds": MOVE,
+    "refit_seconds": MOVE,
     "transfer_seconds": 1e6,
 }
 

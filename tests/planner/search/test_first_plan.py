@@ -46,7 +46,7 @@ def test_a_first_plan_takes_less_work_and_is_no_faster_than_the_best(seed: int) 
     assert first is not None
     assert isinstance(best, Plan)
     assert first.objective_seconds >= best.period_seconds * (1 - 1e-5)
-    assert sum(one.questions.num_time_costs for one in costs.costed_frontiers) < best.solver.work.num_time_costs
+    assert sum(one.queries.num_time_costs for one in costs.costed_frontiers) < best.solver.work.num_time_costs
 
 
 @seeds(2, all=4)

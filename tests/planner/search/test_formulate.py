@@ -128,7 +128,7 @@ def test_a_refit_lasts_as_long_as_the_cost_model_says_of_each_two_layouts() -> N
             spec = FACTS.models.spec(PPO_GRAPH.by_name[task.target].role)
             for (one, other, overlap), ticks in task.ticks.items():
                 move = RefitQuery(model=spec, source=Layout.parse(one), target=Layout.parse(other), overlap=overlap)
-                assert ticks == math.floor(model.move_seconds(move).total / formulation.tick_seconds)
+                assert ticks == math.floor(model.refit_seconds(move).total / formulation.tick_seconds)
             layouts = [
                 {option.resource.layout for option in formulation.problem.modes(c)} for c in (task.source, task.target)
             ]

@@ -29,4 +29,4 @@ def test_side_by_side_every_stage_has_the_frontier_that_it_has_alone() -> None:
 
     found = costs.in_parallel(work, PPO_GRAPH.stages, prepare=lambda: None, on_start=lambda _: None)
     assert found == [frontier(FACTS, ToyModel(FACTS), stage, (PIN,)) for stage in PPO_GRAPH.stages]
-    assert [one.questions for one in costs.costed_frontiers] == [one.questions for one in found]
+    assert [one.queries for one in costs.costed_frontiers] == [one.queries for one in found]

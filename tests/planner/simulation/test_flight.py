@@ -1,4 +1,4 @@
-"""How a turn ends: what it waits for, what it delivers first, and that the cost model's turns end as these do."""
+"""How a period ends: what it waits for, what it delivers first, and that the cost model's turns end as these do."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from meshwright.profiles.errors import BadInput
 from tests.planner.simulation.test_simulated_flight import TIMES
 
 
-def sequence(row: int, *, step: int = 0, first_turn: int = 0) -> SimulatedSequence:
-    return SimulatedSequence(step=step, row=row, prompt_tokens=1, response_tokens=1, first_period=first_turn)
+def sequence(row: int, *, step: int = 0, first_period: int = 0) -> SimulatedSequence:
+    return SimulatedSequence(step=step, row=row, prompt_tokens=1, response_tokens=1, first_period=first_period)
 
 
 def flight(
@@ -27,13 +27,13 @@ def flight(
     ended: Iterable[SimulatedSequence] = (),
     live: Iterable[SimulatedSequence] = (),
     waiting: Iterable[SimulatedSequence] = (),
-    turn: int = 0,
+    period: int = 0,
 ) -> Flight[SimulatedSequence, SimulatedGroup, SimulatedSequence]:
-    """In the middle of a turn."""
+    """In the middle of a period."""
     group = SimulatedGroup(0, 8)
     group.live.extend(live)
     found: Flight[SimulatedSequence, SimulatedGroup, SimulatedSequence] = Flight([group])
-    found.resume(turn, waiting, ended)
+    found.resume(period, waiting, ended)
     return found
 
 
@@ -59,29 +59,29 @@ def test_a_prompt_that_waits_for_a_slot_holds_its_step_back() -> None:
 def test_what_is_delivered_leaves_the_flight_in_order_and_what_is_not_stays() -> None:
     found = flight(ended=[sequence(3, step=1), sequence(2), sequence(0)])
     delivered = found.run_period((), WholeStep(0), process_sampled=lambda _: (), step=lambda _: 0)
-    assert (rows(delivered), rows(found.ended), found.turn) == ([0, 2], [3], 1)
+    assert (rows(delivered), rows(found.ended), found.period) == ([0, 2], [3], 1)
 
 
 def test_those_that_ended_first_are_delivered_first_but_due_ones_before_them() -> None:
-    ended = [sequence(5, first_turn=3), sequence(6, first_turn=3), sequence(7, first_turn=2)]
-    assert rows(FirstEnded(2, max_deferral=1)(flight(ended=ended, turn=3))) == [5, 7]
+    ended = [sequence(5, first_period=3), sequence(6, first_period=3), sequence(7, first_period=2)]
+    assert rows(FirstEnded(2, max_deferral=1)(flight(ended=ended, period=3))) == [5, 7]
 
 
 @pytest.mark.parametrize(("max_deferral", "delivered"), [(1, None), (2, [0, 1])])
 def test_a_turn_does_not_end_before_a_due_sequence_has(max_deferral: int, delivered: list[int] | None) -> None:
-    ended = [sequence(row, first_turn=3) for row in range(4)]
-    found = flight(ended=ended, live=[sequence(9, first_turn=2)], turn=3)
+    ended = [sequence(row, first_period=3) for row in range(4)]
+    found = flight(ended=ended, live=[sequence(9, first_period=2)], period=3)
     assert rows(FirstEnded(2, max_deferral)(found)) == delivered
 
 
 def test_the_last_turns_deliver_what_is_left() -> None:
-    assert rows(FirstEnded(4, max_deferral=1)(flight(ended=[sequence(0)], turn=9))) == [0]
-    assert rows(FirstEnded(4, max_deferral=1)(flight(turn=9))) == []
+    assert rows(FirstEnded(4, max_deferral=1)(flight(ended=[sequence(0)], period=9))) == [0]
+    assert rows(FirstEnded(4, max_deferral=1)(flight(period=9))) == []
 
 
 def test_more_due_sequences_than_a_batch_holds_get_a_sentence() -> None:
     with pytest.raises(BadInput, match="3 sequences are due in one period that delivers 2"):
-        FirstEnded(2, max_deferral=1)(flight(ended=[sequence(row) for row in range(3)], turn=1))
+        FirstEnded(2, max_deferral=1)(flight(ended=[sequence(row) for row in range(3)], period=1))
 
 
 NUM_ROWS, NUM_TURNS = 8, 12
@@ -114,7 +114,7 @@ def test_the_cost_model_ends_turns_in_the_rounds_in_which_a_flight_ends_them(ove
     ids=str,
 )
 def test_every_small_flight_ends_its_turns_when_the_arrays_do(overlap: Overlap, num_slots: int) -> None:
-    """All orders of short and long sequences, two rows a turn, in three turns; the arrays have a case in each row."""
+    """All orders of short and long sequences, two rows a period, in three turns; the arrays have a case in each row."""
     num_rows, num_turns = 2, 3
     in_flight = overlap.in_flight(num_rows)
     cases = np.array(list(product((1, 3), repeat=in_flight + (num_turns - 1) * num_rows)))
@@ -132,7 +132,7 @@ def test_every_small_flight_ends_its_turns_when_the_arrays_do(overlap: Overlap, 
 
 
 def _rounds_of_a_flight(batches: np.ndarray, num_slots: int, overlap: Overlap, num_turns: int) -> list[int]:
-    """The rounds of each turn of a flight whose responses have these lengths, [batch, row]."""
+    """The rounds of each period of a flight whose responses have these lengths, [batch, row]."""
     num_rows = batches.shape[1]
     arriving = (
         SimulatedSequence(step=step, row=row, prompt_tokens=1, response_tokens=int(tokens))
@@ -140,10 +140,10 @@ def _rounds_of_a_flight(batches: np.ndarray, num_slots: int, overlap: Overlap, n
         for row, tokens in enumerate(of_step)
     )
     simulated, num_rounds = SimulatedFlight(num_slots, 1, TIMES), []
-    for turn in range(num_turns):
-        admitted = list(islice(arriving, num_rows if turn else overlap.in_flight(num_rows)))
+    for period in range(num_turns):
+        admitted = list(islice(arriving, num_rows if period else overlap.in_flight(num_rows)))
         simulated.run_period(
-            admitted, FirstEnded(num_rows, overlap.max_deferral) if overlap.overcommit else WholeStep(turn)
+            admitted, FirstEnded(num_rows, overlap.max_deferral) if overlap.overcommit else WholeStep(period)
         )
         num_rounds.append(simulated.num_rounds)
     return num_rounds

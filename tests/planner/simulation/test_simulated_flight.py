@@ -83,13 +83,13 @@ class RuntimesFlight:
             return []
         self._drawn.remove(group.first_slot)
         zeros = np.zeros(len(group.live))
-        responses, _ = group.record(zeros.astype(int), zeros, version=self._flight.turn, finish=_by_length)
+        responses, _ = group.record(zeros.astype(int), zeros, version=self._flight.period, finish=_by_length)
         return responses
 
     def _advance(self, group: LiveGroup) -> int:
         num_admitted, waiting = 0, self._flight.waiting
         while waiting and not group.is_full:
-            group.add(PartialResponse(prompt=waiting.popleft(), first_period=self._flight.turn))
+            group.add(PartialResponse(prompt=waiting.popleft(), first_period=self._flight.period))
             num_admitted += 1
         if group.live:
             self._drawn.add(group.first_slot)

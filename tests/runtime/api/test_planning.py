@@ -125,6 +125,6 @@ def test_planning_other_facts_is_what_a_what_if_finds_that_plans_again(facts: ap
     other = api.plan(api.with_setting(facts, setting))
     (answer,) = api.whatif(plan, [setting], replan=True).answers
     assert isinstance(other, api.Plan)
-    assert answer.outlook is not None
+    assert answer.metrics is not None
     gap = other.solver.requested_gap  # it begins with the plan, and looks for what is better by more
-    assert answer.outlook.step_seconds == pytest.approx(other.period_seconds, rel=gap)
+    assert answer.metrics.step_seconds == pytest.approx(other.period_seconds, rel=gap)

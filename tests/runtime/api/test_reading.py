@@ -9,7 +9,7 @@ import pytest
 
 from meshwright import api
 from meshwright.profiles.trace import write_spans
-from meshwright.runtime.api.run_files import read_learned
+from meshwright.runtime.api.run_files import read_training_curves
 from meshwright.runtime.records.kept_responses import KeptResponse, write_samples
 
 
@@ -46,7 +46,7 @@ def test_what_a_run_learned_is_read_from_its_directory(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     kept = KeptResponse(step=2, row=0, prompt="a", response="b", score=1.0, response_tokens=1, truncated=False)
     write_samples(tmp_path, [kept])
-    found = read_learned(tmp_path)
+    found = read_training_curves(tmp_path)
     assert found.curves == {"score": [(0, 0.0), (1, 0.5), (2, 1.0)], "seconds": [(0, 1.0), (1, 1.0), (2, 1.0)]}
     assert [(one.step, one.response, one.score) for one in found.samples] == [(2, "b", 1.0)]
-    assert read_learned(tmp_path / "none").curves == {}
+    assert read_training_curves(tmp_path / "none").curves == {}

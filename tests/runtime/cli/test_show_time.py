@@ -79,9 +79,9 @@ def test_a_what_if_tells_room_in_gibibytes_and_below_it_what_changes(capsys: pyt
     answer = Consequence(
         setting={"cluster.nodes": 2},
         fits=False,
-        outlook=changed,
+        metrics=changed,
         difference=changed.minus(planned),
-        broken=("too large.",),
+        violations=("too large.",),
         extrapolated=(),
         notes=(),
     )

@@ -22,7 +22,13 @@ FOUND = RunStatus(
     step_seconds=2.0,
     tokens_per_second=1234.0,
     staleness_bound=2,
-    learned={"score": 0.75, "staleness": 0.5, "max_staleness": 1.0, "token_mult_prob_error": 1.01, "gen_kl_error": 0.5},
+    training_metrics={
+        "score": 0.75,
+        "staleness": 0.5,
+        "max_staleness": 1.0,
+        "token_mult_prob_error": 1.01,
+        "gen_kl_error": 0.5,
+    },
     held_out=(
         {"step": 0, "mean_score": 0.1, "standard_error": 0.2},
         {"step": 20, "mean_score": 0.9, "standard_error": 0.2},
@@ -86,10 +92,10 @@ def test_held_out_reward_is_told_against_the_first(shown: str) -> None:
 
 def test_what_teachers_say_of_held_out_prompts_is_told_as_a_divergence(shown: str) -> None:
     """Their mean score is the negative of it."""
-    learned = {**FOUND.learned, "kl_to_teachers_per_token": 0.3}
+    learned = {**FOUND.training_metrics, "kl_to_teachers_per_token": 0.3}
     held_out = tuple({**one, "mean_score": -one["mean_score"]} for one in FOUND.held_out)
     told = "held-out KL to the teachers per token after 20 updates: 0.900 ± 0.200, 0.100 at the first evaluation"
-    assert told in _text(replace(FOUND, learned=learned, held_out=held_out))
+    assert told in _text(replace(FOUND, training_metrics=learned, held_out=held_out))
 
 
 def test_a_run_without_a_step_says_so() -> None:

@@ -24,7 +24,7 @@ def test_a_what_if_is_a_difference_against_the_plan(call: Call, plan: Path) -> N
     answer = json.loads(call("whatif", plan, "--set", "workload.response.p99=12,24", "--price", "3", "--json").out)
     shorter, same = answer["answers"]
     assert shorter["difference"]["step_seconds"] < 0
-    assert shorter["outlook"]["money"] == pytest.approx(3 * shorter["outlook"]["gpu_hours"])
+    assert shorter["metrics"]["money"] == pytest.approx(3 * shorter["metrics"]["gpu_hours"])
     assert same["difference"]["step_seconds"] == 0
     shown = call("whatif", plan, "--set", "workload.response.p99=12")
     assert shown.code == 0

@@ -96,7 +96,7 @@ def test_a_plan_that_cannot_go_on_is_left_whatever_that_takes(tmp_path: Path) ->
         assert found._search is not None
         answer = found._search.answer()
         assert isinstance(answer, Replanned)
-        found._candidate = replace(answer, kept_seconds=None, broken="rank 0 needs 9 GiB.")
+        found._candidate = replace(answer, old_plan_seconds=None, reason_not_kept="rank 0 needs 9 GiB.")
         assert found.request(EVERY + 1, 1e6) == RankRequest(replan=True)
         found.write(EVERY + 1)
         [restart] = read_restarts(found._request.out)

@@ -36,7 +36,7 @@ def test_a_run_that_goes_as_planned_is_told_so(plan: Plan, tmp_path: Path) -> No
 
 def test_what_was_learned_is_the_mean_of_the_last_steps(plan: Plan, tmp_path: Path) -> None:
     write_run(plan, tmp_path, steps=RECENT + 5)
-    learned = StatusReader(tmp_path).read().learned
+    learned = StatusReader(tmp_path).read().training_metrics
     assert learned["score"] == pytest.approx(5 + (RECENT - 1) / 2)
     assert "step" not in learned
 
