@@ -27,7 +27,7 @@ from meshwright.planner.plan.steps_ahead import search_cases, steps_ahead_patter
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.program.check_program import require_sound
 from meshwright.planner.program.program import lower, output_owners
-from meshwright.planner.search.choice_costs import cost_call
+from meshwright.planner.search.choice_costs import cost_query
 from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontiers import frontier, frontiers
 from meshwright.planner.search.legal_choices import check_pins, legal_choices
@@ -110,7 +110,7 @@ def test_a_cap_is_of_all_ranks_that_share_a_sequence_and_costs_what_as_many_rows
         assert schedule_rules(facts, stage, layout, cap) == ()
         assert cap in schedules(facts, stage, layout, extra_choices=ExtraChoices(caps=(2 * longest,)))
         capped, rows = (
-            cost_call(model, query_for_choice(facts, stage, Choice(layout, schedule), deferral=0))
+            cost_query(model, query_for_choice(facts, stage, Choice(layout, schedule), deferral=0))
             for schedule in (cap, Schedule(micro_batch_size=2))
         )
         assert capped.peak_bytes == pytest.approx(rows.peak_bytes, rel=0.001)
@@ -134,7 +134,7 @@ def test_of_two_sequences_at_a_time_each_replica_of_two_takes_one_no_slower() ->
     for name in ("ref_logprob", "actor_train"):
         stage = PPO_GRAPH.by_name[name]
         cut, apart = (
-            cost_call(
+            cost_query(
                 model,
                 query_for_choice(facts, stage, Choice(Layout.parse(layout), Schedule(micro_batch_size=n)), deferral=0),
             )

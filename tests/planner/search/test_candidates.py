@@ -2,7 +2,7 @@ import numpy as np
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.planner.plan.cost_queries import query_for_choice
-from meshwright.planner.search.choice_costs import Candidate, CostedChoices, cost_call, undominated
+from meshwright.planner.search.choice_costs import Candidate, CostedChoices, cost_query, undominated
 from meshwright.planner.search.legal_choices import legal_choices
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.choice_table import ChoiceTable, ScheduleTable
@@ -22,7 +22,7 @@ def test_a_choice_is_costed_as_the_model_answers() -> None:
         stage = PPO_GRAPH.by_name[name]
         choice = next(legal_choices(facts, stage, 4, ()))
         call = query_for_choice(facts, stage, choice, deferral=0)
-        found, memory = cost_call(model, call), model.memory(call)
+        found, memory = cost_query(model, call), model.memory(call)
         assert (found.choice, found.seconds) == (choice, model.seconds(call).total)
         assert found.peak_bytes == memory.resident.total + memory.transient.total
         assert 0 < found.weights_bytes <= found.resident_bytes
