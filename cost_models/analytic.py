@@ -41,13 +41,14 @@ from meshwright.cost_models.protocol import (
     QueriedLayoutCosts,
     QueryLoop,
     RefitQuery,
+    RefitTable,
     SecondsColumns,
     StageQuery,
 )
 from meshwright.cost_models.rollout_cost import Replica, RolloutCosts
 from meshwright.cost_models.rounds import replica_responses
 from meshwright.cost_models.steady_state import Overlap, SteadyState
-from meshwright.profiles.choice_table import ChoiceTable, LayoutColumns, PassSettings, ScheduleTable, field_values
+from meshwright.profiles.choice_table import ChoiceTable, LayoutColumns, PassSettings, ScheduleTable
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
 from meshwright.profiles.elementwise import BoolArray, FloatArray, IntArray, N, sum_of
 from meshwright.profiles.errors import BadInput
@@ -340,17 +341,8 @@ class AnalyticModel(QueryLoop):
     def refit_seconds(self, move: RefitQuery) -> Cost:
         return communication.refit_seconds(move, self._cluster, self._efficiency, self._size, self._engine)
 
-    def seconds_of_refits(self, moves: Sequence[RefitQuery]) -> FloatArray:
-        uses_loader = self._engine is not None and not self._engine.refit.in_place
-        if not moves or any(move.quantises or (move.generates and uses_loader) for move in moves):
-            return super().seconds_of_refits(moves)
-        (model,) = {move.model for move in moves}
-        columns = np.array([field_values(communication.transfer_of(move)) for move in moves], dtype=np.float64).T
-        transfers = communication.WeightTransfer(*columns)
-        terms: TermSums[FloatArray] = communication.sharded_refit(
-            transfers, model, self._cluster, self._efficiency, self._size
-        )
-        return terms.total
+    def seconds_of_refits(self, refits: RefitTable) -> FloatArray:
+        return communication.seconds_of_refits(refits, self._cluster, self._efficiency, self._size, self._engine)
 
     def transfer_seconds(self, num_bytes: float) -> Cost:
         return communication.experience_seconds(num_bytes, self._cluster, self._efficiency)

@@ -6,7 +6,7 @@ transfers; a corrected number counts as interpolated at best.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 
 import numpy as np
@@ -25,6 +25,7 @@ from meshwright.cost_models.protocol import (
     QueriedLayoutCosts,
     QueryLoop,
     RefitQuery,
+    RefitTable,
     StageQuery,
 )
 from meshwright.profiles.choice_table import ChoiceTable
@@ -78,8 +79,8 @@ class BlendedModel(AnalyticModel):
     def refit_seconds(self, move: RefitQuery) -> Cost:
         return _corrected_cost(super().refit_seconds(move), self._table, Traffic.REFIT)
 
-    def seconds_of_refits(self, moves: Sequence[RefitQuery]) -> FloatArray:
-        return QueryLoop.seconds_of_refits(self, moves)
+    def seconds_of_refits(self, refits: RefitTable) -> FloatArray:
+        return self._table.corrected(Traffic.REFIT, super().seconds_of_refits(refits))
 
     def transfer_seconds(self, num_bytes: float) -> Cost:
         return _corrected_cost(super().transfer_seconds(num_bytes), self._table, Traffic.TRANSFER)

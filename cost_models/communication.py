@@ -15,7 +15,7 @@ to the ranks of one node are combined (NCCL 2.12, PXN), so that a rank sends one
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeAlias
 
@@ -25,13 +25,13 @@ from meshwright.cost_models.cost import Cost, Source, Tally, TermSums, cost_of, 
 from meshwright.cost_models.measured import Curve
 from meshwright.cost_models.memory_cost import offloaded_state
 from meshwright.cost_models.params import ShardedModel, fullest_part
-from meshwright.cost_models.protocol import RefitQuery
+from meshwright.cost_models.protocol import RefitQuery, RefitTable
 from meshwright.profiles.choice_table import Degrees
 from meshwright.profiles.efficiency import Efficiency, Protocol
-from meshwright.profiles.elementwise import FloatArray, N, maximum, minimum, where
+from meshwright.profiles.elementwise import FloatArray, IntArray, N, maximum, minimum, where
 from meshwright.profiles.frameworks import Engine
 from meshwright.profiles.hardware import Cluster
-from meshwright.profiles.layout import layers_per_stage
+from meshwright.profiles.layout import Layout, layers_per_stage
 from meshwright.profiles.model_parts.fp8_weights import linears_of
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Offload
@@ -224,58 +224,28 @@ _TENSORS_PER_ADAPTED = 2
 def refit_seconds(
     move: RefitQuery, cluster: Cluster, efficiency: Efficiency, element_bytes: int, engine: Engine | None = None
 ) -> Cost:
-    """Return the seconds of a refit: `loader_refit_seconds` through the loader of a generation engine, else
-    `sharded_refit_seconds`.
-
-    Quantising to 8-bit floats on arrival is added if the move does so.
-    """
-    if move.generates and engine and not engine.refit.in_place:
-        moved = loader_refit_seconds(move, cluster, efficiency, element_bytes)
-    else:
-        moved = sharded_refit_seconds(move, cluster, efficiency, element_bytes)
-    return moved + _quantising_seconds(move, cluster, efficiency, element_bytes) if move.quantises else moved
+    """Return the seconds of a refit; see `refit_terms`."""
+    return cost_of(
+        refit_terms(move, transfer_of(move), cluster, efficiency, element_bytes=element_bytes, engine=engine).addends
+    )
 
 
-def _quantising_seconds(move: RefitQuery, cluster: Cluster, efficiency: Efficiency, element_bytes: int) -> Cost:
-    """Return the seconds of the fullest rank, which reads the weights twice (scales, rounding) and writes 8 bits."""
-    model, target = move.model, move.target
-    num_weights = max(layers_per_stage(model, target.pp)) * linears_of(model.shard(target.tp)).num_weights
-    bandwidth = cluster.device.memory_bytes_per_second * efficiency.elementwise_bytes
-    tally = Tally()
-    tally.add("quantising", num_weights * (2 * element_bytes + 1) / bandwidth)
-    return tally.cost()
-
-
-def loader_refit_seconds(move: RefitQuery, cluster: Cluster, efficiency: Efficiency, element_bytes: int) -> Cost:
-    """Return the seconds of a refit through an engine's weight loader: message latencies + all weights / bandwidth.
-
-    Whole tensors are broadcast; every rank of the engine receives all of them and keeps its part. A broadcast passes
-    from rank to rank, so tensors cross each link once however many ranks receive them (Patarasuk and Yuan, JPDC 69(2),
-    2009, section 3). Each expert is a tensor. Gathering the source's shards and loading a tensor are not included.
-    """
-    model = move.model
-    link = cluster.link(move.source.num_ranks + move.target.num_ranks - move.overlap)
-    tensors = _TENSORS_PER_LAYER * model.num_layers
-    if model.experts:
-        tensors += 2 * model.experts.num_experts * (model.num_layers - model.num_dense_layers)
-    bandwidth = link.bytes_per_second * efficiency.transfer_bytes
-    tally = Tally()
-    tally.add("weight messages", tensors * (link.seconds + cluster.device.launch_seconds))
-    tally.add("weight bytes", element_bytes * model.num_params / bandwidth)
-    return tally.cost()
-
-
-def sharded_refit_seconds(move: RefitQuery, cluster: Cluster, efficiency: Efficiency, element_bytes: int) -> Cost:
-    """Return the seconds of a refit of trained weights; see `sharded_refit`."""
-    return cost_of(sharded_refit(transfer_of(move), move.model, cluster, efficiency, element_bytes).addends)
+def seconds_of_refits(
+    refits: RefitTable, cluster: Cluster, efficiency: Efficiency, element_bytes: int, engine: Engine | None = None
+) -> FloatArray:
+    """Return the seconds of several refits, [refits]; see `refit_terms`."""
+    return refit_terms(
+        refits, transfers_of(refits), cluster, efficiency, element_bytes=element_bytes, engine=engine
+    ).total
 
 
 @dataclass(frozen=True)
 class WeightTransfer(Generic[N]):
-    """The sizes that the seconds of a refit depend on, for one refit or for several, [moves].
+    """The sizes that the seconds of a refit depend on, for one refit or for several, [refits].
 
     `num_params` are the trained parameters that a target rank receives, `num_slices` the source ranks that send to it,
-    and `num_layers` its layers. `num_unmoved` target ranks keep the shard that they have.
+    and `num_layers` its layers. `num_unmoved` target ranks keep the shard that they have. `num_quantised` weights of a
+    target rank become 8-bit floats.
     """
 
     num_params: N
@@ -285,19 +255,125 @@ class WeightTransfer(Generic[N]):
     target_ranks: N
     union_ranks: N
     num_unmoved: N
+    num_quantised: N
 
 
 def transfer_of(move: RefitQuery) -> WeightTransfer[float]:
     """Return the sizes that the seconds of a refit depend on."""
     source, target = move.source, move.target
+    num_params, num_layers, num_quantised = _target_sizes(move.model, target, move.quantises)
     return WeightTransfer(
-        num_params=fullest_part(move.model, target.tp, target.pp, target.expert_replicas).trained.num_params,
+        num_params=num_params,
         num_slices=source.max_overlapping_shards(target),
-        num_layers=max(layers_per_stage(move.model, target.pp)),
+        num_layers=num_layers,
         source_ranks=source.num_ranks,
         target_ranks=target.num_ranks,
         union_ranks=source.num_ranks + target.num_ranks - move.overlap,
         num_unmoved=move.overlap if source == target else 0,
+        num_quantised=num_quantised,
+    )
+
+
+def transfers_of(refits: RefitTable) -> WeightTransfer[FloatArray]:
+    """Return the sizes that the seconds of several refits depend on, each [refits]."""
+    sources, targets = ([placed.layout for placed in end] for end in (refits.sources, refits.targets))
+    sizes = [_target_sizes(refits.model, target, refits.quantises) for target in targets]
+    num_params, num_layers, num_quantised = np.array(sizes, dtype=np.float64)[refits.target_index].T
+    source_ranks = np.array([source.num_ranks for source in sources], dtype=np.float64)[refits.source_index]
+    target_ranks = np.array([target.num_ranks for target in targets], dtype=np.float64)[refits.target_index]
+    position = {layout: index for index, layout in enumerate((*sources, *targets))}
+    source_layout = np.array([position[source] for source in sources])[refits.source_index]
+    target_layout = np.array([position[target] for target in targets])[refits.target_index]
+    return WeightTransfer(
+        num_params=num_params,
+        num_slices=_slices_of_each(sources, targets, refits),
+        num_layers=num_layers,
+        source_ranks=source_ranks,
+        target_ranks=target_ranks,
+        union_ranks=source_ranks + target_ranks - refits.overlap,
+        num_unmoved=np.where(source_layout == target_layout, refits.overlap, 0.0),
+        num_quantised=num_quantised,
+    )
+
+
+def _slices_of_each(sources: Sequence[Layout], targets: Sequence[Layout], refits: RefitTable) -> FloatArray:
+    """Return the source ranks that send to one target rank in each refit, [refits].
+
+    Layouts that shard the weights equally have equal ones, so that few pairs are computed.
+    """
+    (first_sources, source_way), (first_targets, target_way) = (_by_weight_axes(end) for end in (sources, targets))
+    slices = np.array(
+        [[source.max_overlapping_shards(target) for target in first_targets] for source in first_sources],
+        dtype=np.float64,
+    )
+    num_slices: FloatArray = slices[source_way[refits.source_index], target_way[refits.target_index]]
+    return num_slices
+
+
+def _by_weight_axes(layouts: Sequence[Layout]) -> tuple[list[Layout], IntArray]:
+    """Return a layout for each way to shard weights, and the position of the way of each of the layouts, [layouts]."""
+    axes = [(layout.tp, layout.pp, layout.ep, layout.etp) for layout in layouts]
+    first = dict(zip(reversed(axes), reversed(layouts), strict=True))
+    position = {way: index for index, way in enumerate(first)}
+    return list(first.values()), np.array([position[way] for way in axes])
+
+
+def _target_sizes(model: ModelSpec, target: Layout, quantises: bool) -> tuple[float, float, float]:
+    """Return the parameters that a target rank receives, its layers, and how many weights it quantises."""
+    num_layers = max(layers_per_stage(model, target.pp))
+    num_quantised = num_layers * linears_of(model.shard(target.tp)).num_weights if quantises else 0
+    num_params = fullest_part(model, target.tp, target.pp, target.expert_replicas).trained.num_params
+    return num_params, num_layers, num_quantised
+
+
+def refit_terms(
+    refits: RefitQuery | RefitTable,
+    transfer: WeightTransfer[N],
+    cluster: Cluster,
+    efficiency: Efficiency,
+    *,
+    element_bytes: int,
+    engine: Engine | None,
+) -> TermSums[N]:
+    """Return the seconds of a refit: `loader_refit` through the loader of a generation engine, else `sharded_refit`.
+
+    If the target quantises to 8-bit floats on arrival, its fullest rank reads the weights twice (scales, rounding) and
+    writes 8 bits.
+    """
+    refit = loader_refit if refits.generates and engine and not engine.refit.in_place else sharded_refit
+    tally = refit(transfer, refits.model, cluster, efficiency, element_bytes)
+    if refits.quantises:
+        bandwidth = cluster.device.memory_bytes_per_second * efficiency.elementwise_bytes
+        tally.add("quantising", transfer.num_quantised * (2 * element_bytes + 1) / bandwidth)
+    return tally
+
+
+def loader_refit(
+    transfer: WeightTransfer[N], model: ModelSpec, cluster: Cluster, efficiency: Efficiency, element_bytes: int
+) -> TermSums[N]:
+    """Return the seconds of a refit through an engine's weight loader: message latencies + all weights / bandwidth.
+
+    Whole tensors are broadcast; every rank of the engine receives all of them and keeps its part. A broadcast passes
+    from rank to rank, so tensors cross each link once however many ranks receive them (Patarasuk and Yuan, JPDC 69(2),
+    2009, section 3). Each expert is a tensor. Gathering the source's shards and loading a tensor are not included.
+    """
+    tensors = _TENSORS_PER_LAYER * model.num_layers
+    if model.experts:
+        tensors += 2 * model.experts.num_experts * (model.num_layers - model.num_dense_layers)
+    link_seconds, link_bandwidth = _slowest_link(transfer, cluster)
+    tally = TermSums[N]()
+    tally.add("weight messages", tensors * (link_seconds + cluster.device.launch_seconds))
+    tally.add("weight bytes", element_bytes * model.num_params / (link_bandwidth * efficiency.transfer_bytes))
+    return tally
+
+
+def _slowest_link(transfer: WeightTransfer[N], cluster: Cluster) -> tuple[N, N]:
+    """Return the seconds of a message and the bytes per second on the slowest link between the ranks of both pools."""
+    within_node, beyond = cluster.link(1), cluster.link(cluster.ranks_per_node + 1)
+    is_within_node, zero = transfer.union_ranks <= cluster.ranks_per_node, 0 * transfer.union_ranks
+    return (
+        where(is_within_node, within_node.seconds, beyond.seconds + zero),
+        where(is_within_node, within_node.bytes_per_second, beyond.bytes_per_second + zero),
     )
 
 
@@ -315,10 +391,7 @@ def sharded_refit(
     copied_bytes = where(transfer.num_unmoved > 0, 2 * shard_bytes, 0 * shard_bytes)
     num_remote = transfer.target_ranks - transfer.num_unmoved
     sent_bytes = shard_bytes * num_remote / transfer.source_ranks
-    within_node, beyond = cluster.link(1), cluster.link(cluster.ranks_per_node + 1)
-    is_within_node = transfer.union_ranks <= cluster.ranks_per_node
-    link_seconds = where(is_within_node, within_node.seconds, beyond.seconds + 0 * shard_bytes)
-    bandwidth = where(is_within_node, within_node.bytes_per_second, beyond.bytes_per_second + 0 * shard_bytes)
+    link_seconds, bandwidth = _slowest_link(transfer, cluster)
     messages = transfer.num_slices * tensors * transfer.num_layers
     waiting_seconds = messages * (link_seconds + cluster.device.launch_seconds)
     sending_seconds = maximum(shard_bytes, sent_bytes) / (bandwidth * efficiency.transfer_bytes)

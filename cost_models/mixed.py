@@ -19,6 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import ge
 
+import numpy as np
+
 from meshwright.cost_models import communication
 from meshwright.cost_models.cost import Cost, Memory
 from meshwright.cost_models.kernels import element_bytes
@@ -30,11 +32,13 @@ from meshwright.cost_models.protocol import (
     QueriedLayoutCosts,
     QueryLoop,
     RefitQuery,
+    RefitTable,
     SecondsColumns,
     StageQuery,
 )
 from meshwright.profiles.choice_table import ChoiceTable
 from meshwright.profiles.efficiency import efficiency_of
+from meshwright.profiles.elementwise import FloatArray
 from meshwright.profiles.frameworks import Engine
 from meshwright.profiles.hardware import Cluster, Link, MixedCluster
 from meshwright.profiles.layout import Layout
@@ -99,6 +103,29 @@ class MixedModel(QueryLoop):
             return self._models[move.target_part].refit_seconds(move)
         ends = (*self._cluster.parts_of(move.source_part), *self._cluster.parts_of(move.target_part))
         return max((self._refit_between(move, part) for part in ends), key=lambda cost: cost.total)
+
+    def seconds_of_refits(self, refits: RefitTable) -> FloatArray:
+        """Return the seconds of several refits, [refits]; those between the same two parts are costed together."""
+        seconds = np.empty(len(refits))
+        source_part = np.array([source.part for source in refits.sources])[refits.source_index]
+        target_part = np.array([target.part for target in refits.targets])[refits.target_index]
+        for source, target in {*zip(source_part.tolist(), target_part.tolist(), strict=True)}:
+            are_these = (source_part == source) & (target_part == target)
+            seconds[are_these] = self._seconds_between(refits.filter(are_these), source, target)
+        return seconds
+
+    def _seconds_between(self, refits: RefitTable, source: int, target: int) -> FloatArray:
+        """Return the seconds of refits between two parts, as `refit_seconds` does, [refits]."""
+        if source == target < len(self._cluster.parts):
+            return self._models[target].seconds_of_refits(refits)
+        slowest = np.zeros(len(refits))
+        for part in (*self._cluster.parts_of(source), *self._cluster.parts_of(target)):
+            efficiency = efficiency_of(part.kind, part.device.name)
+            found = communication.seconds_of_refits(
+                refits, self._over_fabric(part), efficiency, self._size, self._engine
+            )
+            slowest = np.maximum(slowest, found)
+        return slowest
 
     def transfer_seconds(self, num_bytes: float) -> Cost:
         """Return the seconds of the slowest path: between parts, or within the slowest part."""

@@ -5,7 +5,7 @@ A query holds facts and one choice, so a cost model knows nothing of the search.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -14,7 +14,7 @@ import numpy as np
 
 from meshwright.cost_models.cost import WEIGHTS, Cost, Memory
 from meshwright.profiles.choice_table import ChoiceTable
-from meshwright.profiles.elementwise import FloatArray
+from meshwright.profiles.elementwise import BoolArray, FloatArray, IntArray
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Schedule
@@ -90,6 +90,58 @@ class RefitQuery:
     target_part: int = 0
     generates: bool = False
     quantises: bool = False
+
+
+class PlacedLayout(NamedTuple):
+    """A layout on a part of the cluster."""
+
+    part: int
+    layout: Layout
+
+
+@dataclass(frozen=True, eq=False)
+class RefitTable:
+    """Refits of one role's weights from several sources to several targets, to cost all of them at once.
+
+    Refit i goes from `sources[source_index[i]]` to `targets[target_index[i]]`, and `overlap[i]` ranks are in both
+    pools, all [refits]. The other fields are those of `RefitQuery`.
+    """
+
+    model: ModelSpec
+    sources: tuple[PlacedLayout, ...]
+    targets: tuple[PlacedLayout, ...]
+    source_index: IntArray
+    target_index: IntArray
+    overlap: IntArray
+    generates: bool = False
+    quantises: bool = False
+
+    def __len__(self) -> int:
+        return len(self.overlap)
+
+    def __iter__(self) -> Iterator[RefitQuery]:
+        """Yield each refit as a query."""
+        rows = zip(self.source_index.tolist(), self.target_index.tolist(), self.overlap.tolist(), strict=True)
+        for source, target, overlap in rows:
+            yield RefitQuery(
+                model=self.model,
+                source=self.sources[source].layout,
+                target=self.targets[target].layout,
+                overlap=overlap,
+                source_part=self.sources[source].part,
+                target_part=self.targets[target].part,
+                generates=self.generates,
+                quantises=self.quantises,
+            )
+
+    def filter(self, is_kept: BoolArray) -> RefitTable:
+        """Return the refits for which `is_kept`, [refits], is true."""
+        return replace(
+            self,
+            source_index=self.source_index[is_kept],
+            target_index=self.target_index[is_kept],
+            overlap=self.overlap[is_kept],
+        )
 
 
 class Memo(Generic[K, T]):
@@ -171,9 +223,9 @@ class ChoiceCosts(Protocol):
 class QueryLoop:
     """A mixin for cost models that have a method for one choice or refit only: it asks for several one by one."""
 
-    def seconds_of_refits(self: RefitCosts, moves: Sequence[RefitQuery]) -> FloatArray:
-        """Return the seconds of several refits, [moves]."""
-        return np.array([self.refit_seconds(move).total for move in moves], dtype=np.float64)
+    def seconds_of_refits(self: RefitCosts, refits: RefitTable) -> FloatArray:
+        """Return the seconds of several refits, [refits]."""
+        return np.array([self.refit_seconds(refit).total for refit in refits], dtype=np.float64)
 
     def seconds_of_choices(self: ChoiceCosts, query: StageQuery, choices: ChoiceTable) -> SecondsColumns:
         """Return the seconds of choices of the call's stage, each in place of the call's layout and schedule."""
@@ -261,8 +313,8 @@ class CostModel(Protocol):
         """Return the seconds that a refit takes on the ranks of both pools."""
         ...
 
-    def seconds_of_refits(self, moves: Sequence[RefitQuery]) -> FloatArray:
-        """Return the totals of `refit_seconds` of several refits, [moves]."""
+    def seconds_of_refits(self, refits: RefitTable) -> FloatArray:
+        """Return the totals of `refit_seconds` of several refits, [refits]."""
         ...
 
     def transfer_seconds(self, num_bytes: float) -> Cost:
@@ -331,8 +383,8 @@ class DelegatingCostModel:
     def refit_seconds(self, move: RefitQuery) -> Cost:
         return self._delegate().refit_seconds(move)
 
-    def seconds_of_refits(self, moves: Sequence[RefitQuery]) -> FloatArray:
-        return self._delegate().seconds_of_refits(moves)
+    def seconds_of_refits(self, refits: RefitTable) -> FloatArray:
+        return self._delegate().seconds_of_refits(refits)
 
     def transfer_seconds(self, num_bytes: float) -> Cost:
         return self._delegate().transfer_seconds(num_bytes)

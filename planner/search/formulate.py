@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from meshwright.cost_models.protocol import CostModel, RefitQuery
+from meshwright.cost_models.protocol import CostModel, PlacedLayout, RefitTable
 from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import StageTransfer
 from meshwright.planner.plan.evaluate import refit_name
@@ -37,7 +37,7 @@ from meshwright.planner.solver.problem import (
 )
 from meshwright.profiles.hardware import AnyCluster, max_usable_bytes
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.stages import GENERATE, Role, StageGraph
+from meshwright.profiles.stages import GENERATE, StageGraph
 
 MIN_UNIT_BYTES = 2**20
 """Smallest memory unit, small compared to any device.
@@ -55,12 +55,6 @@ _SUM_MARGIN = 2
 
 ChoicesByMode: TypeAlias = Mapping[str, tuple[tuple[Ranks, Candidate], ...]]
 """The pool and the candidate that each mode of each task represents."""
-
-_MoveKey: TypeAlias = tuple[Role, int, int, int, str, bool, int, bool]
-"""Everything that the transfer of a role's weights depends on, in the order of `_transfer.key_of`; see `RefitQuery`."""
-
-_KnownTicks: TypeAlias = dict[_MoveKey, int]
-"""Durations of the transfers of weights, in ticks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,11 +165,7 @@ def formulate(
         *(Task(name, tuple(mode(*pair, is_shareable[name]) for pair in pairs)) for name, pairs in choices.items()),
         *_missing_memory(facts.cluster, device_units, unit_bytes),
     )
-    known_ticks: _KnownTicks = {}
-    refits = tuple(
-        _transfer(facts, model, tick, choices, target, known_ticks=known_ticks, anywhere=anywhere)
-        for target in graph.refit_targets
-    )
+    refits = tuple(_transfer(facts, model, tick, choices, target, anywhere=anywhere) for target in graph.refit_targets)
     problem = Problem(
         num_ranks=facts.cluster.num_ranks,
         device_units=device_units,
@@ -299,65 +289,46 @@ def _early_ticks(tick: float, candidate: Candidate) -> int:
 
 
 def _transfer(
-    facts: Facts,
-    model: CostModel,
-    tick: float,
-    choices: ChoicesByMode,
-    target: str,
-    *,
-    known_ticks: _KnownTicks,
-    anywhere: bool,
+    facts: Facts, model: CostModel, tick: float, choices: ChoicesByMode, target: str, *, anywhere: bool
 ) -> Transfer:
-    """Build the refit of one stage: its ticks from every layout of its role's training stage to each layout of its own.
-
-    `known_ticks` is a cache of durations, to which new ones are added.
-    """
-    role, source = facts.graph.by_name[target].role, facts.graph.trainer_of(target)
-    spec, stage = facts.models.spec(role), facts.graph.by_name[target]
+    """Build the refit of one stage: its ticks from every layout of its role's training stage to each layout of its
+    own."""
+    source, stage = facts.graph.trainer_of(target), facts.graph.by_name[target]
     overlaps = _overlaps([pool for pool, _ in choices[source]], [pool for pool, _ in choices[target]])
     if anywhere:  # two pools are then disjoint, if both fit, or nested
         overlaps = {
             (one, other): (0, min(one, other)) if one + other <= facts.cluster.num_ranks else (min(one, other),)
             for one, other in overlaps
         }
-
-    def key_of(pair: _ShardPair, overlap: int) -> _MoveKey:
-        one, other = pair
-        slices, is_unmoved = one.layout.max_overlapping_shards(other.layout), one.name == other.name
-        return role, one.part, one.num_ranks, slices, other.weights_name, is_unmoved, overlap, stage.generates
-
-    def overlaps_of(pair: _ShardPair) -> tuple[int, ...]:
-        """Return every number of ranks that the two pools can have in common."""
-        return overlaps.get((pair[0].num_ranks, pair[1].num_ranks), ())
-
     sources, targets = (_shards(facts.cluster, choices[end]) for end in (source, target))
-    moved_pairs = _moved_pairs(sources, targets)
-    in_place = [(one, other) for one in sources for other in targets if one.name == other.name]
-    new_moves = {
-        key: RefitQuery(
-            model=spec,
-            source=pair[0].layout,
-            target=pair[1].layout,
-            overlap=overlap,
-            source_part=pair[0].part,
-            target_part=pair[1].part,
-            generates=stage.generates,
-            quantises=stage.is_quantised,
-        )
-        for pair in (*(pair for pair, _, _ in moved_pairs), *in_place)
-        for overlap in overlaps_of(pair)
-        if (key := key_of(pair, overlap)) not in known_ticks
-    }
-    seconds = model.seconds_of_refits(list(new_moves.values()))
-    known_ticks.update(zip(new_moves, np.floor(seconds / tick).astype(np.int64).tolist(), strict=True))
+    position = {other.name: index for index, other in enumerate(targets)}
+    in_place = [
+        ((index, position[one.name]), [one.name], [one.name])
+        for index, one in enumerate(sources)
+        if one.name in position
+    ]
+    all_pairs = [*_moved_pairs(sources, targets), *in_place]
+    rows = [
+        (one, other, overlap)
+        for (one, other), _, _ in all_pairs
+        for overlap in overlaps.get((sources[one].num_ranks, targets[other].num_ranks), ())
+    ]
+    source_index, target_index, overlap_of_row = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+    refits = RefitTable(
+        model=facts.models.spec(stage.role),
+        sources=tuple(PlacedLayout(one.part, one.layout) for one in sources),
+        targets=tuple(PlacedLayout(other.part, other.layout) for other in targets),
+        source_index=source_index,
+        target_index=target_index,
+        overlap=overlap_of_row,
+        generates=stage.generates,
+        quantises=stage.is_quantised,
+    )
+    durations = iter(np.floor(model.seconds_of_refits(refits) / tick).astype(np.int64).tolist() if rows else ())
     ticks: dict[tuple[str, str, int], int] = {}
-    for pair, source_names, target_names in (
-        *moved_pairs,
-        *((pair, [pair[0].name], [pair[1].name]) for pair in in_place),
-    ):
-        for overlap in overlaps_of(pair):
-            duration = known_ticks[key_of(pair, overlap)]
-            ticks.update({(one, other, overlap): duration for one in source_names for other in target_names})
+    for (first, second), source_names, target_names in all_pairs:
+        for overlap in overlaps.get((sources[first].num_ranks, targets[second].num_ranks), ()):
+            ticks.update(dict.fromkeys(product(source_names, target_names, (overlap,)), next(durations)))
     return Transfer(name=refit_name(target), source=source, target=target, occupies="both", ticks=ticks)
 
 
@@ -371,35 +342,39 @@ class _Shard(NamedTuple):
     weights_name: str
 
 
-_ShardPair: TypeAlias = tuple[_Shard, _Shard]
-"""The source and the target of a move."""
-
-
-def _moved_pairs(sources: Sequence[_Shard], targets: Sequence[_Shard]) -> list[tuple[_ShardPair, list[str], list[str]]]:
+def _moved_pairs(
+    sources: Sequence[_Shard], targets: Sequence[_Shard]
+) -> list[tuple[tuple[int, int], list[str], list[str]]]:
     """Return a pair of different layouts for every way to shard the weights at the source and every way at the target.
 
-    Each pair comes with the names of all sources and of all targets that shard the weights in the same way. Moves from
-    a layout to the same layout are left out.
+    Each pair, of indices into the sources and targets, comes with the names of all sources and of all targets that
+    shard the weights in the same way. Moves from a layout to the same layout are left out.
     """
     pairs = []
     target_groups = _by_weights(targets)
     for source_group in _by_weights(sources):
-        source_names = [source.name for source in source_group]
+        source_names = [sources[index].name for index in source_group]
         for target_group in target_groups:
+            target_names = [targets[index].name for index in target_group]
             pair = next(
-                ((source, target) for source in source_group for target in target_group if source.name != target.name),
+                (
+                    (one, other)
+                    for one, source_name in zip(source_group, source_names, strict=True)
+                    for other, target_name in zip(target_group, target_names, strict=True)
+                    if source_name != target_name
+                ),
                 None,
             )
             if pair:
-                pairs.append((pair, source_names, [target.name for target in target_group]))
+                pairs.append((pair, source_names, target_names))
     return pairs
 
 
-def _by_weights(shards: Sequence[_Shard]) -> list[list[_Shard]]:
-    """Group the shards that shard the weights in the same way."""
-    groups: dict[str, list[_Shard]] = {}
-    for shard in shards:
-        groups.setdefault(shard.weights_name, []).append(shard)
+def _by_weights(shards: Sequence[_Shard]) -> list[list[int]]:
+    """Group the indices of the shards that shard the weights in the same way."""
+    groups: dict[str, list[int]] = {}
+    for index, shard in enumerate(shards):
+        groups.setdefault(shard.weights_name, []).append(index)
     return list(groups.values())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.search.random_graphs import FEWEST_STAGES, MOST_STAGES, MOST_TRAINED, random_job
@@ -14,6 +13,7 @@ from meshwright.cost_models.protocol import (
     QueriedLayoutCosts,
     QueryLoop,
     RefitQuery,
+    RefitTable,
     SecondsColumns,
     StageQuery,
 )
@@ -36,8 +36,8 @@ class WithFault(DelegatingCostModel):
     def seconds_of_choices(self, query: StageQuery, choices: ChoiceTable) -> SecondsColumns:
         return QueryLoop.seconds_of_choices(self, query, choices)
 
-    def seconds_of_refits(self, moves: Sequence[RefitQuery]) -> FloatArray:
-        return QueryLoop.seconds_of_refits(self, moves)
+    def seconds_of_refits(self, refits: RefitTable) -> FloatArray:
+        return QueryLoop.seconds_of_refits(self, refits)
 
     def on_layout(self, query: StageQuery) -> LayoutCosts:
         return QueriedLayoutCosts(self, query)

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
-from meshwright.cost_models.communication import loader_refit_seconds
+from meshwright.cost_models.communication import refit_seconds
 from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.protocol import RefitQuery, StageQuery
 from meshwright.profiles.efficiency import efficiency_of
@@ -112,11 +112,12 @@ def test_a_loader_is_given_every_tensor_whole(
 def test_every_expert_is_a_message_of_its_own(a100s: Callable[[int], Cluster], llama: ModelSpec) -> None:
     mixture = replace(llama, experts=Experts(num_experts=8, experts_per_token=2, ffn_size=1024))
     dense, mixed = (
-        loader_refit_seconds(
+        refit_seconds(
             RefitQuery(model=model, source=Layout(), target=Layout(), overlap=0, generates=True),
             a100s(1),
             efficiency_of("cuda", "a100-80gb"),
             2,
+            engine_named("vllm"),
         )
         for model in (llama, mixture)
     )
