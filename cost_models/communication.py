@@ -257,7 +257,7 @@ def loader_refit_seconds(move: RefitQuery, cluster: Cluster, efficiency: Efficie
     link = cluster.link(move.source.num_ranks + move.target.num_ranks - move.overlap)
     tensors = _TENSORS_PER_LAYER * model.num_layers
     if model.experts:
-        tensors += 2 * model.experts.num_experts * (model.num_layers - model.num_dense_layers)
+        tensors += 2 * model.experts.num_experts * model.expert_layers_between(0, model.num_layers)
     bandwidth = link.bytes_per_second * efficiency.transfer_bytes
     tally = Tally()
     tally.add("weight messages", tensors * (link.seconds + cluster.device.launch_seconds))
