@@ -359,7 +359,7 @@ def loader_refit(
     """
     tensors = _TENSORS_PER_LAYER * model.num_layers
     if model.experts:
-        tensors += 2 * model.experts.num_experts * (model.num_layers - model.num_dense_layers)
+        tensors += 2 * model.experts.num_experts * model.expert_layers_between(0, model.num_layers)
     link_seconds, link_bandwidth = _slowest_link(transfer, cluster)
     tally = TermSums[N]()
     tally.add("weight messages", tensors * (link_seconds + cluster.device.launch_seconds))

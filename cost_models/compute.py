@@ -27,6 +27,8 @@ from meshwright.profiles.elementwise import FloatArray, N, sum_of
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.frameworks import Framework, own_framework
 from meshwright.profiles.hardware import Device
+from meshwright.profiles.model_parts.hf_config import SlidingWindow
+from meshwright.profiles.model_parts.linear_attention import LinearAttention
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.table import TimedPass
 
@@ -48,6 +50,9 @@ _LAYER_KERNELS_STARTED = 5
 """Kernels of a layer whose time equations already include the start of the kernel: four matrix products and
 attention."""
 
+
+_STATE_COLUMNS = 128
+"""Columns of the products inside a layer with a state: the size of a head in published models."""
 
 _MANY_PASSES = 16
 """Number of passes from which costing all of them together is faster than one by one."""
@@ -170,25 +175,32 @@ class AnalyticShard(Shard):
 
         self._kernels = kernels or analytic_kernels(precision, number_format.weight_bytes)
         self._head_kernels = head_kernels or kernels or analytic_kernels(number_format.head, number_format.size)
-        (self._heads, cached_heads), hidden = _heads(model), model.hidden_size
-        self._window, self._window_share = model.window, model.num_window_layers / model.num_layers
+        hidden = model.hidden_size
+        self._new_heads, cached_heads = _attention_kernels(model, cached=False), _attention_kernels(model, cached=True)
+        self._linear = model.linear
+        self._attention_share, self._linear_share = model.attention_layers_share, model.linear_layers_share
+        self._dense_share, self._expert_share = model.dense_layers_share, model.expert_layers_share
         self._decode_attention = self._layer_decoding(cached_heads)
         self._dense_mlp = (hidden, model.up_size), (model.ffn_size, hidden)
-        self._gemms = model.attention_linears + (() if model.experts else self._dense_mlp)
+        is_uniform = not model.experts and not model.layer_kinds
+        self._gemms = model.attention_linears + (self._dense_mlp if is_uniform else ())
         mlp_elements: float = (2 + model.gated_mlp) * model.active_ffn_size()
         self._adapter = LowRank(model, self._kernels, number_format.size) if model.adapter else None
         self.is_quantised, is_fused = is_quantised, self._framework.kernels_per_layer is not None
         linears = partial(QuantisedLinears, model, device, efficiency, self._kernels, number_format.size)
         self._quantised = linears(is_fused=is_fused) if is_quantised else None
-        self._mixture, self._routing, self._dense_share = None, 0.0, model.num_dense_layers / model.num_layers
+        self._mixture, self._routing = None, 0.0
         if model.experts:
             self._mixture = Mixture(
                 self._kernels, efficiency, model.experts, hidden, spread=spread, folded=folded, size=number_format.size
             )
-            widths = self._dense_share * model.ffn_size + (1 - self._dense_share) * model.experts.shared_ffn_size
+            widths = self._dense_share * model.ffn_size + self._expert_share * model.experts.shared_ffn_size
             mlp_elements = (2 + model.gated_mlp) * widths
-            self._routing = (1 - self._dense_share) * self._routing_kernels(model.experts, spread * folded)
-        layer_bytes = number_format.size * (10 * hidden * whole_share + model.attention_elements + mlp_elements)
+            self._routing = self._expert_share * self._routing_kernels(model.experts, spread * folded)
+        elif not is_uniform:
+            mlp_elements *= self._dense_share
+        around_blocks = _elements_around_blocks(model) * hidden * whole_share
+        layer_bytes = number_format.size * (around_blocks + model.mixed_elements + mlp_elements)
         self._layer_elementwise = self._kernels.elementwise(layer_bytes)
         self._layer_products = self._kernels.products(self._gemms)
         self._layer_gradients = self._kernels.products([(outer, inner) for inner, outer in self._gemms])
@@ -317,26 +329,36 @@ class AnalyticShard(Shard):
         return forward * (1 + self._attention_backward) if trains else forward
 
     def _forward_attention(self, rows: N, tokens: N, context: N) -> N:
-        """Return the forward seconds of one layer's core attention, on average over layers with and without a sliding
-        window."""
-        attention, heads, size = self._kernels.attention, self._heads, self._cache_bytes
-        unwindowed = attention(rows, tokens, context, heads, cache_bytes=size)
-        if not self._window:
-            return unwindowed
-        windowed = attention(rows, tokens, context, heads._replace(window=self._window), cache_bytes=size)
-        return unwindowed + self._window_share * (windowed - unwindowed)
+        """Return the forward seconds of one layer's core attention, or of its work on a state, on average over
+        layers."""
+        attention, size = self._kernels.attention, self._cache_bytes
+        seconds = [
+            share * attention(rows, tokens, context, heads, cache_bytes=size) for share, heads in self._new_heads
+        ]
+        if self._linear:
+            seconds.append(self._linear_share * self._state_seconds(rows, tokens, self._linear))
+        return sum_of(seconds)
 
-    def _layer_decoding(self, heads: Heads) -> DecodeSeconds:
-        """Return a function of rows and cached tokens: the seconds of a decode step's attention in a layer, on average
-        over layers with and without a sliding window."""
-        unwindowed = self._kernels.decoding(heads, self._cache_bytes)
-        if not self._window:
-            return unwindowed
-        share, window_heads = self._window_share, heads._replace(window=self._window)
-        windowed = self._kernels.decoding(window_heads, self._cache_bytes)
+    def _state_seconds(self, rows: N, tokens: N, linear: LinearAttention) -> N:
+        """Return the forward seconds of a layer with a state besides its projections.
+
+        In chunks, its products are those of matrices as long as all tokens; every row reads and writes its state.
+        """
+        computing: N = self._kernels.computing(rows * tokens, linear.work / _STATE_COLUMNS, _STATE_COLUMNS)
+        moving: N = self._kernels.elementwise(2 * linear.state_bytes(self._cache_bytes) * rows)
+        return computing + moving
+
+    def _layer_decoding(self, kernels: Sequence[tuple[float, Heads]]) -> DecodeSeconds:
+        """Return a function of rows and cached tokens: the seconds of a decode step's attention in a layer, or of its
+        reads and writes of states, on average over layers."""
+        decoding = [(share, self._kernels.decoding(heads, self._cache_bytes)) for share, heads in kernels]
+        if len(decoding) == 1 and decoding[0][0] == 1:
+            return decoding[0][1]
+        state_bytes = self._linear.state_bytes(self._cache_bytes) if self._linear else 0.0
+        per_row = self._kernels.elementwise(2 * state_bytes * self._linear_share) if self._linear else 0.0
 
         def mean_seconds(rows: N, context: N) -> N:
-            return share * windowed(rows, context) + (1 - share) * unwindowed(rows, context)
+            return sum_of([share * seconds(rows, context) for share, seconds in decoding]) + rows * per_row
 
         return mean_seconds
 
@@ -345,11 +367,23 @@ class AnalyticShard(Shard):
         products = self._quantised.seconds(count) if self._quantised else self._layer_products(count)
         if run.trains:
             products = products + self._matmul_gradients(count)
+        if self._attention_share != 1:
+            products = self._attention_share * products
         if self._adapter:
             products = products + self._adapter.seconds(count, trains=run.trains)
+        if self._linear:
+            products = products + self._linear_share * self._products_of(
+                self._linear.linears(self._model.hidden_size), count, trains=run.trains
+            )
+        if self._mixture or self._model.layer_kinds:
+            products = products + self._dense_share * self._products_of(self._dense_mlp, count, trains=run.trains)
         if self._mixture:
-            products = products + self._mixture_mlp(count, run.trains, self._mixture)
+            products = products + self._expert_share * self._mixture_mlp(count, run.trains, self._mixture)
         return products
+
+    def _products_of(self, linears: Sequence[tuple[float, float]], count: N, *, trains: bool) -> N:
+        """Return the seconds of linears that only some layers have."""
+        return sum_of([self._gemm(count, inner, outer, trains, self._kernels) for inner, outer in linears])
 
     def _matmul_gradients(self, count: N) -> N:
         """Return the device seconds of the gradients of a layer's matmuls: of their inputs and, unless an adapter is
@@ -361,16 +395,15 @@ class AnalyticShard(Shard):
         return inputs + sum_of(weights)
 
     def _mixture_mlp(self, count: N, trains: bool, mixture: Mixture) -> N:
-        """Return the seconds of the matmuls of a layer's MLP, averaged over layers with and without experts."""
-        gemm, kernels, dense_share = self._gemm, self._kernels, self._dense_share
-        dense = sum_of([gemm(count, inner, outer, trains, kernels) for inner, outer in self._dense_mlp])
+        """Return the seconds of the matmuls of a layer's router and experts."""
+        gemm, kernels = self._gemm, self._kernels
         hidden, shared = self._model.hidden_size, mixture.experts.shared_ffn_size
         mixed = gemm(count, hidden, mixture.experts.num_experts, trains, kernels)
         mixed = mixed + mixture.seconds(count, trains=trains, is_frozen=self._adapter is not None)
         if shared:
-            widened = gemm(count, hidden, 2 * shared, trains, kernels)
+            widened = gemm(count, hidden, (mixture.experts.num_matrices - 1) * shared, trains, kernels)
             mixed = mixed + widened + gemm(count, shared, hidden, trains, kernels)
-        return dense_share * dense + (1 - dense_share) * mixed
+        return mixed
 
     def _routing_kernels(self, experts: Experts, ep: int) -> float:
         """Return the number of routing kernels, plus those of this rank's experts if each runs separately."""
@@ -410,7 +443,8 @@ class AnalyticShard(Shard):
 
         The matmuls read and write little besides scores, whose traffic is counted once, in the bytes per score.
         """
-        batch, heads = rows * self._heads.queries, self._heads
+        heads, _ = _heads(self._model)
+        batch = rows * heads.queries
         scores = batch * tokens * tokens
         product: N = self._kernels.computing(batch * tokens, heads.size, tokens)
         forward = 2 * product + self._kernels.elementwise(_SCORE_BYTES * scores)
@@ -439,6 +473,33 @@ class AnalyticShard(Shard):
         return PassSeconds(model.layer_params * per_param, ends * per_param, Source.ANALYTIC)
 
 
+def _attention_kernels(model: ModelSpec, *, cached: bool) -> tuple[tuple[float, Heads], ...]:
+    """Return the attention kernels of the layers, each with the share of layers that have it.
+
+    With an indexer, a token attends to as many tokens as a window of the same number has, and each of the indexer's
+    heads takes one product with the keys of all of them: half an attention head's.
+    """
+    heads = _heads(model)[cached]
+    full = model.num_full_layers / model.num_layers
+    kernels = [(full, heads)]
+    if model.latent and model.latent.indexer:
+        indexer = model.latent.indexer
+        selected = heads._replace(window=SlidingWindow(num_tokens=indexer.num_tokens))
+        kernels = [(full, selected), (full, Heads(indexer.num_heads, 1, indexer.head_dim / 2))]
+    if model.window:
+        kernels.append((model.num_window_layers / model.num_layers, heads._replace(window=model.window)))
+    return tuple((share, kernel) for share, kernel in kernels if share)
+
+
+def _elements_around_blocks(model: ModelSpec) -> float:
+    """Return the elements per token that norms and residuals of a layer read and write, over the hidden size.
+
+    A block has five: its norm, which reads and writes, and a residual, which reads two and writes one. Norms after
+    attention and MLP in addition to those before read and write once more.
+    """
+    return model.blocks_per_layer * (5 + (2 if model.norms == "both" else 0))
+
+
 def _heads(model: ModelSpec) -> tuple[Heads, Heads]:
     """Return the heads for attention among new tokens, and for attention over a cache.
 
@@ -449,4 +510,5 @@ def _heads(model: ModelSpec) -> tuple[Heads, Heads]:
     if model.latent is None:
         return plain, plain
     mean_size = (model.head_dim + model.latent.value_dim) / 2
-    return Heads(model.num_heads, model.num_kv_heads, mean_size), Heads(model.num_heads, 1, model.cached_elements / 2)
+    cached = model.latent.kv_rank + model.latent.rope_dim
+    return Heads(model.num_heads, model.num_kv_heads, mean_size), Heads(model.num_heads, 1, cached / 2)

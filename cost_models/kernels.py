@@ -377,8 +377,9 @@ class Mixture:
         self.experts, width = experts, experts.ffn_size * folded
         self._kernels, self._start = kernels, efficiency.grouped.seconds
         self._spread, self._folded, self._ep = spread, folded, spread * folded
-        self._copy_seconds = kernels.elementwise(size * (_WIDTHS * width + _MOVES * hidden_size))
-        self._shapes = (hidden_size, 2 * width), (width, hidden_size)
+        widths = _WIDTHS * width * experts.num_matrices / 3
+        self._copy_seconds = kernels.elementwise(size * (widths + _MOVES * hidden_size))
+        self._shapes = (hidden_size, (experts.num_matrices - 1) * width), (width, hidden_size)
 
     def seconds(self, count: N, *, trains: bool, is_frozen: bool = False) -> N:
         """Return the seconds on the busiest rank when each replica brings `count` tokens.

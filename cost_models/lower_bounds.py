@@ -71,7 +71,7 @@ def _cached_bytes_read(model: ModelSpec, workload: Workload, precision: str) -> 
     mean_response = sum(p * n for n, p in zip(response.tokens, response.probabilities, strict=True))
     pairs = sum(p * n * (n - 1) / 2 for n, p in zip(response.tokens, response.probabilities, strict=True))
     num_reads = workload.batch_size * (workload.prompt_lengths.mean * max(0.0, mean_response - 1) + pairs)
-    elements = model.cached_elements * (model.num_layers - model.num_window_layers)
+    elements = model.cached_elements * model.num_full_layers
     return num_reads * elements * PRECISIONS[precision].cache_bytes
 
 

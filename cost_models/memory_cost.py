@@ -75,14 +75,16 @@ _GATHERED_COPIES = 2, 3
 class ShardSizes(Generic[N]):
     """Sizes of a shard of a model in one layout, or in the layouts of several choices.
 
-    `block_bytes` is the size of a KV block of one layer, and `vocab_size` the number of logits of a token. All other
-    sizes are per token of one layer on a rank: `cached_elements` in the KV cache, `inputs_bytes` of its input,
-    `working_bytes` alive at the widest point of its forward pass, and `kept_bytes` saved for its backward pass, or
-    `kept_without_attention_bytes` if what flash attention saves is recomputed. By torch operators, a layer saves
-    `unfused_bytes` more, and `backward_bytes` are alive in its backward pass; both are 0 if operators are fused.
+    `block_bytes` is the size of a KV block of one layer, `state_bytes` that of one sequence's state, and
+    `vocab_size` the number of logits of a token. All other sizes are per token of one layer on a rank:
+    `cached_elements` in the KV cache, `inputs_bytes` of its input, `working_bytes` alive at the widest point of its
+    forward pass, and `kept_bytes` saved for its backward pass, or `kept_without_attention_bytes` if what flash
+    attention saves is recomputed. By torch operators, a layer saves `unfused_bytes` more, and `backward_bytes` are
+    alive in its backward pass; both are 0 if operators are fused.
     """
 
     block_bytes: N
+    state_bytes: N
     cached_elements: N
     inputs_bytes: N
     working_bytes: N
@@ -109,6 +111,7 @@ def shard_sizes(
         working += _unfused_working_elements(shard, imbalance, replicated_share)
     return ShardSizes(
         block_bytes=BLOCK_TOKENS * shard.cached_elements * element_bytes,
+        state_bytes=shard.linear.state_bytes(element_bytes) if shard.linear else 0.0,
         cached_elements=shard.cached_elements,
         inputs_bytes=shard.hidden_size * replicated_share * element_bytes,
         working_bytes=working * element_bytes,
@@ -131,14 +134,25 @@ def _kept_elements(shard: ModelSpec, imbalance: float, replicated_share: float, 
     recomputation drops what flash attention keeps, which is little. An adapter adds its low-rank activations on
     every rank; the inputs of its first matmuls are kept already.
     """
-    sharded_elements = shard.attention_elements + (2 + 2 * shard.gated_mlp) * shard.active_ffn_size(imbalance)
+    mlp_elements = (2 + 2 * shard.gated_mlp) * shard.active_ffn_size(imbalance) * _mlp_share(shard)
+    sharded_elements = shard.mixed_elements + mlp_elements
     adapter_elements = len(shard.adapted_linears) * (shard.adapter.rank if shard.adapter else 0)
     return (
-        4 * shard.hidden_size * replicated_share
+        _norms_per_layer(shard) * 2 * shard.hidden_size * replicated_share
         + _dispatched_elements(shard, imbalance, fold_size)
         + sharded_elements
         + adapter_elements
     )
+
+
+def _norms_per_layer(shard: ModelSpec) -> float:
+    """Return the mean number of norms of the hidden state in a layer."""
+    return shard.blocks_per_layer * (2 if shard.norms == "both" else 1)
+
+
+def _mlp_share(shard: ModelSpec) -> float:
+    """Return the share of layers that have an MLP or experts."""
+    return shard.dense_layers_share + shard.expert_layers_share
 
 
 def _working_elements(shard: ModelSpec, imbalance: float, replicated_share: float, fold_size: int) -> float:
@@ -182,7 +196,8 @@ def _dispatched_elements(shard: ModelSpec, imbalance: float, fold_size: int) -> 
     Experts that are sharded by tensor parallelism hold them on all of their ranks, whole experts on one rank only.
     """
     experts = shard.experts
-    return 2 * imbalance * experts.experts_per_token * shard.hidden_size / fold_size if experts else 0.0
+    copies = 2 * imbalance * experts.experts_per_token / fold_size if experts else 0.0
+    return copies * shard.hidden_size * (shard.expert_layers_share if shard.layer_kinds else 1)
 
 
 class LayoutMemory:
@@ -385,14 +400,15 @@ class RankMemory(Generic[N]):
         """Return the bytes of the KV cache.
 
         Layers with a sliding window keep only the blocks of a row that the window touches (vLLM, hybrid KV cache
-        manager).
+        manager), and layers with a state one state for each row.
         """
         part, window = self._part, self._model.window
-        full_blocks = (part.num_layers - part.num_window_layers) * (num_blocks + 1)
+        full_blocks = part.num_full_layers * (num_blocks + 1)
+        states = part.num_linear_layers * num_rows * self._sizes.state_bytes
         if not window:
-            return full_blocks * self._sizes.block_bytes
+            return full_blocks * self._sizes.block_bytes + states
         window_blocks = minimum(num_blocks, num_rows * (num_blocks_for(window.num_tokens) + 1)) + 1
-        return (full_blocks + part.num_window_layers * window_blocks) * self._sizes.block_bytes
+        return (full_blocks + part.num_window_layers * window_blocks) * self._sizes.block_bytes + states
 
     def _forward_memory(self, settings: PassSettings[N]) -> TermSums[N]:
         tokens = self._micro_batch_tokens(settings)

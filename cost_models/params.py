@@ -19,7 +19,8 @@ class StagePart(Generic[N]):
 
     `num_stages_to_end` counts the pipeline stages from its own to the last. `expert_params` are its parameters in
     experts, which are replicated only on every `spread`-th replica; `adapter_params` are those of an adapter, and then
-    the only trained ones. `num_window_layers` of its layers use sliding-window attention.
+    the only trained ones. `num_full_layers` of its layers attend to all tokens, `num_window_layers` use sliding-window
+    attention, and `num_linear_layers` have a state.
     """
 
     num_layers: N
@@ -28,6 +29,8 @@ class StagePart(Generic[N]):
     expert_params: N
     adapter_params: N
     num_window_layers: N
+    num_full_layers: N
+    num_linear_layers: N
 
     @property
     def trained(self) -> StagePart[N]:
@@ -169,6 +172,7 @@ def _part(shard: ModelSpec, chunks: Sequence[range], pp: int, spread: int, stage
     adapter_params = num_layers * shard.adapter_layer_params
     num_params += adapter_params
     num_window_layers = sum(shard.window.num_layers(each.start, each.stop) for each in chunks) if shard.window else 0
+    num_attention_layers = sum(shard.attention_layers_between(each.start, each.stop) for each in chunks)
     return StagePart(
         num_layers,
         float(num_params),
@@ -176,4 +180,6 @@ def _part(shard: ModelSpec, chunks: Sequence[range], pp: int, spread: int, stage
         float(all_experts // spread),
         float(adapter_params),
         num_window_layers,
+        num_attention_layers - num_window_layers,
+        sum(shard.linear_layers_between(each.start, each.stop) for each in chunks),
     )

@@ -257,7 +257,7 @@ class Pipeline(Generic[N]):
         its experts and it has no shared expert.
         """
         model, layout = self.shards.model, self.shards.layout
-        both = 2.0 + 0 * layout.tp
+        both = model.blocks_per_layer + 0 * layout.tp
         if model.experts is None or model.experts.shared_ffn_size:
             return both
         return where(layout.sp & (layout.fold_size > 1), both - model.expert_layers_share, both)

@@ -1,7 +1,7 @@
 """Mixture of experts and multi-head latent attention: the sizes of decoders that have them, and the load of experts.
 
-The sizes are those of Hugging Face configs of Mixtral, Qwen2-MoE, Qwen3-MoE, DeepSeek-V2, DeepSeek-V3 and gpt-oss. The
-load imbalance of routers is a power law of expert popularity, with constants from `data/routing.yaml`.
+The sizes are those of Hugging Face configs. The load imbalance of routers is a power law of expert popularity, with
+constants from `data/routing.yaml`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from pydantic import Field
 from meshwright.profiles.documents import Document, read_yaml
 from meshwright.profiles.elementwise import N, maximum, minimum, where
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.model_parts.hf_config import count_or_zero, flag, required_size
+from meshwright.profiles.model_parts.family_keys import FAMILIES
+from meshwright.profiles.model_parts.hf_config import MOST_LAYERS, count_or_zero, flag, required_size
 
 
 class Routing(Document):
@@ -83,7 +84,8 @@ def _blom(number: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """Routed experts: gated MLPs of which a router selects a few for each token, in all layers after the dense ones.
+    """Routed experts: MLPs of which a router selects a few for each token, in all layers after the dense ones unless
+    `ModelSpec.layer_kinds` says otherwise.
 
     `shared_ffn_size` is the total width of the shared experts, which every token passes through; 0 without any.
     """
@@ -95,6 +97,12 @@ class Experts:
     shared_gate: bool = False  # a gate weights the shared experts (Qwen2-MoE)
     num_dense_layers: int = 0  # first layers, which have one plain MLP
     normalized: bool = True  # the weights of a token's experts sum to one
+    gated: bool = True  # gate, up and down projections; False: up and down only (Nemotron-H)
+
+    @property
+    def num_matrices(self) -> int:
+        """Matrices of one expert."""
+        return 2 + self.gated
 
     def active_ffn_size(self, imbalance: float = 1.0) -> float:
         """MLP width per token, on a rank whose routed experts have `imbalance` times the mean load."""
@@ -103,16 +111,17 @@ class Experts:
     def params(self, hidden_size: int, *, has_bias: bool = False) -> int:
         """Parameters of router, shared and routed experts in one layer; all but the shared may have biases."""
         router = hidden_size * (self.num_experts + self.shared_gate) + self.num_experts * has_bias
-        return router + 3 * hidden_size * self.shared_ffn_size + self.routed_params(hidden_size, has_bias=has_bias)
+        shared = self.num_matrices * hidden_size * self.shared_ffn_size
+        return router + shared + self.routed_params(hidden_size, has_bias=has_bias)
 
     def routed_params(self, hidden_size: int, *, has_bias: bool = False) -> int:
         """Parameters of the routed experts in one layer."""
-        biases = (2 * self.ffn_size + hidden_size) * has_bias
-        return self.num_experts * (3 * hidden_size * self.ffn_size + biases)
+        biases = ((1 + self.gated) * self.ffn_size + hidden_size) * has_bias
+        return self.num_experts * (self.num_matrices * hidden_size * self.ffn_size + biases)
 
     def active_params(self, hidden_size: int) -> int:
         """Active matrix parameters per token in one layer."""
-        networks = 3 * hidden_size * (self.experts_per_token * self.ffn_size + self.shared_ffn_size)
+        networks = self.num_matrices * hidden_size * (self.experts_per_token * self.ffn_size + self.shared_ffn_size)
         return networks + hidden_size * (self.num_experts + self.shared_gate)
 
     def num_selected(self, num_tokens: N) -> N:
@@ -134,7 +143,8 @@ class LatentAttention:
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1).
 
     Keys and values are expanded from one low-rank vector per token; only this vector and a rotary key are cached.
-    `query_rank` is 0 if queries have no low-rank projection.
+    `query_rank` is 0 if queries have no low-rank projection. With an `indexer`, a token attends only to those that it
+    selects.
     """
 
     query_rank: int
@@ -142,37 +152,56 @@ class LatentAttention:
     nope_dim: int
     rope_dim: int
     value_dim: int
+    indexer: Indexer | None = None
 
     @property
     def cached_size(self) -> int:
         """Elements per token in the KV cache of one layer, replicated on every rank."""
-        return self.kv_rank + self.rope_dim
+        return self.kv_rank + self.rope_dim + (self.indexer.head_dim if self.indexer else 0)
 
     def linears(self, hidden_size: int, num_heads: int) -> tuple[tuple[int, int], ...]:
         """The (input size, output size) of each projection.
 
         Down-projections from the hidden state are replicated on each rank and fused into one.
         """
+        indexing = self.indexer.linears(hidden_size, self.query_rank) if self.indexer else ()
         queries, expanded = num_heads * (self.nope_dim + self.rope_dim), num_heads * (self.nope_dim + self.value_dim)
         output = (num_heads * self.value_dim, hidden_size)
         if not self.query_rank:
-            return (hidden_size, queries), (hidden_size, self.cached_size), (self.kv_rank, expanded), output
-        down = (hidden_size, self.query_rank + self.cached_size)
-        return down, (self.query_rank, queries), (self.kv_rank, expanded), output
+            return (hidden_size, queries), (hidden_size, self._down_size), (self.kv_rank, expanded), output
+        down = (hidden_size, self.query_rank + self._down_size)
+        return down, (self.query_rank, queries), (self.kv_rank, expanded), output, *indexing
+
+    @property
+    def _down_size(self) -> int:
+        """Width of the joint projection of keys and values, and of the rotary key."""
+        return self.kv_rank + self.rope_dim
 
     @property
     def norm_params(self) -> int:
-        return self.query_rank + self.kv_rank
+        indexing = 2 * self.indexer.head_dim if self.indexer else 0
+        return self.query_rank + self.kv_rank + indexing
 
 
-EXPERT_FAMILIES = ("Mixtral", "Qwen2Moe", "Qwen3Moe", "DeepseekV2", "DeepseekV3", "GptOss")
-"""MoE families that can be planned."""
+@dataclass(frozen=True, kw_only=True)
+class Indexer:
+    """The selection of the tokens that a token attends to (DeepSeek-V3.2, arXiv:2512.02556, section 2.1).
+
+    Each of its heads scores every cached token by one shared key; the `num_tokens` tokens with the largest weighted sum
+    are attended to. Every rank holds all of it.
+    """
+
+    num_heads: int
+    head_dim: int
+    num_tokens: int
+
+    def linears(self, hidden_size: int, query_rank: int) -> tuple[tuple[int, int], ...]:
+        """The (input size, output size) of its projections: queries; the key and the weights of heads."""
+        return (query_rank, self.num_heads * self.head_dim), (hidden_size, self.head_dim + self.num_heads)
+
 
 RUN_EXPERT_FAMILIES = ("Mixtral", "Qwen3Moe")
 """MoE families that the runtime can run."""
-
-_ALL_LAYERS_MOE = ("Mixtral", "GptOss")
-"""MoE families without dense layers, whose configs give the expert size as `intermediate_size`."""
 
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
@@ -182,26 +211,71 @@ def experts_from_config(config: Mapping[str, Any], family: str, name: str) -> Ex
 
     Raises BadInput for an unsupported pattern of layers or an invalid size.
     """
+    parts = FAMILIES[family].parts
     num_experts = next(required_size(config, key, name) for key in _COUNTS if key in config)
-    if config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
-        raise BadInput(
-            f"model {name}: dense layers that decoder_sparse_step or mlp_only_layers selects are not supported; set "
-            "decoder_sparse_step to 1 and mlp_only_layers to []."
-        )
-    ffn_size = required_size(
-        config, "intermediate_size" if family in _ALL_LAYERS_MOE else "moe_intermediate_size", name
-    )
+    ffn_size = required_size(config, parts.expert_size, name)
     return Experts(
         num_experts=num_experts,
         experts_per_token=required_size(config, "num_experts_per_tok", name),
         ffn_size=ffn_size,
-        shared_ffn_size=count_or_zero(config, "shared_expert_intermediate_size", name)
-        or ffn_size * count_or_zero(config, "n_shared_experts", name),
-        shared_gate=family == "Qwen2Moe",
-        num_dense_layers=count_or_zero(config, "first_k_dense_replace", name),
-        normalized=family in _ALL_LAYERS_MOE
-        or (config["norm_topk_prob"] is not None and flag(config, "norm_topk_prob", name)),
+        shared_ffn_size=_shared_ffn_size(config, family, ffn_size, name),
+        shared_gate=parts.shared_gate,
+        num_dense_layers=min(
+            count_or_zero(config, "first_k_dense_replace", name), required_size(config, "num_hidden_layers", name)
+        ),
+        normalized=_is_normalized(config, name, default=parts.normalizes_experts),
+        gated=parts.gated_mlp,
     )
+
+
+def _shared_ffn_size(config: Mapping[str, Any], family: str, ffn_size: int, name: str) -> int:
+    """Total width of the shared experts, which Llama 4 has once and as wide as another one."""
+    if family == "Llama4":
+        return ffn_size
+    return (
+        count_or_zero(config, "shared_expert_intermediate_size", name)
+        or count_or_zero(config, "moe_shared_expert_intermediate_size", name)
+        or ffn_size * count_or_zero(config, "n_shared_experts", name)
+    )
+
+
+def _is_normalized(config: Mapping[str, Any], name: str, *, default: bool) -> bool:
+    """Whether the weights of a token's experts sum to one; `default` for a family without the key."""
+    if "norm_topk_prob" not in config:
+        return default
+    return config["norm_topk_prob"] is not None and flag(config, "norm_topk_prob", name)
+
+
+def expert_layers_from_config(config: Mapping[str, Any], experts: Experts, name: str) -> frozenset[int]:
+    """Return the numbers of the layers with experts that a Hugging Face config with all defaults filled in describes.
+
+    Raises BadInput for a list of layers that is not one.
+    """
+    num_layers, dense = required_size(config, "num_hidden_layers", name), _listed(config, "mlp_only_layers", name)
+    if num_layers > MOST_LAYERS:
+        raise BadInput(f"model {name}: config key 'num_hidden_layers' is above {MOST_LAYERS}; no model has so many.")
+    if "interleave_moe_layer_step" in config and config.get("moe_layers") is not None:
+        return frozenset(_listed(config, "moe_layers", name))
+    keys = [key for key in ("decoder_sparse_step", "interleave_moe_layer_step") if key in config]
+    step = required_size(config, keys[0], name) if keys else 1
+    types = config.get("mlp_layer_types")
+    if types is not None:
+        if not isinstance(types, list) or len(types) != num_layers or not {*map(str, types)} <= {"dense", "sparse"}:
+            raise BadInput(
+                f"model {name}: config key 'mlp_layer_types' must list dense or sparse for each of the {num_layers} "
+                "layers."
+            )
+        return frozenset(number for number in range(num_layers) if types[number] == "sparse")
+    first = experts.num_dense_layers
+    return frozenset(n for n in range(first, num_layers) if (n + 1) % step == 0 and n not in dense)
+
+
+def _listed(config: Mapping[str, Any], key: str, name: str) -> list[int]:
+    """A list of layer numbers, empty if the key is missing or null."""
+    listed = config.get(key) or []
+    if not isinstance(listed, list) or not all(isinstance(number, int) for number in listed):
+        raise BadInput(f"model {name}: config key {key!r} is {listed!r}; it must be a list of layer numbers.")
+    return listed
 
 
 def latent_from_config(config: Mapping[str, Any], name: str) -> LatentAttention:
@@ -217,4 +291,13 @@ def latent_from_config(config: Mapping[str, Any], name: str) -> LatentAttention:
         nope_dim=required_size(config, "qk_nope_head_dim", name),
         rope_dim=required_size(config, "qk_rope_head_dim", name),
         value_dim=required_size(config, "v_head_dim", name),
+        indexer=_indexer_from_config(config, name) if "index_topk" in config else None,
+    )
+
+
+def _indexer_from_config(config: Mapping[str, Any], name: str) -> Indexer:
+    return Indexer(
+        num_heads=required_size(config, "index_n_heads", name),
+        head_dim=required_size(config, "index_head_dim", name),
+        num_tokens=required_size(config, "index_topk", name),
     )

@@ -385,6 +385,9 @@ def layout_violations(layout: Layout, model: ModelSpec) -> tuple[str, ...]:
         tp_rules.append(("columns of an expert", model.experts.ffn_size))
     if model.experts and model.experts.shared_ffn_size:
         tp_rules.append(("columns of the shared experts", model.experts.shared_ffn_size))
+    if model.linear:
+        tp_rules.append(("key heads of a layer with a state", model.linear.num_key_heads))
+        tp_rules.append(("value heads of a layer with a state", model.linear.num_value_heads))
     for what, size in tp_rules:
         if size % layout.tp:
             legal = nearest_divisor(layout.tp, *(s for _, s in tp_rules))
@@ -398,5 +401,9 @@ def layout_violations(layout: Layout, model: ModelSpec) -> tuple[str, ...]:
     if layout.cp > 1 and model.experts:
         violations.append(
             f"cp={layout.cp} divides sequences, and the experts of {model.name} take whole ones; use cp=1."
+        )
+    elif layout.cp > 1 and model.linear:
+        violations.append(
+            f"cp={layout.cp} divides sequences, and layers of {model.name} pass a state along whole ones; use cp=1."
         )
     return tuple(violations)

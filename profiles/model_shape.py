@@ -7,7 +7,8 @@ that it does not know is refused with one sentence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import Any
 
 from meshwright.profiles.errors import BadInput, suggestion
 from meshwright.profiles.experts import (
-    EXPERT_FAMILIES,
     RUN_EXPERT_FAMILIES,
     Experts,
     LatentAttention,
@@ -23,7 +23,7 @@ from meshwright.profiles.experts import (
     latent_from_config,
 )
 from meshwright.profiles.model_parts.adapter import ATTENTION_LINEARS, MLP_LINEARS, Adapter
-from meshwright.profiles.model_parts.family_keys import FAMILIES
+from meshwright.profiles.model_parts.family_keys import FAMILIES, Family, NormPlaces
 from meshwright.profiles.model_parts.hf_config import (
     RopeScaling,
     SlidingWindow,
@@ -35,6 +35,12 @@ from meshwright.profiles.model_parts.hf_config import (
     rope_from_config,
     size_or,
     window_from_config,
+)
+from meshwright.profiles.model_parts.layer_kinds import LayerKind, layer_kinds_from_config
+from meshwright.profiles.model_parts.linear_attention import (
+    LinearAttention,
+    delta_from_config,
+    mamba_from_config,
 )
 from meshwright.profiles.untrusted_text import json_value, read_text
 
@@ -49,7 +55,8 @@ VOCAB_MULTIPLE = 64
 class ModelSpec:
     """The sizes of a decoder-only transformer. `name` appears in messages only; no cost depends on it.
 
-    A model with `experts` has the plain MLP of `ffn_size` in its first `experts.num_dense_layers` layers only.
+    A model with `experts` has the plain MLP of `ffn_size` in its first `experts.num_dense_layers` layers only, unless
+    `layer_kinds` lists what each layer has.
     """
 
     name: str
@@ -63,11 +70,19 @@ class ModelSpec:
     vocab_size: int
     max_positions: int
     tied_embeddings: bool
-    activation: str  # "silu" | "gelu_tanh"
+    activation: str  # "silu" | "gelu_tanh" | "relu2"
     norm_epsilon: float
+    norms: NormPlaces = "before"  # of attention and MLP, after them (OLMo 2), or both (Gemma 2, GLM 4)
     norm_offset: float = 0.0  # 1.0 when the stored norm weight is relative to one (Gemma)
     embedding_scale: float = 1.0  # Gemma multiplies embeddings by sqrt(hidden_size)
+    residual_scale: float = 1.0  # of the outputs of attention and MLP (Granite)
+    logits_scale: float = 1.0  # of the logits (Granite)
+    attention_scale: float | None = None  # of the scores; None: 1 / sqrt(head_dim)
+    attention_cap: float = 0.0  # scores are cap * tanh(score / cap) (Gemma 2); 0: they are not capped
+    logits_cap: float = 0.0  # as `attention_cap`, of the logits
     rope_theta: float = 10000.0
+    local_rope_theta: float = 0.0  # rotary base of layers with a sliding window; 0: the same as of the others
+    rotary_share: float = 1.0  # the first part of a head that is rotated
     rope_scaling: RopeScaling | None = None
     planned_rope: str = ""  # a rope type that can be planned (no cost depends on it) but not run, e.g. "yarn"
     qkv_bias: bool = False
@@ -75,6 +90,8 @@ class ModelSpec:
     mlp_bias: bool = False
     gated_mlp: bool = True  # gate, up and down projections; False: up and down only (GPT)
     qk_norm: bool = False
+    whole_qk_norm: bool = False  # queries and keys are normalised over all heads together (OLMo 2)
+    attention_gate: bool = False  # a gate of its own projection multiplies the output of attention (Qwen3-Next)
     scalar_head: bool = False  # one number per token instead of logits over the vocabulary (reward, critic)
     vocab_multiple: int = VOCAB_MULTIPLE  # 1 for a shard, because rows are padded before sharding
     experts: Experts | None = None
@@ -83,6 +100,9 @@ class ModelSpec:
     window: SlidingWindow | None = None  # sliding-window attention in some or all layers
     attention_sinks: bool = False  # one learned logit per head in the softmax (gpt-oss)
     expert_bias: bool = False  # biases of the router and of both matrices of each expert (gpt-oss)
+    linear: LinearAttention | None = None  # in the layers whose kind says so, in place of attention
+    layer_kinds: tuple[LayerKind, ...] = ()  # one for each layer; empty: attention, and experts after dense layers
+    planned_parts: tuple[str, ...] = ()  # parts on which no size or cost depends, and which cannot be run
 
     def __hash__(self) -> int:
         return self._hash
@@ -104,6 +124,16 @@ class ModelSpec:
             raise BadInput(
                 f"model {self.name}: experts_per_token={self.experts.experts_per_token} is more than "
                 f"num_experts={self.experts.num_experts}."
+            )
+        if self.layer_kinds and len(self.layer_kinds) != self.num_layers:
+            raise BadInput(
+                f"model {self.name}: {len(self.layer_kinds)} layer_kinds are not one for each of {self.num_layers} "
+                "layers."
+            )
+        if self.adapter and self.linear:
+            raise BadInput(
+                f"model {self.name} has layers with a state, whose projections are not adapted; train it without "
+                "adapter."
             )
         if self.adapter and self.experts and not {*self.adapter.targets}.isdisjoint(MLP_LINEARS):
             raise BadInput(
@@ -136,8 +166,30 @@ class ModelSpec:
 
     @property
     def num_dense_layers(self) -> int:
-        """Number of layers with a plain MLP; they are the first layers."""
-        return min(self.num_layers, self.experts.num_dense_layers) if self.experts else self.num_layers
+        """Number of layers with a plain MLP."""
+        return self.dense_layers_between(0, self.num_layers)
+
+    def dense_layers_between(self, first: int, last: int) -> int:
+        """Number of layers with a plain MLP among `first` to `last` - 1."""
+        if self.layer_kinds:
+            return sum(kind.mlp == "dense" for kind in self.layer_kinds[first:last])
+        return max(0, min(last, self.experts.num_dense_layers) - first) if self.experts else last - first
+
+    def expert_layers_between(self, first: int, last: int) -> int:
+        """Number of layers with experts among `first` to `last` - 1."""
+        if self.layer_kinds:
+            return sum(kind.mlp == "experts" for kind in self.layer_kinds[first:last])
+        return last - first - self.dense_layers_between(first, last)
+
+    def linear_layers_between(self, first: int, last: int) -> int:
+        """Number of layers with a state among `first` to `last` - 1."""
+        return sum(kind.mixer == "linear" for kind in self.layer_kinds[first:last])
+
+    def attention_layers_between(self, first: int, last: int) -> int:
+        """Number of layers with attention, with or without a sliding window, among `first` to `last` - 1."""
+        if self.layer_kinds:
+            return sum(kind.mixer == "attention" for kind in self.layer_kinds[first:last])
+        return last - first
 
     @property
     def num_window_layers(self) -> int:
@@ -145,9 +197,34 @@ class ModelSpec:
         return self.window.num_layers(0, self.num_layers) if self.window else 0
 
     @property
+    def num_full_layers(self) -> int:
+        """Number of layers with attention to all tokens."""
+        return self.attention_layers_between(0, self.num_layers) - self.num_window_layers
+
+    @property
+    def dense_layers_share(self) -> float:
+        """Fraction of the layers that have a plain MLP, 0 to 1."""
+        return self.num_dense_layers / self.num_layers
+
+    @property
     def expert_layers_share(self) -> float:
         """Fraction of the layers that have experts, 0 to 1."""
-        return 1 - self.num_dense_layers / self.num_layers
+        return self.expert_layers_between(0, self.num_layers) / self.num_layers
+
+    @property
+    def linear_layers_share(self) -> float:
+        """Fraction of the layers that have a state, 0 to 1."""
+        return self.linear_layers_between(0, self.num_layers) / self.num_layers
+
+    @property
+    def attention_layers_share(self) -> float:
+        """Fraction of the layers that have attention, 0 to 1."""
+        return self.attention_layers_between(0, self.num_layers) / self.num_layers
+
+    @property
+    def blocks_per_layer(self) -> float:
+        """Mean number of blocks (attention or state, MLP or experts) of a layer; 2 but for Nemotron-H."""
+        return sum(kind.num_blocks for kind in self.layer_kinds) / self.num_layers if self.layer_kinds else 2.0
 
     def active_ffn_size(self, imbalance: float = 1.0) -> float:
         """MLP width that one token passes through in the widest layer.
@@ -162,7 +239,8 @@ class ModelSpec:
         """(input size, output size) of each linear of the attention block."""
         if self.latent:
             return self.latent.linears(self.hidden_size, self.num_heads)
-        return (self.hidden_size, self.attention_size + 2 * self.kv_size), (self.attention_size, self.hidden_size)
+        projected = (1 + self.attention_gate) * self.attention_size + 2 * self.kv_size
+        return (self.hidden_size, projected), (self.attention_size, self.hidden_size)
 
     @property
     def adapted_linears(self) -> tuple[tuple[int, int], ...]:
@@ -189,7 +267,13 @@ class ModelSpec:
         """Elements per token of queries, keys, values and attention output in one layer."""
         if self.latent:
             return 2 * self.num_heads * (self.head_dim + self.latent.value_dim)
-        return 2 * (self.attention_size + self.kv_size)
+        return (2 + self.attention_gate) * self.attention_size + 2 * self.kv_size
+
+    @property
+    def mixed_elements(self) -> float:
+        """Elements per token of `attention_elements`, or of a layer with a state, on average over layers."""
+        linear = self.linear.elements * self.linear_layers_share if self.linear else 0.0
+        return self.attention_elements * self.attention_layers_share + linear
 
     @property
     def cached_elements(self) -> int:
@@ -198,20 +282,33 @@ class ModelSpec:
 
     @property
     def layer_params(self) -> float:
-        """Parameters of one decoder layer: attention, MLP, norms, biases; the mean over layers if some have experts."""
-        if not self.experts:
+        """Parameters of one decoder layer: attention, MLP, norms, biases; the mean over layers if they differ."""
+        if not self.experts and not self.layer_kinds:
             return self.params_between(0, 1)
         return self.params_between(0, self.num_layers) / self.num_layers
 
     @cached_property
     def active_layer_params(self) -> tuple[int, ...]:
-        """Active matrix parameters per token of each decoder layer: only the experts that a token is routed to."""
+        """Active matrix parameters per token of each decoder layer: only the experts that a token is routed to.
+
+        The products of a layer with a state count as parameters, since their number does not depend on other tokens.
+        """
         attention = sum(inner * outer for inner, outer in self.attention_linears)
-        dense = attention + self.hidden_size * (self.up_size + self.ffn_size)
-        if not self.experts:
-            return (dense,) * self.num_layers
-        routed = attention + self.experts.active_params(self.hidden_size)
-        return (dense,) * self.num_dense_layers + (routed,) * (self.num_layers - self.num_dense_layers)
+        linear = self.linear.work + self._linear_matrices if self.linear else 0
+        dense = self.hidden_size * (self.up_size + self.ffn_size)
+        routed = self.experts.active_params(self.hidden_size) if self.experts else 0
+        if not self.layer_kinds:
+            num_experts = self.num_layers - self.num_dense_layers
+            return (attention + dense,) * self.num_dense_layers + (attention + routed,) * num_experts
+        mixers = {"attention": attention, "linear": linear, "none": 0}
+        mlps = {"dense": dense, "experts": routed, "none": 0}
+        return tuple(mixers[kind.mixer] + mlps[kind.mlp] for kind in self.layer_kinds)
+
+    @property
+    def _linear_matrices(self) -> int:
+        """Parameters of the projections of a layer with a state."""
+        linears = self.linear.linears(self.hidden_size) if self.linear else ()
+        return sum(inner * outer for inner, outer in linears)
 
     @property
     def active_head_params(self) -> int:
@@ -220,25 +317,33 @@ class ModelSpec:
 
     def params_between(self, first: int, last: int) -> int:
         """Parameters of layers `first` to `last` - 1."""
-        return self._params(max(0, min(last, self.num_dense_layers) - first), last - first)
+        num_attention, num_linear = self.attention_layers_between(first, last), self.linear_layers_between(first, last)
+        num_dense, num_experts = self.dense_layers_between(first, last), self.expert_layers_between(first, last)
+        linear = self._linear_matrices + self.linear.small_params if self.linear else 0
+        dense = self.hidden_size * (self.up_size + self.ffn_size) + (self.up_size + self.hidden_size) * self.mlp_bias
+        routed = self.experts.params(self.hidden_size, has_bias=self.expert_bias) if self.experts else 0
+        num_blocks = num_attention + num_linear + num_dense + num_experts
+        norms = num_blocks * self.hidden_size * (2 if self.norms == "both" else 1)
+        mixers = num_attention * self._attention_params + num_linear * linear
+        return norms + mixers + num_dense * dense + num_experts * routed
 
     def expert_params_between(self, first: int, last: int) -> int:
         """Parameters of the routed experts in layers `first` to `last` - 1."""
         if not self.experts:
             return 0
-        num_layers = last - first - max(0, min(last, self.num_dense_layers) - first)
-        return num_layers * self.experts.routed_params(self.hidden_size, has_bias=self.expert_bias)
+        routed = self.experts.routed_params(self.hidden_size, has_bias=self.expert_bias)
+        return self.expert_layers_between(first, last) * routed
 
-    def _params(self, num_dense: int, num_layers: int) -> int:
-        """Parameters of `num_layers` layers, of which `num_dense` have a plain MLP and the others experts."""
-        attention = sum(inner * outer for inner, outer in self.attention_linears)
-        norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
+    @property
+    def _attention_params(self) -> int:
+        """Parameters of the attention of one layer, with the norms inside it and without those around it."""
+        matrices = sum(inner * outer for inner, outer in self.attention_linears)
+        norms = 2 * self.head_dim if self.qk_norm else 0
+        norms += self.attention_size + self.kv_size if self.whole_qk_norm else 0
         norms += self.latent.norm_params if self.latent else 0
-        biases = (self.attention_size + 2 * self.kv_size) * self.qkv_bias + self.hidden_size * self.output_bias
-        plain = self.hidden_size * (self.up_size + self.ffn_size) + (self.up_size + self.hidden_size) * self.mlp_bias
-        biases += self.num_heads * self.attention_sinks
-        routed = self.experts.params(self.hidden_size, has_bias=self.expert_bias) if self.experts else 0
-        return num_layers * (attention + norms + biases) + num_dense * plain + (num_layers - num_dense) * routed
+        queries = (1 + self.attention_gate) * self.attention_size
+        biases = (queries + 2 * self.kv_size) * self.qkv_bias + self.hidden_size * self.output_bias
+        return matrices + norms + biases + self.num_heads * self.attention_sinks
 
     @property
     def embedding_params(self) -> int:
@@ -271,6 +376,8 @@ class ModelSpec:
         sizes = {name: getattr(self, name) for name in ("num_heads", "num_kv_heads", "ffn_size", "padded_vocab_size")}
         if self.experts:
             sizes |= {"expert_ffn_size": self.experts.ffn_size, "shared_ffn_size": self.experts.shared_ffn_size}
+        if self.linear:
+            sizes |= {"num_key_heads": self.linear.num_key_heads, "num_value_heads": self.linear.num_value_heads}
         for field, size in sizes.items():
             if size % tp:
                 raise BadInput(f"tp={tp} does not divide {field}={size} of model {self.name}.")
@@ -282,13 +389,12 @@ class ModelSpec:
             vocab_size=self.padded_vocab_size // tp,
             vocab_multiple=1,
             experts=self.experts.shard(tp) if self.experts else None,
+            linear=self.linear.shard(tp) if self.linear else None,
         )
 
 
-_QK_NORM = ("Qwen3", "Qwen3Moe")
-_LATENT = ("DeepseekV2", "DeepseekV3")
 _HEADS = {"ForCausalLM": False, "ForSequenceClassification": True}
-_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "relu2": "relu2"}
 ARCHITECTURES = tuple(family + head for family in FAMILIES for head in _HEADS)
 
 
@@ -314,30 +420,41 @@ def model_from_config(config: Mapping[str, Any], *, name: str, scalar_head: bool
     Raises BadInput for a missing key or a value that is not supported.
     """
     architecture, family, has_scalar_head = _architecture(config, name)
-    original_config, config = config, complete_config(config, family, name)
+    known = FAMILIES[family]
+    original_config, config, parts = config, complete_config(config, family, name), known.parts
+    experts = experts_from_config(_with_layers(config), family, name) if parts.has_experts else None
+    layer_kinds = layer_kinds_from_config(config, family, experts, name)
+    if layer_kinds:
+        config = config | {"num_hidden_layers": len(layer_kinds)}
+        if all(kind.mlp != "experts" for kind in layer_kinds):
+            experts = None
+    _require_supported(config, known, experts, name)
 
     def need(key: str) -> int:
         return required_size(config, key, name)
+
+    def multiplier(key: str, default: float) -> float:
+        return number(config, key, name) if config.get(key) is not None else default
 
     activation = activation_of(original_config, family)
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         raise BadInput(f"model {name}: activation {activation!r} is not known; known: {', '.join(_ACTIVATIONS)}.")
     heads = need("num_attention_heads")
     hidden = need("hidden_size")
-    if config.get("head_dim") is None and hidden % heads and family not in _LATENT:
+    if config.get("head_dim") is None and hidden % heads and not parts.latent:
         raise BadInput(f"model {name}: {heads} attention heads do not divide hidden_size={hidden}; give head_dim.")
     attention_bias = flag(config, "attention_bias", name)
     rope = rope_from_config(original_config, need("max_position_embeddings"), family, name)
-    is_costed_only = family in EXPERT_FAMILIES and family not in RUN_EXPERT_FAMILIES
-    experts = experts_from_config(config, family, name) if family in EXPERT_FAMILIES else None
-    latent = latent_from_config(config, name) if family in _LATENT else None
+    is_costed_only = parts.has_experts and family not in RUN_EXPERT_FAMILIES
+    latent = latent_from_config(config, name) if parts.latent else None
     head_dim = latent.nope_dim + latent.rope_dim if latent else size_or(config, "head_dim", hidden // heads, name)
+    scale = parts.scales_embedding and float(hidden) ** 0.5
     return ModelSpec(
         name=name,
         architecture=architecture,
         num_layers=need("num_hidden_layers"),
         hidden_size=hidden,
-        ffn_size=experts.ffn_size if experts and not experts.num_dense_layers else need("intermediate_size"),
+        ffn_size=_ffn_size(config, experts, layer_kinds, name),
         num_heads=heads,
         num_kv_heads=heads if latent else size_or(config, "num_key_value_heads", heads, name),
         head_dim=head_dim,
@@ -345,23 +462,79 @@ def model_from_config(config: Mapping[str, Any], *, name: str, scalar_head: bool
         max_positions=need("max_position_embeddings"),
         tied_embeddings=flag(config, "tie_word_embeddings", name),
         activation=_ACTIVATIONS[activation],
-        norm_epsilon=number(config, "rms_norm_eps", name),
-        norm_offset=1.0 if family == "Gemma" else 0.0,
-        embedding_scale=float(hidden) ** 0.5 if family == "Gemma" else 1.0,
+        norm_epsilon=number(config, known.epsilon_key, name),
+        norms=parts.norms,
+        norm_offset=parts.norm_offset,
+        embedding_scale=scale or multiplier("embedding_multiplier", 1.0),
+        residual_scale=multiplier("residual_multiplier", 1.0),
+        logits_scale=1 / (multiplier("logits_scaling", 1.0) or 1.0),
+        attention_scale=_attention_scale(config, name),
+        attention_cap=multiplier("attn_logit_softcapping", 0.0),
+        logits_cap=multiplier("final_logit_softcapping", 0.0),
         rope_theta=rope.theta,
+        local_rope_theta=rope.local_theta,
+        rotary_share=rope.share,
         rope_scaling=None if is_costed_only else rope.scaling,
         planned_rope="" if is_costed_only else rope.planned_type,
-        qkv_bias=family == "Qwen2" or flag(config, "qkv_bias", name) or attention_bias,
-        output_bias=attention_bias,
+        qkv_bias=parts.qkv_bias or flag(config, "qkv_bias", name) or attention_bias,
+        output_bias=attention_bias and parts.output_bias,
         mlp_bias=flag(config, "mlp_bias", name),
-        qk_norm=family in _QK_NORM,
+        gated_mlp=parts.gated_mlp,
+        qk_norm=parts.qk_norm or (flag(config, "use_qk_norm", name) and family != "Llama4"),
+        whole_qk_norm=parts.whole_qk_norm,
+        attention_gate=parts.attention_gate,
         scalar_head=has_scalar_head if scalar_head is None else scalar_head,
         experts=experts,
         latent=latent,
         window=window_from_config(config, family, name),
-        attention_sinks=family == "GptOss",
-        expert_bias=family == "GptOss",
+        attention_sinks=parts.sinks,
+        expert_bias=parts.expert_bias,
+        linear=_linear_from_config(config, known, name),
+        layer_kinds=layer_kinds,
+        planned_parts=parts.planned,
     )
+
+
+def _with_layers(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config with a number of layers, which a list of blocks may stand for."""
+    listed = config.get("layers_block_type") or config.get("hybrid_override_pattern")
+    if config.get("num_hidden_layers") is None and isinstance(listed, list | str):
+        return {**config, "num_hidden_layers": len(listed)}
+    return config
+
+
+def _require_supported(config: Mapping[str, Any], known: Family, experts: Experts | None, name: str) -> None:
+    """Raises BadInput for a key of the family that shapes its models in a way that is not counted here."""
+    keys = ["use_bias", "moe_latent_size", *(["mlp_bias"] if experts or known.parts.latent else [])]
+    for key in keys:
+        if config.get(key) and key in known.defaults:
+            raise BadInput(
+                f"model {name}: config key {key!r} is {config[key]!r}, which is not supported in {known.model_type} "
+                "models; plan a model without it."
+            )
+
+
+def _ffn_size(config: Mapping[str, Any], experts: Experts | None, layer_kinds: tuple[LayerKind, ...], name: str) -> int:
+    """Width of the plain MLP, or that of an expert in a model without one."""
+    has_dense = (experts and experts.num_dense_layers) or any(kind.mlp == "dense" for kind in layer_kinds)
+    if experts and not has_dense:
+        return experts.ffn_size
+    return required_size(
+        config, "intermediate_size_mlp" if "intermediate_size_mlp" in config else "intermediate_size", name
+    )
+
+
+def _attention_scale(config: Mapping[str, Any], name: str) -> float | None:
+    """Factor of the scores, from either key that gives one."""
+    if config.get("query_pre_attn_scalar") is not None:
+        return 1 / math.sqrt(required_size(config, "query_pre_attn_scalar", name))
+    return number(config, "attention_multiplier", name) if "attention_multiplier" in config else None
+
+
+def _linear_from_config(config: Mapping[str, Any], known: Family, name: str) -> LinearAttention | None:
+    if "gated delta" in known.parts.mixers:
+        return delta_from_config(config, name)
+    return mamba_from_config(config, name) if "mamba" in known.parts.mixers else None
 
 
 def _architecture(config: Mapping[str, Any], name: str) -> tuple[str, str, bool]:
@@ -369,8 +542,14 @@ def _architecture(config: Mapping[str, Any], name: str) -> tuple[str, str, bool]
 
     A config with only `model_type` is a language model, as in transformers.
     """
+    if isinstance(config.get("text_config"), dict):
+        kind = config["text_config"].get("model_type", "of its text")
+        raise BadInput(
+            f"model {name} reads images and text; to plan its text model, write its text_config as a config.json with "
+            f"model_type {kind!r}."
+        )
     listed, model_type = config.get("architectures"), config.get("model_type")
-    families = {known.model_type: family for family, known in FAMILIES.items()}
+    families = {kind: family for family, known in FAMILIES.items() for kind in (known.model_type, *known.other_types)}
     if not listed and isinstance(model_type, str):
         if model_type not in families:
             raise BadInput(f"model {name}: model_type {model_type!r} is not known; {suggestion('', families)}")
@@ -380,7 +559,7 @@ def _architecture(config: Mapping[str, Any], name: str) -> tuple[str, str, bool]
         raise BadInput(f"model {name}: architecture {architecture!r} is not known; {_nearest(str(architecture))}")
     head = next(h for h in _HEADS if architecture.endswith(h))
     family = architecture.removesuffix(head)
-    if model_type is not None and model_type != FAMILIES[family].model_type:
+    if model_type is not None and model_type not in (FAMILIES[family].model_type, *FAMILIES[family].other_types):
         raise BadInput(
             f"model {name}: model_type {model_type!r} is not that of architecture {architecture!r}, which is "
             f"{FAMILIES[family].model_type!r}; correct the one that does not match the weights."
@@ -411,6 +590,11 @@ def run_violations(spec: ModelSpec) -> Iterator[str]:
             f"model {spec.name} has sliding windows of {spec.window.num_tokens} tokens, which can be planned and "
             "simulated but not run; set sliding_window to null."
         )
+    if parts := _planned_parts(spec):
+        yield (
+            f"model {spec.name} has {_listed(parts)}, which can be planned and simulated but not run; give a model "
+            "without."
+        )
     if spec.planned_rope:
         yield (
             f"model {spec.name} has rope type {spec.planned_rope!r}, which can be planned and simulated but not run; "
@@ -422,3 +606,24 @@ def run_violations(spec: ModelSpec) -> Iterator[str]:
             "nothing: it can be planned and simulated but not run; give a model with two or more experts per token, or "
             "with norm_topk_prob=false."
         )
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return " and ".join(part for part in (", ".join(parts[:-1]), parts[-1]) if part)
+
+
+def _planned_parts(spec: ModelSpec) -> list[str]:
+    """What the model has that can be planned but not run, besides what has a sentence of its own."""
+    named = {
+        "norms after attention and MLP": spec.norms != "before",
+        "multipliers of residuals, logits or scores": (spec.residual_scale, spec.logits_scale) != (1.0, 1.0)
+        or spec.attention_scale not in (None, spec.head_dim**-0.5),
+        "soft caps": bool(spec.attention_cap or spec.logits_cap),
+        "a partial rotary embedding": spec.rotary_share != 1,
+        "a norm of queries and keys over all heads": spec.whole_qk_norm,
+        "a gate of the output of attention": spec.attention_gate,
+        "layers with a state": spec.linear is not None,
+        "experts in some layers between others": bool(spec.layer_kinds) and spec.linear is None,
+        "an indexer of tokens": spec.latent is not None and spec.latent.indexer is not None,
+    }
+    return [*(part for part, is_present in named.items() if is_present), *spec.planned_parts]

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate, count, pairwise
 from typing import NamedTuple
 
+from meshwright.profiles.model_parts.hf_config import SlidingWindow
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Schedule
 
@@ -120,17 +121,24 @@ def row_work(model: ModelSpec, lengths: Sequence[int]) -> list[int]:
 
     Each token passes the active weights of layers and head once. Each pair of a token and one that it attends to,
     including itself, takes a dot product of query and key and a product with the value in every head (Chowdhery et al.,
-    PaLM, arXiv:2204.02311, appendix B, but only the causal half of the pairs). A backward pass takes twice as many.
+    PaLM, arXiv:2204.02311, appendix B, but only the causal half of the pairs). An indexer scores all pairs, and a token
+    attends to those that it selects. A backward pass takes twice as many.
     """
     weights = sum(model.active_layer_params) + model.active_head_params
     value_dim = model.latent.value_dim if model.latent else model.head_dim
     pair_work, window_layers = model.num_heads * (model.head_dim + value_dim), model.num_window_layers
 
+    indexer = model.latent.indexer if model.latent else None
+    selected = SlidingWindow(num_tokens=indexer.num_tokens if indexer else 1)
+    index_work = indexer.num_heads * indexer.head_dim if indexer else 0
+
     def work(length: int) -> int:
-        pairs = (model.num_layers - window_layers) * (length * (length + 1) // 2)
+        pairs = all_pairs = model.num_full_layers * (length * (length + 1) // 2)
+        if indexer:
+            pairs = model.num_full_layers * round(length * selected.attended_tokens(length, 0))
         if model.window:
             pairs += window_layers * round(length * model.window.attended_tokens(length, 0))
-        return length * weights + pair_work * pairs
+        return length * weights + pair_work * pairs + index_work * all_pairs
 
     work_of_length = {length: work(length) for length in set(lengths)}
     return [work_of_length[length] for length in lengths]

@@ -81,7 +81,7 @@ class Shape(Document):
 def shape_of(model: ModelSpec, tp: int) -> Shape:
     """Return the shape of one of `tp` shards of the model.
 
-    Raises BadInput for a model with experts or sliding windows.
+    Raises BadInput for a model with experts, sliding windows or other parts that a table does not hold.
     """
     if model.experts:
         raise BadInput(f"model {model.name} has experts, and tables hold dense shapes; plan it without a table.")
@@ -89,6 +89,8 @@ def shape_of(model: ModelSpec, tp: int) -> Shape:
         raise BadInput(
             f"model {model.name} has sliding windows, and tables hold attention to all tokens; plan it without a table."
         )
+    if model.layer_kinds or model.latent or model.whole_qk_norm or model.attention_gate or model.norms != "before":
+        raise BadInput(f"model {model.name} has layers of a shape that tables do not hold; plan it without a table.")
     shard = model.shard(tp)
     return Shape(
         hidden_size=shard.hidden_size,

@@ -124,9 +124,16 @@ def _check_model(where: str, spec: ModelSpec) -> Iterator[str]:
             "shared_ffn_size": _MODEL_MAXIMA["ffn_size"],
         }
         yield from _check_maxima(f"{where}.experts", spec.experts, limits)
+    sizes = list[tuple[str, object, tuple[str, ...]]]()
+    if spec.linear:
+        heads = "num_key_heads", "num_value_heads", "key_dim", "value_dim"
+        sizes.append(("linear", spec.linear, (*heads, "conv_kernel", "chunk_tokens")))
     if spec.latent:
-        names = ("query_rank", "kv_rank", "nope_dim", "rope_dim", "value_dim")
-        yield from _check_maxima(f"{where}.latent", spec.latent, dict.fromkeys(names, _MODEL_MAXIMA["hidden_size"]))
+        sizes.append(("latent", spec.latent, ("query_rank", "kv_rank", "nope_dim", "rope_dim", "value_dim")))
+    if spec.latent and spec.latent.indexer:
+        sizes.append(("latent.indexer", spec.latent.indexer, ("num_heads", "head_dim", "num_tokens")))
+    for part, value, names in sizes:
+        yield from _check_maxima(f"{where}.{part}", value, dict.fromkeys(names, _MODEL_MAXIMA["hidden_size"]))
 
 
 def _check_workload(workload: Workload) -> Iterator[str]:

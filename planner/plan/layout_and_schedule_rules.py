@@ -71,7 +71,8 @@ def max_context_parallel(facts: Facts, stage: Stage) -> int:
     longest sequence has at least `MIN_CONTEXT_TOKENS` tokens: with fewer, the gathering of keys and values and the
     smaller kernels cost more than is saved, and such short sequences fit in memory without it.
     """
-    if stage.generates or facts.models.spec(stage.role).experts:
+    spec = facts.models.spec(stage.role)
+    if stage.generates or spec.experts or spec.linear:
         return 1
     return max(1, facts.workload.max_tokens // MIN_CONTEXT_TOKENS)
 
@@ -137,7 +138,7 @@ def layout_rules(facts: Facts, stage: Stage, layout: Layout, part: int = 0) -> t
     max_cp = max_context_parallel(facts, stage)
     if layout.cp > max_cp and stage.generates:
         sentences.append(f"cp={layout.cp} shards sequences, and generation samples one token at a time; use cp=1.")
-    elif layout.cp > max_cp and not facts.models.spec(stage.role).experts:
+    elif layout.cp > max_cp and not (facts.models.spec(stage.role).experts or facts.models.spec(stage.role).linear):
         tokens = facts.workload.max_tokens
         sentences.append(
             f"cp={layout.cp} leaves {tokens // layout.cp} of the {tokens} tokens of the longest sequence to a rank, "

@@ -162,7 +162,10 @@ def formulate(
         return _mode(tick, unit_bytes, ranks, candidate, part=part, is_shared=is_shared)
 
     tasks = (
-        *(Task(name, tuple(mode(*pair, is_shareable[name]) for pair in pairs)) for name, pairs in choices.items()),
+        *(
+            Task(name, _with_one_copy_size([mode(*pair, is_shareable[name]) for pair in pairs]))
+            for name, pairs in choices.items()
+        ),
         *_missing_memory(facts.cluster, device_units, unit_bytes),
     )
     refits = tuple(_transfer(facts, model, tick, choices, target, anywhere=anywhere) for target in graph.refit_targets)
@@ -257,6 +260,21 @@ def _mode(tick: float, unit_bytes: int, ranks: Ranks, candidate: Candidate, *, p
         resident_units=weights + math.ceil(candidate.private_bytes / unit_bytes),
         shared_units=weights if is_shared else 0,
         transient_units=math.ceil(candidate.transient_bytes / unit_bytes),
+    )
+
+
+def _with_one_copy_size(modes: Sequence[Mode]) -> tuple[Mode, ...]:
+    """Return the modes with the same shared units wherever they have the same resource.
+
+    They differ for interleaved pipelines of a model whose layers differ, by their number of chunks. No other stage
+    shares these weights, so that the least of them may stand for all.
+    """
+    least: dict[Resource, int] = {}
+    for mode in modes:
+        least[mode.resource] = min(mode.shared_units, least.get(mode.resource, mode.shared_units))
+    return tuple(
+        mode if mode.shared_units == least[mode.resource] else replace(mode, shared_units=least[mode.resource])
+        for mode in modes
     )
 
 

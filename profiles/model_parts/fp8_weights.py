@@ -78,6 +78,8 @@ def require_quantisable(model: ModelSpec, cluster: AnyCluster, precision: str, e
     setting, advice = "generation_weights=fp8", "leave generation_weights out."
     if model.experts:
         raise BadInput(f"{setting} is for dense models, and {model.name} has experts; {advice}")
+    if model.linear:
+        raise BadInput(f"{setting} is for models with attention, and {model.name} has layers with a state; {advice}")
     if model.adapter:
         raise BadInput(f"{setting}, and the actor has an adapter, whose weights all stages share; {advice}")
     if engine not in ENGINES:

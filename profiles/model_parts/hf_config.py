@@ -9,12 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from meshwright.profiles.elementwise import N, maximum, minimum
+from meshwright.profiles.elementwise import N, floor, maximum, minimum
 from meshwright.profiles.errors import BadInput, require_none, suggestion
 from meshwright.profiles.model_parts.family_keys import FAMILIES, Family
 
 _LARGEST, _LARGEST_NUMBER = 2**40, 1e30
 """Upper bounds on the sizes of a model and on other numbers of a config."""
+
+MOST_LAYERS = 2**16
+"""Upper bound on the layers of a model whose kinds are listed one by one."""
 
 _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 """Keys in every config that transformers writes: without one the file is incomplete, and a default would be wrong."""
@@ -43,15 +46,32 @@ _ABSENT: Mapping[str, Any] = {
     "attn_logit_softcapping": None,
     "clip_qkv": None,
     "per_layer_config": None,
+    "query_pre_attn_scalar": None,
+    "rotary_dim": None,
+    "rope_local_base_freq": None,
+    "attention_chunk_size": None,
+    "no_rope_layers": None,
+    "full_attention_interval": None,
+    "sliding_window_pattern": None,
+    "linear_num_value_heads": None,
+    "hybrid_override_pattern": None,
+    "layers_block_type": None,
+    "mamba_num_heads": None,
+    "moe_latent_size": None,
+    "index_topk": None,
+    "kv_lora_rank": None,
+    "interleave_moe_layer_step": 1,
 }
 """Keys that change models of some families, with the value that all other families compute with."""
 
 _PRESENT: Mapping[str, frozenset[str]] = {
     "attention_bias": frozenset({"Qwen2"}),
     "qkv_bias": frozenset({"Qwen2"}),
-    "use_qk_norm": frozenset({"Qwen3", "Qwen3Moe"}),
+    "use_qk_norm": frozenset({"Qwen3", "Qwen3Moe", "MiniMaxM2"}),
 }
 """Families that always compute as if the key were true, without having it."""
+
+_ACTIVATION_KEYS = ("hidden_act", "hidden_activation")
 
 _KINDS = {bool: "true or false", int: "a positive integer", float: "a number", str: "a text"}
 
@@ -95,12 +115,14 @@ def _contradictions(config: Mapping[str, Any], family: str, known: Family) -> It
                 f"config key {key!r} is {value!r}, which {family} models ignore; give the architecture that the "
                 "weights were made for, or remove the key."
             )
-    alternative, activation = config.get("hidden_activation"), activation_of(config, family)
-    if alternative is not None and alternative != activation:
-        yield (
-            f"config key 'hidden_activation' is {alternative!r}, and {family} models compute 'hidden_act', which is "
-            f"{activation!r}; give both the same value."
-        )
+    activation = activation_of(config, family)
+    for key in _ACTIVATION_KEYS:
+        alternative = config.get(key)
+        if key != known.activation_key and alternative not in (None, activation):
+            yield (
+                f"config key {key!r} is {alternative!r}, and {family} models compute {known.activation_key!r}, which "
+                f"is {activation!r}; give both the same value."
+            )
     listed = config.get("layer_types")
     if "layer_types" not in known.defaults and isinstance(listed, list):
         all_slide = "sliding_window" in known.defaults and config.get("use_sliding_window", True)
@@ -113,7 +135,8 @@ def _contradictions(config: Mapping[str, Any], family: str, known: Family) -> It
 
 def activation_of(config: Mapping[str, Any], family: str) -> Any:
     """Return the activation that transformers uses: early Gemma configs say "gelu" for the tanh approximation."""
-    activation = config.get("hidden_act", FAMILIES[family].defaults["hidden_act"])
+    key = FAMILIES[family].activation_key
+    activation = config.get(key, FAMILIES[family].defaults[key])
     return "gelu_pytorch_tanh" if family == "Gemma" and activation == "gelu" else activation
 
 
@@ -161,6 +184,12 @@ _RUNNABLE = ("default", "llama3")
 _PLANNABLE = ("dynamic", "linear", "longrope", "proportional", "yarn")
 """Types of rotary embeddings that can be planned, because no cost depends on them, but not run."""
 
+_FULL, _SLIDING, _CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+_PARTIAL = "partial_rotary_factor"
+
+_MEANINGLESS_ROPE_KEYS = ("mrope_interleaved", "mrope_section")
+"""How the positions of an image are rotated, which says nothing of text."""
+
 _FORMS = ("rope_scaling", "rope_parameters")
 """Keys that may hold the parameters of the rotary embedding: the old and the new one of transformers."""
 
@@ -179,11 +208,16 @@ class RopeScaling:
 
 
 class Rope(NamedTuple):
-    """The base `theta`, Llama 3.1's scaling if it applies, and the type if it can only be planned."""
+    """The base `theta`, Llama 3.1's scaling if it applies, and the type if it can only be planned.
+
+    Only the first `share` of a head is rotated. Layers with a sliding window have the base `local_theta`, unscaled.
+    """
 
     theta: float
     scaling: RopeScaling | None = None
     planned_type: str = ""
+    share: float = 1.0
+    local_theta: float = 0.0
 
 
 def rope_from_config(config: Mapping[str, Any], max_positions: int, family: str, name: str) -> Rope:
@@ -191,6 +225,8 @@ def rope_from_config(config: Mapping[str, Any], max_positions: int, family: str,
 
     Raises BadInput if they contradict each other or the type is unknown.
     """
+    known = FAMILIES[family]
+    local_theta = _local_theta(config, known, name)
     forms = {key: _form(config, key, family, name) for key in _FORMS if config.get(key)}
     if len(forms) > 1 and len({str(sorted(form.items())) for form in forms.values()}) > 1:
         raise BadInput(
@@ -201,9 +237,10 @@ def rope_from_config(config: Mapping[str, Any], max_positions: int, family: str,
     theta = number(form, "rope_theta", name)
     if not theta:
         raise BadInput(f"model {name}: config key 'rope_theta' is {theta}; it must be above 0.")
-    kind = form["rope_type"]
+    kind, share = form["rope_type"], _rotary_share(config, form, known, name)
+    form = {key: value for key, value in form.items() if key != _PARTIAL}
     if kind in _PLANNABLE:
-        return Rope(theta, planned_type=kind)
+        return Rope(theta, planned_type=kind, share=share, local_theta=local_theta)
     more = {key: value for key, value in form.items() if value is not None}.keys() - {"rope_type", "rope_theta"}
     if unknown := sorted(more - ({*_LLAMA3_KEYS, _ORIGINAL} if kind == "llama3" else set())):
         raise BadInput(
@@ -211,7 +248,7 @@ def rope_from_config(config: Mapping[str, Any], max_positions: int, family: str,
             "rope_type that it belongs to, or remove it."
         )
     if kind == "default":
-        return Rope(theta)
+        return Rope(theta, share=share, local_theta=local_theta)
     factor, low, high = (number(form, key, name) for key in _LLAMA3_KEYS)
     if not factor or high <= low:
         raise BadInput(
@@ -222,7 +259,31 @@ def rope_from_config(config: Mapping[str, Any], max_positions: int, family: str,
     return Rope(
         theta,
         RopeScaling(factor=factor, low_freq_factor=low, high_freq_factor=high, original_max_positions=original),
+        share=share,
+        local_theta=local_theta,
     )
+
+
+def _rotary_share(config: Mapping[str, Any], form: Mapping[str, Any], known: Family, name: str) -> float:
+    """The rotated share of a head, from the parameters, the config, or the default of the family."""
+    rotated = config.get("rotary_dim") if "rotary_dim" in known.defaults else None
+    if form.get(_PARTIAL) is None and rotated is not None:
+        return required_size(config, "rotary_dim", name) / required_size({**known.defaults, **config}, "head_dim", name)
+    given = next((each[_PARTIAL] for each in (form, config, known.defaults) if each.get(_PARTIAL) is not None), 1.0)
+    share = number({_PARTIAL: given}, _PARTIAL, name)
+    if not 0 < share <= 1:
+        raise BadInput(f"model {name}: {_PARTIAL} is {share:g}; it must be above 0 and 1 at most.")
+    return share
+
+
+def _local_theta(config: Mapping[str, Any], known: Family, name: str) -> float:
+    """The rotary base of layers with a sliding window if it is one of their own, else 0."""
+    if not known.parts.layer_rope:
+        return 0.0
+    listed = config.get("rope_parameters")
+    nested = listed.get(_SLIDING) if isinstance(listed, dict) else None
+    given = nested.get("rope_theta") if isinstance(nested, dict) else config.get("rope_local_base_freq")
+    return number({"rope_theta": known.parts.local_rope_theta if given is None else given}, "rope_theta", name)
 
 
 def _form(config: Mapping[str, Any], key: str, family: str, name: str) -> dict[str, Any]:
@@ -230,6 +291,12 @@ def _form(config: Mapping[str, Any], key: str, family: str, name: str) -> dict[s
     form, top_theta = config[key], config.get("rope_theta")
     if not isinstance(form, dict):
         raise BadInput(f"model {name}: config key {key!r} is {form!r}; it must be an object.")
+    if FAMILIES[family].parts.layer_rope and key == "rope_parameters":
+        form = form.get(_FULL)
+        if not isinstance(form, dict):
+            raise BadInput(
+                f"model {name}: config key {key!r} must have {_FULL!r} and {_SLIDING!r} for {family} models."
+            )
     if any(isinstance(value, dict) for value in form.values()):
         raise BadInput(f"model {name}: config key {key!r} has a rotary embedding for each kind of layer; give one.")
     theta = form.get("rope_theta", top_theta)
@@ -244,8 +311,8 @@ def _form(config: Mapping[str, Any], key: str, family: str, name: str) -> dict[s
     [kind] = kinds
     if kind not in (*_RUNNABLE, *_PLANNABLE):
         raise BadInput(f"model {name}: rope type {kind!r} is not known; {suggestion(kind, (*_RUNNABLE, *_PLANNABLE))}")
-    factor = form.get("partial_rotary_factor")
-    if factor not in (None, 1):
+    factor = form.get(_PARTIAL)
+    if factor not in (None, 1) and _PARTIAL not in FAMILIES[family].defaults:
         raise BadInput(f"model {name}: config key {key!r} has partial_rotary_factor={factor!r}; only 1 is supported.")
     return _completed(form, config, family)
 
@@ -254,34 +321,48 @@ def _completed(form: Mapping[str, Any], config: Mapping[str, Any], family: str) 
     theta = config.get("rope_theta", FAMILIES[family].rope_theta)
     kind = form.get("rope_type") or form.get("type") or "default"
     parameters = {"rope_theta": theta, **form, "rope_type": kind}
-    return {key: value for key, value in parameters.items() if key not in ("type", "partial_rotary_factor")}
+    return {key: value for key, value in parameters.items() if key not in ("type", *_MEANINGLESS_ROPE_KEYS)}
 
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 _MAX_POSITIONS = "max_position_embeddings"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlidingWindow:
-    """A sliding window in layer `first`, counted from 0, and every `every`-th layer after it.
+    """A sliding window in `run` layers from layer `first` on, counted from 0, and again after every `every` layers.
 
     A token in such a layer attends to the last `num_tokens` tokens, including itself (Beltagy et al., Longformer,
-    arXiv:2004.05150, section 3.1; Hugging Face configs of Mistral, Qwen2, Qwen3 and gpt-oss).
+    arXiv:2004.05150, section 3.1). If it is `chunked`, windows do not slide: a token attends to those of its own chunk
+    of `num_tokens` tokens up to itself (Llama 4).
     """
 
     num_tokens: int
     first: int = 0
     every: int = 1
+    run: int = 1
+    chunked: bool = False
 
     def num_layers(self, start: int, end: int) -> int:
         """Number of layers from `start` to `end` - 1 that have the window."""
-        return len(range(self.first, end, self.every)) - len(range(self.first, start, self.every))
+        return self._num_before(end) - self._num_before(start)
+
+    def _num_before(self, end: int) -> int:
+        periods, rest = divmod(max(0, end - self.first), self.every)
+        return periods * self.run + min(rest, self.run)
 
     def attended_tokens(self, tokens: N, context: N) -> N:
         """Mean number of tokens that each of `tokens` new tokens attends to, after a context of `context` tokens."""
+        if self.chunked:
+            return (self._chunked_pairs(context + tokens) - self._chunked_pairs(context)) / tokens
         unbounded = minimum(maximum(self.num_tokens - context, 0.0), tokens)
         attended = unbounded * (context + (unbounded + 1) / 2)
         return (attended + (tokens - unbounded) * self.num_tokens) / tokens
+
+    def _chunked_pairs(self, tokens: N) -> N:
+        """Number of pairs of a token and one that it attends to among the first `tokens`."""
+        chunks = floor(tokens / self.num_tokens)
+        rest = tokens - chunks * self.num_tokens
+        return chunks * (self.num_tokens * (self.num_tokens + 1) / 2) + rest * (rest + 1) / 2
 
 
 def window_from_config(config: Mapping[str, Any], family: str, name: str) -> SlidingWindow | None:
@@ -290,7 +371,9 @@ def window_from_config(config: Mapping[str, Any], family: str, name: str) -> Sli
     None if there is none, or if it is not shorter than the longest sequence. Raises BadInput for an unsupported pattern
     of layers or an invalid size.
     """
-    size, is_on = config.get("sliding_window"), flag(config, "use_sliding_window", name, default=True)
+    chunked = FAMILIES[family].parts.other_layers == _CHUNKED
+    key = "attention_chunk_size" if chunked else "sliding_window"
+    size, is_on = config.get(key), flag(config, "use_sliding_window", name, default=True)
     listed = config.get("layer_types")
     if not is_on and isinstance(listed, list) and _SLIDING in listed:
         raise BadInput(
@@ -299,32 +382,59 @@ def window_from_config(config: Mapping[str, Any], family: str, name: str) -> Sli
         )
     if not size or not is_on or (isinstance(size, int) and size >= count_or_zero(config, _MAX_POSITIONS, name)):
         return None
-    num_tokens = required_size(config, "sliding_window", name)
-    num_layers = required_size(config, "num_hidden_layers", name)
-    pattern = _pattern(config, family, num_layers, name)
-    window_layers = [number for number, kind in enumerate(pattern) if kind == _SLIDING]
+    num_tokens = required_size(config, key, name)
+    kinds = attention_types(config, family, name)
+    window_layers = [number for number, kind in enumerate(kinds) if kind in (_SLIDING, _CHUNKED)]
     if not window_layers:
         return None
-    every = window_layers[1] - window_layers[0] if len(window_layers) > 1 else num_layers
-    if window_layers != list(range(window_layers[0], num_layers, every)):
+    first, every, run = _period(window_layers, len(kinds))
+    window = SlidingWindow(num_tokens=num_tokens, first=first, every=every, run=run, chunked=chunked)
+    if window_layers != [number for number in range(len(kinds)) if window.num_layers(number, number + 1)]:
         raise BadInput(
             f"model {name}: sliding windows in layers {', '.join(map(str, window_layers))} are not supported; they "
-            "must be in every n-th layer, from some layer to the last."
+            "must be in the same layers of every period, from some layer to the last."
         )
-    return SlidingWindow(num_tokens=num_tokens, first=window_layers[0], every=every)
+    return window
 
 
-def _pattern(config: Mapping[str, Any], family: str, num_layers: int, name: str) -> Sequence[str]:
-    """The attention type of each layer, from `layer_types` or else by the rule of the family."""
+def _period(window_layers: Sequence[int], num_layers: int) -> tuple[int, int, int]:
+    """First layer, period and layers of a period that have the window, from the first two runs of such layers."""
+    first, listed = window_layers[0], {*window_layers}
+    end = next((number for number in range(first, num_layers) if number not in listed), num_layers)
+    again = next((number for number in range(end, num_layers) if number in listed), num_layers)
+    return (first, 1, 1) if end == num_layers else (first, again - first, end - first)
+
+
+def attention_types(config: Mapping[str, Any], family: str, name: str) -> Sequence[str]:
+    """Return the attention type of each layer, from `layer_types` or else by the rule of the family.
+
+    Raises BadInput for a list that is not one of known types, or an invalid number of layers.
+    """
+    parts, num_layers = FAMILIES[family].parts, required_size(config, "num_hidden_layers", name)
+    if num_layers > MOST_LAYERS:
+        raise BadInput(f"model {name}: config key 'num_hidden_layers' is above {MOST_LAYERS}; no model has so many.")
     listed, numbers = config.get("layer_types"), range(num_layers)
     if listed is None:
-        last = config.get("max_window_layers")
-        if family in ("GptOss", "Qwen2Moe"):  # every other layer; for Qwen2-MoE only below max_window_layers
-            return [_FULL if number % 2 or (last is not None and number >= last) else _SLIDING for number in numbers]
-        return [_FULL if last is not None and number < last else _SLIDING for number in numbers]
-    if not isinstance(listed, list) or len(listed) != num_layers or not {*map(str, listed)} <= {_FULL, _SLIDING}:
+        return [parts.other_layers if _is_other(config, family, number, name) else _FULL for number in numbers]
+    kinds = (_FULL, parts.other_layers)
+    if not isinstance(listed, list) or len(listed) != num_layers or not {*map(str, listed)} <= {*kinds}:
         raise BadInput(
-            f"model {name}: config key 'layer_types' must list {_FULL} or {_SLIDING} for each of the {num_layers} "
+            f"model {name}: config key 'layer_types' must list {' or '.join(kinds)} for each of the {num_layers} "
             "layers."
         )
     return listed
+
+
+def _is_other(config: Mapping[str, Any], family: str, number: int, name: str) -> bool:
+    """Whether a layer does not attend to all tokens by the rule of its family, where its config lists no types."""
+    every = FAMILIES[family].parts.full_every
+    last, rotated = config.get("max_window_layers"), config.get("no_rope_layers")
+    if "no_rope_layer_interval" in config:
+        interval = required_size(config, "no_rope_layer_interval", name)
+        is_listed = isinstance(rotated, list) and len(rotated) > number
+        is_rotated = rotated[number] if is_listed and rotated else (number + 1) % interval != 0
+        return bool(is_rotated) is (FAMILIES[family].parts.other_layers == _CHUNKED)
+    if every:
+        interval = required_size(config, every, name) if isinstance(every, str) else every
+        return (number + 1) % interval != 0 and not (last is not None and number >= last)
+    return last is None or number >= last

@@ -264,6 +264,8 @@ PART = StagePart(
     expert_params=0.0,
     adapter_params=0.0,
     num_window_layers=0.0,
+    num_full_layers=4.0,
+    num_linear_layers=0.0,
 )
 
 

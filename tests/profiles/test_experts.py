@@ -101,6 +101,14 @@ def test_parameters_are_those_of_the_module(family: str) -> None:
     assert spec(family).num_params == sum(built(family).values())
 
 
+@pytest.mark.parametrize("changes", [{"decoder_sparse_step": 2}, {"mlp_only_layers": [2]}, {"decoder_sparse_step": 9}])
+def test_some_layers_may_have_a_plain_mlp(changes: dict[str, Any]) -> None:
+    counts, model = built("qwen3_moe", **changes), spec("qwen3_moe", **changes)
+    for number in range(4):
+        own = sum(count for name, count in counts.items() if f".layers.{number}." in name)
+        assert model.params_between(number, number + 1) == own
+
+
 def test_queries_may_be_projected_at_once() -> None:
     assert spec("deepseek_v2", q_lora_rank=None).num_params == sum(built("deepseek_v2", q_lora_rank=None).values())
 
@@ -217,8 +225,8 @@ def test_many_tokens_reach_every_expert_and_one_reaches_its_own() -> None:
     [
         ("mixtral", {"num_local_experts": None}, "'num_local_experts' is None; it must be a positive integer"),
         ("mixtral", {"num_experts_per_tok": 5}, "experts_per_token=5 is more than num_experts=4"),
-        ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step or mlp_only_layers selects are not supported"),
-        ("qwen3_moe", {"mlp_only_layers": [2]}, "decoder_sparse_step or mlp_only_layers selects are not supported"),
+        ("qwen3_moe", {"decoder_sparse_step": 0}, "'decoder_sparse_step' is 0; it must be a positive integer"),
+        ("qwen3_moe", {"mlp_only_layers": "2"}, "'mlp_only_layers' is '2'; it must be a list of layer numbers"),
         ("deepseek_v2", {"kv_lora_rank": None}, "'kv_lora_rank' is None; it must be a positive integer"),
         ("deepseek_v3", {"attention_bias": True}, "attention_bias of latent attention is not supported"),
     ],

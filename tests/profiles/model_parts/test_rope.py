@@ -19,7 +19,42 @@ def rope(**config: Any) -> Rope:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_base_that_is_left_out_is_that_of_the_family(family: str) -> None:
-    assert rope_from_config({}, 4096, family, "m") == Rope(FAMILIES[family].rope_theta)
+    known = FAMILIES[family]
+    found = rope_from_config({}, 4096, family, "m")
+    local_theta = known.parts.local_rope_theta if known.parts.layer_rope else 0.0
+    share = known.defaults.get("partial_rotary_factor") or 1.0
+    assert found == Rope(known.rope_theta, share=share, local_theta=local_theta)
+
+
+def test_layers_with_a_window_may_have_a_base_of_their_own() -> None:
+    old = {"rope_theta": 5e5, "rope_local_base_freq": 2e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    of_layers = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+    }
+    expected = Rope(5e5, planned_type="linear", local_theta=2e4)
+    assert rope_from_config(old, 4096, "Gemma3", "m") == expected
+    assert rope_from_config({"rope_parameters": of_layers}, 4096, "Gemma3", "m") == expected
+    with pytest.raises(BadInput, match="must have 'full_attention' and 'sliding_attention' for Gemma3 models"):
+        rope_from_config({"rope_parameters": {"rope_theta": 5e5}}, 4096, "Gemma3", "m")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"partial_rotary_factor": 0.25},
+        {"rope_parameters": {"partial_rotary_factor": 0.25}},
+        {"rope_scaling": {"partial_rotary_factor": 0.25}, "partial_rotary_factor": 0.5},
+    ],
+)
+def test_the_rotated_share_of_a_head_is_read_from_its_parameters_first(config: dict[str, Any]) -> None:
+    assert rope_from_config(config, 4096, "Phi3", "m").share == 0.25
+
+
+def test_the_rotated_dimensions_may_be_given_instead() -> None:
+    assert rope_from_config({"rotary_dim": 64, "head_dim": 256}, 4096, "MiniMaxM2", "m").share == 0.25
+    with pytest.raises(BadInput, match=r"partial_rotary_factor is 1\.5; it must be above 0 and 1 at most"):
+        rope_from_config({"partial_rotary_factor": 1.5}, 4096, "Phi3", "m")
 
 
 def test_the_length_before_stretching_is_the_models_where_it_is_left_out() -> None:

@@ -19,9 +19,16 @@ def window(family: str, **changes: Any) -> SlidingWindow | None:
     return window_from_config(complete_config(SIZES | BASE | changes, family, "m"), family, "m")
 
 
-@pytest.mark.parametrize("window", [SlidingWindow(num_tokens=7), SlidingWindow(num_tokens=7, first=1, every=3)])
+@pytest.mark.parametrize(
+    "window",
+    [
+        SlidingWindow(num_tokens=7),
+        SlidingWindow(num_tokens=7, first=1, every=3),
+        SlidingWindow(num_tokens=7, first=1, every=4, run=3),
+    ],
+)
 def test_layers_with_the_window_are_counted_in_any_run_of_layers(window: SlidingWindow) -> None:
-    with_it = [layer >= window.first and (layer - window.first) % window.every == 0 for layer in range(12)]
+    with_it = [layer >= window.first and (layer - window.first) % window.every < window.run for layer in range(12)]
     for start in range(13):
         for end in range(start, 13):
             assert window.num_layers(start, end) == sum(with_it[start:end])
@@ -31,6 +38,13 @@ def test_layers_with_the_window_are_counted_in_any_run_of_layers(window: Sliding
 def test_a_token_sees_itself_and_those_before_it_up_to_the_window(tokens: int, context: int) -> None:
     seen = [min(context + position + 1, 8) for position in range(tokens)]
     assert SlidingWindow(num_tokens=8).attended_tokens(tokens, context) == pytest.approx(sum(seen) / tokens)
+
+
+@pytest.mark.parametrize(("tokens", "context"), [(1, 0), (5, 0), (8, 0), (40, 0), (1, 7), (1, 50), (9, 3), (9, 30)])
+def test_in_chunks_a_token_sees_those_of_its_own_chunk(tokens: int, context: int) -> None:
+    seen = [(context + position) % 8 + 1 for position in range(tokens)]
+    window = SlidingWindow(num_tokens=8, chunked=True)
+    assert window.attended_tokens(tokens, context) == pytest.approx(sum(seen) / tokens)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +58,12 @@ def test_a_token_sees_itself_and_those_before_it_up_to_the_window(tokens: int, c
         ("Qwen2", {"use_sliding_window": True, "max_window_layers": 6}, None),
         ("Qwen2", {"use_sliding_window": True}, None),  # from layer 28 on
         ("GptOss", {}, SlidingWindow(num_tokens=256, every=2)),
+        ("Gemma3", {"sliding_window_pattern": 3}, SlidingWindow(num_tokens=256, every=3, run=2)),
+        ("Gemma3", {}, SlidingWindow(num_tokens=256, every=6, run=5)),
+        ("Olmo3", {}, SlidingWindow(num_tokens=256, every=4, run=3)),
+        ("Ministral", {}, SlidingWindow(num_tokens=256)),
+        ("SmolLM3", {"use_sliding_window": True}, SlidingWindow(num_tokens=256, first=3, every=3)),
+        ("Llama4", {"attention_chunk_size": 64}, SlidingWindow(num_tokens=64, every=4, run=3, chunked=True)),
     ],
 )
 def test_a_family_has_it_in_the_layers_that_its_configs_mean(
@@ -70,7 +90,10 @@ def test_without_a_list_of_layers_it_is_in_those_that_transformers_lists(model_t
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"layer_types": ["sliding_attention"] * 2 + ["full_attention"] * 4}, "in layers 0, 1 are not supported"),
+        (
+            {"layer_types": ["sliding_attention", "full_attention", "full_attention"] + ["sliding_attention"] * 3},
+            "in layers 0, 3, 4, 5 are not supported",
+        ),
         ({"layer_types": ["chunked_attention"] * 6}, "must list full_attention or sliding_attention for each of the 6"),
         ({"layer_types": ["sliding_attention"]}, "for each of the 6 layers"),
         ({"sliding_window": "wide"}, "'sliding_window' is 'wide'; it must be a positive integer"),
