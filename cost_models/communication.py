@@ -29,7 +29,7 @@ from meshwright.cost_models.protocol import RefitQuery
 from meshwright.profiles.choice_table import Degrees
 from meshwright.profiles.efficiency import Efficiency, Protocol
 from meshwright.profiles.elementwise import FloatArray, N, maximum, minimum, where
-from meshwright.profiles.frameworks import Engine
+from meshwright.profiles.frameworks import Engine, Framework
 from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import layers_per_stage
 from meshwright.profiles.model_parts.fp8_weights import linears_of
@@ -217,12 +217,21 @@ def _curves(measured: Iterable[Collective]) -> dict[tuple[str, int], Curve]:
 _TENSORS_PER_LAYER = 6
 """Messages per layer: QKV, attention output, gate and up projection, down projection, and two norms."""
 
+_TENSORS_PER_EXPERT = 3
+"""Messages per expert: gate, up and down projection."""
+
 _TENSORS_PER_ADAPTED = 2
 """Messages of an adapter per adapted linear: A and B."""
 
 
 def refit_seconds(
-    move: RefitQuery, cluster: Cluster, efficiency: Efficiency, element_bytes: int, engine: Engine | None = None
+    move: RefitQuery,
+    cluster: Cluster,
+    efficiency: Efficiency,
+    element_bytes: int,
+    *,
+    trainer: Framework,
+    engine: Engine | None = None,
 ) -> Cost:
     """Return the seconds of a refit: `loader_refit_seconds` through the loader of a generation engine, else
     `sharded_refit_seconds`.
@@ -230,7 +239,7 @@ def refit_seconds(
     Quantising to 8-bit floats on arrival is added if the move does so.
     """
     if move.generates and engine and not engine.refit.in_place:
-        moved = loader_refit_seconds(move, cluster, efficiency, element_bytes)
+        moved = loader_refit_seconds(move, cluster, efficiency, element_bytes, trainer=trainer, engine=engine)
     else:
         moved = sharded_refit_seconds(move, cluster, efficiency, element_bytes)
     return moved + _quantising_seconds(move, cluster, efficiency, element_bytes) if move.quantises else moved
@@ -246,22 +255,33 @@ def _quantising_seconds(move: RefitQuery, cluster: Cluster, efficiency: Efficien
     return tally.cost()
 
 
-def loader_refit_seconds(move: RefitQuery, cluster: Cluster, efficiency: Efficiency, element_bytes: int) -> Cost:
-    """Return the seconds of a refit through an engine's weight loader: message latencies + all weights / bandwidth.
+def loader_refit_seconds(
+    move: RefitQuery,
+    cluster: Cluster,
+    efficiency: Efficiency,
+    element_bytes: int,
+    *,
+    trainer: Framework,
+    engine: Engine,
+) -> Cost:
+    """Return the seconds of a refit through an engine's weight loader: a time for each tensor + all weights / rate.
 
     Whole tensors are broadcast; every rank of the engine receives all of them and keeps its part. A broadcast passes
     from rank to rank, so tensors cross each link once however many ranks receive them (Patarasuk and Yuan, JPDC 69(2),
-    2009, section 3). Each expert is a tensor. Gathering the source's shards and loading a tensor are not included.
+    2009, section 3). Each matrix of an expert is a tensor. The rate is that of the link, or that at which the trainer
+    gathers whole tensors.
     """
-    model = move.model
-    link = cluster.link(move.source.num_ranks + move.target.num_ranks - move.overlap)
+    model, protocol = move.model, efficiency.protocols[-1]
+    num_ranks = move.source.num_ranks + move.target.num_ranks - move.overlap
+    link, is_within_node = cluster.link(num_ranks), num_ranks <= cluster.ranks_per_node
     tensors = _TENSORS_PER_LAYER * model.num_layers
     if model.experts:
-        tensors += 2 * model.experts.num_experts * (model.num_layers - model.num_dense_layers)
-    bandwidth = link.bytes_per_second * efficiency.transfer_bytes
+        tensors += _TENSORS_PER_EXPERT * model.experts.num_experts * (model.num_layers - model.num_dense_layers)
+    rate = link.bytes_per_second * (protocol.link_bytes if is_within_node else protocol.fabric_bytes)
+    rate = min(rate, trainer.gather_bytes_per_second or rate)
     tally = Tally()
-    tally.add("weight messages", tensors * (link.seconds + cluster.device.launch_seconds))
-    tally.add("weight bytes", element_bytes * model.num_params / bandwidth)
+    tally.add("weight messages", tensors * (link.seconds + cluster.device.launch_seconds + engine.refit.tensor_seconds))
+    tally.add("weight bytes", element_bytes * model.num_params / rate)
     return tally.cost()
 
 
