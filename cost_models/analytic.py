@@ -148,7 +148,8 @@ class AnalyticModel(QueryLoop):
     """A cost model for one cluster, workload and precision; of this project's runtime unless a `framework` is given.
 
     `make_shard` may replace the analytic times of a shard, `efficiency` the constants of the device's family. Without
-    an `engine` the framework itself generates.
+    an `engine` the framework itself generates. `linear_format` is the number format of the linears of layers in
+    training, where it is not the precision.
     """
 
     seconds_are_monotone = True
@@ -164,8 +165,10 @@ class AnalyticModel(QueryLoop):
         framework: Framework | None = None,
         engine: Engine | None = None,
         efficiency: Efficiency | None = None,
+        linear_format: str | None = None,
     ) -> None:
         self._cluster, self._workload, self._precision = cluster, workload, precision
+        self._linear_format = linear_format
         self._size, self._is_fused = element_bytes(precision), cluster.device.kind == "cuda"
         self._efficiency = efficiency or efficiency_of(cluster.device.kind, cluster.device.name)
         self._make_shard, self._framework = make_shard, framework or own_framework(cluster.device.kind)
@@ -339,10 +342,14 @@ class AnalyticModel(QueryLoop):
         return self._pipeline_costs(query)
 
     def refit_seconds(self, move: RefitQuery) -> Cost:
-        return communication.refit_seconds(move, self._cluster, self._efficiency, self._size, self._engine)
+        return communication.refit_seconds(
+            move, self._cluster, self._efficiency, self._size, trainer=self._framework, engine=self._engine
+        )
 
     def seconds_of_refits(self, refits: RefitTable) -> FloatArray:
-        return communication.seconds_of_refits(refits, self._cluster, self._efficiency, self._size, self._engine)
+        return communication.seconds_of_refits(
+            refits, self._cluster, self._efficiency, self._size, trainer=self._framework, engine=self._engine
+        )
 
     def transfer_seconds(self, num_bytes: float) -> Cost:
         return communication.experience_seconds(num_bytes, self._cluster, self._efficiency)
@@ -555,6 +562,7 @@ class AnalyticModel(QueryLoop):
             folded=layout.fold_size,
             framework=self._generation_framework if own_engine else self._framework,
             is_quantised=quantised,
+            linear_format=None if own_engine else self._linear_format,
         )
         return (self._make_shard(model, tp, analytic, own_engine) if self._make_shard else analytic), analytic
 

@@ -29,7 +29,7 @@ from meshwright.cost_models.protocol import RefitQuery, RefitTable
 from meshwright.profiles.choice_table import Degrees
 from meshwright.profiles.efficiency import Efficiency, Protocol
 from meshwright.profiles.elementwise import FloatArray, IntArray, N, maximum, minimum, where
-from meshwright.profiles.frameworks import Engine
+from meshwright.profiles.frameworks import Engine, Framework
 from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import Layout, layers_per_stage
 from meshwright.profiles.model_parts.fp8_weights import linears_of
@@ -217,25 +217,53 @@ def _curves(measured: Iterable[Collective]) -> dict[tuple[str, int], Curve]:
 _TENSORS_PER_LAYER = 6
 """Messages per layer: QKV, attention output, gate and up projection, down projection, and two norms."""
 
+_TENSORS_PER_EXPERT = 3
+"""Messages per expert: gate, up and down projection."""
+
 _TENSORS_PER_ADAPTED = 2
 """Messages of an adapter per adapted linear: A and B."""
 
 
 def refit_seconds(
-    move: RefitQuery, cluster: Cluster, efficiency: Efficiency, element_bytes: int, engine: Engine | None = None
+    move: RefitQuery,
+    cluster: Cluster,
+    efficiency: Efficiency,
+    element_bytes: int,
+    *,
+    trainer: Framework,
+    engine: Engine | None = None,
 ) -> Cost:
     """Return the seconds of a refit; see `refit_terms`."""
-    return cost_of(
-        refit_terms(move, transfer_of(move), cluster, efficiency, element_bytes=element_bytes, engine=engine).addends
+    terms = refit_terms(
+        move,
+        transfer_of(move),
+        cluster,
+        efficiency,
+        element_bytes=element_bytes,
+        trainer=trainer,
+        engine=engine,
     )
+    return cost_of(terms.addends)
 
 
 def seconds_of_refits(
-    refits: RefitTable, cluster: Cluster, efficiency: Efficiency, element_bytes: int, engine: Engine | None = None
+    refits: RefitTable,
+    cluster: Cluster,
+    efficiency: Efficiency,
+    element_bytes: int,
+    *,
+    trainer: Framework,
+    engine: Engine | None = None,
 ) -> FloatArray:
     """Return the seconds of several refits, [refits]; see `refit_terms`."""
     return refit_terms(
-        refits, transfers_of(refits), cluster, efficiency, element_bytes=element_bytes, engine=engine
+        refits,
+        transfers_of(refits),
+        cluster,
+        efficiency,
+        element_bytes=element_bytes,
+        trainer=trainer,
+        engine=engine,
     ).total
 
 
@@ -333,6 +361,7 @@ def refit_terms(
     efficiency: Efficiency,
     *,
     element_bytes: int,
+    trainer: Framework,
     engine: Engine | None,
 ) -> TermSums[N]:
     """Return the seconds of a refit: `loader_refit` through the loader of a generation engine, else `sharded_refit`.
@@ -340,8 +369,12 @@ def refit_terms(
     If the target quantises to 8-bit floats on arrival, its fullest rank reads the weights twice (scales, rounding) and
     writes 8 bits.
     """
-    refit = loader_refit if refits.generates and engine and not engine.refit.in_place else sharded_refit
-    tally = refit(transfer, refits.model, cluster, efficiency, element_bytes)
+    if refits.generates and engine and not engine.refit.in_place:
+        tally = loader_refit(
+            transfer, refits.model, cluster, efficiency, element_bytes=element_bytes, trainer=trainer, engine=engine
+        )
+    else:
+        tally = sharded_refit(transfer, refits.model, cluster, efficiency, element_bytes)
     if refits.quantises:
         bandwidth = cluster.device.memory_bytes_per_second * efficiency.elementwise_bytes
         tally.add("quantising", transfer.num_quantised * (2 * element_bytes + 1) / bandwidth)
@@ -349,21 +382,34 @@ def refit_terms(
 
 
 def loader_refit(
-    transfer: WeightTransfer[N], model: ModelSpec, cluster: Cluster, efficiency: Efficiency, element_bytes: int
+    transfer: WeightTransfer[N],
+    model: ModelSpec,
+    cluster: Cluster,
+    efficiency: Efficiency,
+    *,
+    element_bytes: int,
+    trainer: Framework,
+    engine: Engine,
 ) -> TermSums[N]:
-    """Return the seconds of a refit through an engine's weight loader: message latencies + all weights / bandwidth.
+    """Return the seconds of a refit through an engine's weight loader: a time for each tensor + all weights / rate.
 
     Whole tensors are broadcast; every rank of the engine receives all of them and keeps its part. A broadcast passes
     from rank to rank, so tensors cross each link once however many ranks receive them (Patarasuk and Yuan, JPDC 69(2),
-    2009, section 3). Each expert is a tensor. Gathering the source's shards and loading a tensor are not included.
+    2009, section 3). Each matrix of an expert is a tensor. The rate is that of the link, or that at which the trainer
+    gathers whole tensors.
     """
-    tensors = _TENSORS_PER_LAYER * model.num_layers
+    protocol, tensors = efficiency.protocols[-1], _TENSORS_PER_LAYER * model.num_layers
     if model.experts:
-        tensors += 2 * model.experts.num_experts * model.expert_layers_between(0, model.num_layers)
+        expert_layers = model.expert_layers_between(0, model.num_layers)
+        tensors += _TENSORS_PER_EXPERT * model.experts.num_experts * expert_layers
     link_seconds, link_bandwidth = _slowest_link(transfer, cluster)
+    is_within_node = transfer.union_ranks <= cluster.ranks_per_node
+    rate = link_bandwidth * where(is_within_node, protocol.link_bytes, protocol.fabric_bytes + 0 * link_bandwidth)
+    if trainer.gather_bytes_per_second:
+        rate = minimum(rate, trainer.gather_bytes_per_second)
     tally = TermSums[N]()
-    tally.add("weight messages", tensors * (link_seconds + cluster.device.launch_seconds))
-    tally.add("weight bytes", element_bytes * model.num_params / (link_bandwidth * efficiency.transfer_bytes))
+    tally.add("weight messages", tensors * (link_seconds + cluster.device.launch_seconds + engine.refit.tensor_seconds))
+    tally.add("weight bytes", element_bytes * model.num_params / rate)
     return tally
 
 

@@ -35,6 +35,9 @@ from meshwright.profiles.table import TimedPass
 _BACKWARD_LAUNCHES = 2
 """Backward kernels per forward kernel: the gradients of the input and of the weight."""
 
+_FROZEN_BACKWARD_LAUNCHES = 1
+"""Backward kernels per forward kernel where the weights are frozen: the gradient of the input."""
+
 _ATTENTION_BACKWARD = 2.5
 """Backward over forward FLOPs of attention: five matrix products against two, since scores are recomputed (Dao,
 FlashAttention-2, arXiv:2307.08691, section 3.1). It is divided by the speed of the backward relative to the forward."""
@@ -45,6 +48,9 @@ _ELEMENTWISE_BACKWARD = 2.0
 _SCORE_BYTES, _SCORE_BACKWARD_BYTES = 13, 19
 """Traffic per score when scores are stored in 16 bits: two products, softmax, and dropout with a one-byte mask, each
 reading and writing (Korthikanti et al., arXiv:2205.05198, section 4.1, lists what is stored)."""
+
+_CAST_BYTES = 4
+"""Traffic per element that is cast to 8 bits: 16 bits are read, and 8 written twice."""
 
 _LAYER_KERNELS_STARTED = 5
 """Kernels of a layer whose time equations already include the start of the kernel: four matrix products and
@@ -139,7 +145,7 @@ class AnalyticShard(Shard):
     residuals of this rank touch: 1, or 1/tp under sequence parallelism. Experts are spread over `spread` replicas and,
     if they are not sharded by tp, over `folded` ranks of each (see `Mixture`). `kernels` replace the analytic kernel
     times, and `head_kernels` those of the head. With `is_quantised` the shard generates with 8-bit weights in its
-    linears.
+    linears. With a `linear_format` the linears of its layers, experts included, train in that number format.
 
     Raises BadInput for an unknown precision, or one for which the device has no peak.
     """
@@ -158,14 +164,17 @@ class AnalyticShard(Shard):
         kernels: Kernels | None = None,
         head_kernels: Kernels | None = None,
         is_quantised: bool = False,
+        linear_format: str | None = None,
     ) -> None:
         number_format = precision_named(precision, device)
-        self._model, self._size, self._efficiency = model, number_format.size, efficiency
         self._framework, self._cache_bytes = framework or own_framework(device.kind), number_format.cache_bytes
+        efficiency = efficiency.of_kernel(self._framework.attention_kernel)
+        self._model, self._size, self._efficiency = model, number_format.size, efficiency
         self._flash = self._framework.flash_attention
         self._attention_backward = _ATTENTION_BACKWARD / efficiency.attention.gradients
-        launch = self._framework.launch_seconds
+        launch, forward_launch = self._framework.launch_seconds, self._framework.forward_launch_seconds
         self._launch = device.launch_seconds if launch is None else launch
+        self._forward_launch = self._launch if forward_launch is None else forward_launch
 
         def analytic_kernels(name: str, weight_bytes: float) -> Kernels:
             flops = device.flops_per_second[name] * efficiency.sustained
@@ -174,6 +183,9 @@ class AnalyticShard(Shard):
             )
 
         self._kernels = kernels or analytic_kernels(precision, number_format.weight_bytes)
+        self._linear_kernels, self._is_cast = self._kernels, linear_format is not None
+        if linear_format:
+            self._linear_kernels = _kernels_of_format(linear_format, device, efficiency, number_format.size)
         self._head_kernels = head_kernels or kernels or analytic_kernels(number_format.head, number_format.size)
         hidden = model.hidden_size
         self._new_heads, cached_heads = _attention_kernels(model, cached=False), _attention_kernels(model, cached=True)
@@ -192,7 +204,13 @@ class AnalyticShard(Shard):
         self._mixture, self._routing = None, 0.0
         if model.experts:
             self._mixture = Mixture(
-                self._kernels, efficiency, model.experts, hidden, spread=spread, folded=folded, size=number_format.size
+                self._linear_kernels,
+                efficiency,
+                model.experts,
+                hidden,
+                spread=spread,
+                folded=folded,
+                size=number_format.size,
             )
             widths = self._dense_share * model.ffn_size + self._expert_share * model.experts.shared_ffn_size
             mlp_elements = (2 + model.gated_mlp) * widths
@@ -202,8 +220,9 @@ class AnalyticShard(Shard):
         around_blocks = _elements_around_blocks(model) * hidden * whole_share
         layer_bytes = number_format.size * (around_blocks + model.mixed_elements + mlp_elements)
         self._layer_elementwise = self._kernels.elementwise(layer_bytes)
-        self._layer_products = self._kernels.products(self._gemms)
-        self._layer_gradients = self._kernels.products([(outer, inner) for inner, outer in self._gemms])
+        self._layer_products = self._linear_kernels.products(self._gemms)
+        self._layer_gradients = self._linear_kernels.products([(outer, inner) for inner, outer in self._gemms])
+        self._cast_seconds = self._casting_seconds() if self._is_cast else (0.0, 0.0)
         self._outputs = 1 if model.scalar_head else model.padded_vocab_size
         self._head_products = self._head_kernels.products([(hidden, self._outputs)])
         self._head_gradients = self._head_kernels.products([(self._outputs, hidden)])
@@ -216,31 +235,34 @@ class AnalyticShard(Shard):
     def _make_pass_kind(self, timed_pass: TimedPass, layers: dict[float, float]) -> _PassKind:
         trains, samples = timed_pass is TimedPass.TRAIN, timed_pass in (TimedPass.PREFILL, TimedPass.DECODE)
         framework, efficiency = self._framework, self._efficiency
-        passes = 1 + (_BACKWARD_LAUNCHES if trains else 0)
+        passes, launch = 1 + (_BACKWARD_LAUNCHES if trains else 0), self._launch if trains else self._forward_launch
         recorded = framework.recorded_kernels if timed_pass is TimedPass.DECODE else None
-        per_layer = recorded or framework.kernels_per_layer or efficiency.kernels_per_layer
-        started = _LAYER_KERNELS_STARTED
-        if self._adapter:
-            per_layer, started = per_layer + self._adapter.num_kernels, started + self._adapter.num_started
+        per_layer: float = recorded or framework.kernels_per_layer or efficiency.kernels_per_layer
         if self._quantised:
             per_layer += self._quantised.num_kernels
+        num_kernels, num_started = passes * per_layer, passes * _LAYER_KERNELS_STARTED
+        if self._adapter:
+            of_frozen = 1 + (_FROZEN_BACKWARD_LAUNCHES if trains else 0)
+            num_kernels = of_frozen * per_layer + passes * self._adapter.num_kernels
+            num_started = of_frozen * _LAYER_KERNELS_STARTED + passes * self._adapter.num_started
         per_logit = framework.sampling_bytes if samples else framework.loss_bytes
         per_logit += framework.loss_backward_bytes if trains else 0
         both_ways, seconds = 1 + (_ELEMENTWISE_BACKWARD if trains else 0), self._kernels.elementwise
         return _PassKind(
             trains=trains,
             samples=samples,
-            layer_seconds=self._layer_elementwise * both_ways,
+            layer_seconds=self._layer_elementwise * both_ways + self._cast_seconds[0] + trains * self._cast_seconds[1],
             token_seconds=seconds(2 * self._model.hidden_size * self._size * both_ways),
             head_seconds=seconds(self._outputs * per_logit),
             layer_launches=self._launches(
-                passes * per_layer,
-                passes * started,
+                num_kernels,
+                num_started,
                 passes * self._routing,
+                launch=launch,
                 recorded=framework.cuda_graphs or recorded is not None,
             ),
             ends_launches=self._launches(
-                passes * efficiency.kernels_at_ends, passes, 0, recorded=framework.cuda_graphs
+                passes * efficiency.kernels_at_ends, passes, 0, launch=launch, recorded=framework.cuda_graphs
             ),
             layers=layers,
             heads={},
@@ -383,7 +405,7 @@ class AnalyticShard(Shard):
 
     def _products_of(self, linears: Sequence[tuple[float, float]], count: N, *, trains: bool) -> N:
         """Return the seconds of linears that only some layers have."""
-        return sum_of([self._gemm(count, inner, outer, trains, self._kernels) for inner, outer in linears])
+        return sum_of([self._gemm(count, inner, outer, trains, self._linear_kernels) for inner, outer in linears])
 
     def _matmul_gradients(self, count: N) -> N:
         """Return the device seconds of the gradients of a layer's matmuls: of their inputs and, unless an adapter is
@@ -391,12 +413,12 @@ class AnalyticShard(Shard):
         inputs = self._layer_gradients(count)
         if self._adapter:
             return inputs
-        weights: list[N] = [self._kernels.gemm(inner, count, outer) for inner, outer in self._gemms]
+        weights: list[N] = [self._linear_kernels.gemm(inner, count, outer) for inner, outer in self._gemms]
         return inputs + sum_of(weights)
 
     def _mixture_mlp(self, count: N, trains: bool, mixture: Mixture) -> N:
         """Return the seconds of the matmuls of a layer's router and experts."""
-        gemm, kernels = self._gemm, self._kernels
+        gemm, kernels = self._gemm, self._linear_kernels
         hidden, shared = self._model.hidden_size, mixture.experts.shared_ffn_size
         mixed = gemm(count, hidden, mixture.experts.num_experts, trains, kernels)
         mixed = mixed + mixture.seconds(count, trains=trains, is_frozen=self._adapter is not None)
@@ -405,6 +427,24 @@ class AnalyticShard(Shard):
             mixed = mixed + widened + gemm(count, shared, hidden, trains, kernels)
         return mixed
 
+    def _casting_seconds(self) -> tuple[float, float]:
+        """Return the seconds per token of casting the inputs of a layer's linears, and the gradients of their outputs.
+
+        Each is read, and written as it is and transposed, for the two products that it is a factor of (Micikevicius et
+        al., FP8 formats, arXiv:2209.05433; NVIDIA Transformer Engine docs, FP8 primer).
+        """
+        model = self._model
+        attention, share_of_attention = model.attention_linears, self._attention_share
+        linears = [(share_of_attention * inner, share_of_attention * outer) for inner, outer in attention]
+        linears += [(self._dense_share * inner, self._dense_share * outer) for inner, outer in self._dense_mlp]
+        if experts := model.experts:
+            width = experts.experts_per_token * experts.ffn_size + experts.shared_ffn_size
+            copies, share = experts.experts_per_token, self._expert_share
+            linears += [(share * copies * model.hidden_size, share * 2 * width), (share * width, share * copies)]
+        seconds = self._kernels.elementwise
+        inputs, outputs = sum(inner for inner, _ in linears), sum(outer for _, outer in linears)
+        return seconds(_CAST_BYTES * inputs), seconds(_CAST_BYTES * outputs)
+
     def _routing_kernels(self, experts: Experts, ep: int) -> float:
         """Return the number of routing kernels, plus those of this rank's experts if each runs separately."""
         separate = (
@@ -412,7 +452,9 @@ class AnalyticShard(Shard):
         )
         return self._efficiency.routing_kernels + separate
 
-    def _launches(self, num_kernels: float, num_started: float, num_routing: float, *, recorded: bool) -> _Launches:
+    def _launches(
+        self, num_kernels: float, num_started: float, num_routing: float, *, launch: float, recorded: bool
+    ) -> _Launches:
         """Return the launch cost of some kernels.
 
         The device seconds already include the start of `num_started` of them, and of all `num_routing` kernels around
@@ -420,10 +462,11 @@ class AnalyticShard(Shard):
         """
         start, framework = self._efficiency.kernel_seconds, self._framework
         if not self._efficiency.overlaps_launch:
-            return _Launches((num_kernels + num_routing) * self._launch, 0.0)
+            return _Launches((num_kernels + num_routing) * launch, 0.0)
         if recorded:
-            return _Launches((num_kernels * framework.start_share - num_started) * start, 0.0)
-        return _Launches((num_kernels - num_started) * start, (num_kernels + num_routing) * self._launch)
+            launched = 0.0 if framework.records_experts else num_routing
+            return _Launches((num_kernels * framework.start_share - num_started) * start, launched * launch)
+        return _Launches((num_kernels - num_started) * start, (num_kernels + num_routing) * launch)
 
     def _gemm(self, count: N, inner: float, outer: float, trains: bool, kernels: Kernels) -> N:
         """Return the seconds of [count, inner] x [inner, outer].
@@ -471,6 +514,15 @@ class AnalyticShard(Shard):
             return PassSeconds(model.adapter_layer_params * per_param, 0.0, Source.ANALYTIC)
         ends = model.num_params - model.num_layers * model.layer_params
         return PassSeconds(model.layer_params * per_param, ends * per_param, Source.ANALYTIC)
+
+
+def _kernels_of_format(name: str, device: Device, efficiency: Efficiency, size: float) -> Kernels:
+    """Return the kernels of linears that compute in a number format; their outputs have `size` bytes an element."""
+    weight_bytes = precision_named(name, device).weight_bytes
+    flops = device.flops_per_second[name] * efficiency.sustained
+    return Kernels(
+        device, efficiency, flops_per_second=flops, weight_bytes=weight_bytes, size=(weight_bytes + size) / 2
+    )
 
 
 def _attention_kernels(model: ModelSpec, *, cached: bool) -> tuple[tuple[float, Heads], ...]:

@@ -84,9 +84,10 @@ class Generation:
         tally, framework = Tally(), self.framework
         for timed_pass, load in work.loads:
             self._add(tally, timed_pass, load)
-        tally.add(
-            "scheduling", work.host_iterations * framework.round_seconds + work.num_sampled * framework.row_seconds
-        )
+        host_seconds = work.host_iterations * framework.round_seconds + work.num_sampled * framework.row_seconds
+        if framework.overlapped_host:
+            host_seconds = max(0.0, host_seconds - tally.cost().total)
+        tally.add("scheduling", host_seconds)
         return tally.cost()
 
     def lower_bound_seconds(
@@ -111,7 +112,8 @@ class Generation:
                 collectives.send(rows * self._hidden_bytes)[0] + (pp - 1) * collectives.send(rows * _SAMPLED_BYTES)[0]
             )
         host = self.framework
-        return seconds + num_rounds * num_groups * host.round_seconds + num_tokens * host.row_seconds
+        host_seconds = num_rounds * num_groups * host.round_seconds + num_tokens * host.row_seconds
+        return max(seconds, host_seconds) if host.overlapped_host else seconds + host_seconds
 
     def recomputation(self, rows: float, tokens: float, num_groups: int) -> Cost:
         """Return the cost of recomputing the cache of `rows` sequences of `tokens` tokens on average, as a single term.

@@ -39,7 +39,7 @@ from meshwright.cost_models.protocol import (
 from meshwright.profiles.choice_table import ChoiceTable
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.elementwise import FloatArray
-from meshwright.profiles.frameworks import Engine
+from meshwright.profiles.frameworks import Engine, own_framework
 from meshwright.profiles.hardware import Cluster, Link, MixedCluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
@@ -122,7 +122,12 @@ class MixedModel(QueryLoop):
         for part in (*self._cluster.parts_of(source), *self._cluster.parts_of(target)):
             efficiency = efficiency_of(part.kind, part.device.name)
             found = communication.seconds_of_refits(
-                refits, self._over_fabric(part), efficiency, self._size, self._engine
+                refits,
+                self._over_fabric(part),
+                efficiency,
+                self._size,
+                trainer=own_framework(part.kind),
+                engine=self._engine,
             )
             slowest = np.maximum(slowest, found)
         return slowest
@@ -140,7 +145,14 @@ class MixedModel(QueryLoop):
 
     def _refit_between(self, move: RefitQuery, part: Cluster) -> Cost:
         efficiency = efficiency_of(part.kind, part.device.name)
-        return communication.refit_seconds(move, self._over_fabric(part), efficiency, self._size, self._engine)
+        return communication.refit_seconds(
+            move,
+            self._over_fabric(part),
+            efficiency,
+            self._size,
+            trainer=own_framework(part.kind),
+            engine=self._engine,
+        )
 
     def _over_fabric(self, part: Cluster) -> Cluster:
         """Return the part with every link as slow as the fabric between parts."""

@@ -42,6 +42,9 @@ from meshwright.profiles.table import TimedPass
 MESSAGES, BUBBLE = "pipeline messages", "pipeline bubble"
 """Names of the terms that only a pipeline of several stages has."""
 
+GATHERS = "weight gathers"
+"""Name of the term that only weights sharded over replicas have."""
+
 GRADIENTS, OPTIMIZER, PARAMETERS, TIED = "gradient reduction", "optimizer", "parameter gather", "tied embedding"
 UPDATE = GRADIENTS, OPTIMIZER, PARAMETERS, TIED
 """Names of the terms of an optimizer update, at which all replicas synchronize."""
@@ -166,14 +169,35 @@ class Pipeline(Generic[N]):
         tally.add("tensor-parallel collectives", in_tensors, tensor_source)
         tally.add("expert-parallel collectives", num_batches * num_layers * routed, routed_source)
         tally.add("context-parallel collectives", num_batches * num_layers * gathered, gathered_source)
+        exposed, gather_source = self._exposed_gathers(num_batches, layer_seconds)
+        tally.add(GATHERS, num_layers * exposed, gather_source)
         tally.add(MESSAGES, num_batches * (1 + trains) * send, send_source)
-        tally.add("stalled messages", (num_batches + pp - 1) * (1 + trains) * self._stall_seconds())
         other_stages = maximum(pp - 1, 1)
         other_layers = (self.shards.model.num_layers - num_layers) / other_stages
         busy = other_layers * ((compute.layer + compute.recompute) / num_batches + exchanged)
         busy = busy + (1 - has_ends) * ends / num_batches / other_stages
         tally.add(BUBBLE, (pp - 1) * (busy + (1 + trains) * send), compute.source)
         return tally.addends
+
+    def _exposed_gathers(self, num_batches: N, layer_seconds: N) -> tuple[N, Source]:
+        """Return the seconds per layer of gathering sharded weights that compute does not hide, and their source.
+
+        In every micro-batch the weights of a layer are gathered for its forward and for its backward pass, and its
+        gradients are scattered, while the layers beside it compute: what takes longer decides (Zhao et al., PyTorch
+        FSDP, arXiv:2304.11277, section 3.3; Rajbhandari et al., ZeRO, arXiv:1910.02054, section 7.2.2). Frozen weights
+        have no gradients.
+        """
+        framework, shards, trains = self.framework, self.shards, self.stage.trains
+        if not framework.sharded_weights:
+            return 0 * layer_seconds, Source.ANALYTIC
+        params = shards.model.layer_params / shards.layout.tp
+        gathered, source = self.network.seconds(ALL_GATHER, self.groups.data, self.element_bytes * params)
+        exchanged = (1 + trains) * gathered
+        if trains:
+            trained = params if shards.model.adapter is None else 0 * params + shards.model.adapter_layer_params
+            scattered, _ = self.network.seconds(REDUCE_SCATTER, self.groups.data, framework.gradient_bytes * trained)
+            exchanged = exchanged + scattered
+        return maximum(num_batches * exchanged - layer_seconds, 0.0), source
 
     def update_addends(self, optimizer: tuple[N, N], source: Source) -> list[Addend[N]]:
         """Return the seconds of one optimizer update, overlapped with compute only if the framework says so.
@@ -183,7 +207,8 @@ class Pipeline(Generic[N]):
         time that hides has not been measured. The distributed optimizer reduces each rank's gradients once and gathers
         its weights once over the replicas and their context-parallel ranks (Rajbhandari et al., ZeRO, arXiv:1910.02054,
         section 7.1; Megatron-core `DistributedOptimizer`); without it gradients are all-reduced and every replica
-        updates all weights. A tied embedding on the first and the last pipeline stage is all-reduced between them
+        updates all weights. Where weights are sharded, both are part of each micro-batch
+        (`_exposed_gathers`). A tied embedding on the first and the last pipeline stage is all-reduced between them
         (Narayanan et al., arXiv:2104.04473, section 3.1).
         """
         layout, model, framework = self.shards.layout, self.shards.model, self.framework
@@ -195,9 +220,10 @@ class Pipeline(Generic[N]):
         reduction = REDUCE_SCATTER if framework.sharded_optimizer else ALL_REDUCE
         tally = TermSums[N]()
         reduced, reduction_source = self._replica_collective(reduction, part, framework.gradient_bytes)
-        tally.add(GRADIENTS, self._exposed_seconds(reduced, num_layers), reduction_source)
+        if not framework.sharded_weights:
+            tally.add(GRADIENTS, self._exposed_seconds(reduced, num_layers), reduction_source)
         tally.add(OPTIMIZER, step, source)
-        if framework.sharded_optimizer:
+        if framework.sharded_optimizer and not framework.sharded_weights:
             gathered, gather_source = self._replica_collective(ALL_GATHER, part, self.element_bytes)
             tally.add(PARAMETERS, self._exposed_seconds(gathered, num_layers), gather_source)
         if model.tied_embeddings and not model.scalar_head and not model.adapter:
@@ -339,18 +365,6 @@ class Pipeline(Generic[N]):
             gathered, _ = self.network.seconds(ALL_GATHER, self.groups.tensor, hidden_bytes)
             sent = sent + where(layout.sp, 0 * gathered, gathered)
         return where(layout.pp > 1, sent, 0 * sent), source
-
-    def _stall_seconds(self) -> N:
-        """Return the seconds by which other replicas on its node delay a scattered message.
-
-        An observation without a known mechanism: iterations of Megatron-DeepSpeed on 512 A100 (vTrain, Bang et al.,
-        MICRO 2024) are slower by this much per pipeline slot and further replica on the node, whatever the micro-batch
-        and the layers of a stage, from 16 replicas on. With 8 replicas or fewer, or one per node, they are not.
-        """
-        tensor, data, layout = self.groups.tensor, self.groups.data, self.shards.layout
-        is_stalled = (data.size > tensor.size * data.per_node) & (layout.pp > 1) & (tensor.size > 1)
-        seconds = (data.per_node - 1) * self.framework.stall_seconds * self.framework.scattered_messages
-        return where(is_stalled, where(layout.sp, 0 * seconds, seconds), 0 * seconds)
 
 
 def interleaved(plain: Sequence[Addend[N]], layout: Degrees[N], num_batches: N) -> list[Addend[N]]:

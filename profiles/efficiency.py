@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.resources import as_file, files
+from typing import Literal, TypeAlias
 
 from pydantic import Field
 
@@ -29,6 +30,12 @@ class Multicast(Document):
     start_seconds: float = Field(ge=0)
     link_bytes: float = Field(gt=0, le=1)
 
+
+AttentionKernel: TypeAlias = Literal["native", "flash-1", "flash-2"]
+"""The kernels of attention: the one that the device's constants are of, FlashAttention 1 (and its Triton version), or
+FlashAttention 2, which has the instructions of Ampere."""
+
+NATIVE: AttentionKernel = "native"
 
 _RIDGE = "p in (compute^p + memory^p)^(1/p); infinity is the roofline max(compute, memory)"
 
@@ -70,6 +77,17 @@ class AttentionEfficiency(Document):
     gradients: float = Field(
         default=1.0, gt=0, le=1, description="speed of the backward pass over that of the forward pass"
     )
+    flash_1: float | None = Field(
+        default=None, gt=0, le=1, description="share of peak of FlashAttention 1; null: as flops"
+    )
+    flash_2: float | None = Field(
+        default=None, gt=0, le=1, description="share of peak of FlashAttention 2; null: as flops"
+    )
+
+    def of_kernel(self, kernel: AttentionKernel) -> AttentionEfficiency:
+        """Return the constants of this kernel."""
+        flops = {NATIVE: None, "flash-1": self.flash_1, "flash-2": self.flash_2}[kernel]
+        return self if flops is None else self.model_copy(update={"flops": flops})
 
 
 class DecodeEfficiency(Document):
@@ -117,6 +135,10 @@ class Efficiency(Document):
     kernels_at_ends: int = Field(ge=0, description="launched by embedding and head together")
     date: str
     source: str = Field(min_length=1)
+
+    def of_kernel(self, kernel: AttentionKernel) -> Efficiency:
+        """Return the constants with which attention runs in this kernel."""
+        return self if kernel == NATIVE else self.model_copy(update={"attention": self.attention.of_kernel(kernel)})
 
 
 class _Families(Document):

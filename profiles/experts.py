@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import as_file, files
 from statistics import NormalDist
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from pydantic import Field
@@ -22,17 +22,30 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_parts.family_keys import FAMILIES
 from meshwright.profiles.model_parts.hf_config import MOST_LAYERS, count_or_zero, flag, required_size
 
+Balance: TypeAlias = Literal["auxiliary_loss", "forced"]
+"""What keeps the load of experts even: a loss during training, or a benchmark that sends each token to random ones."""
+
 
 class Routing(Document):
-    """The power law of expert popularity: the number x of tokens per expert has a density proportional to x^-exponent,
-    between 1 and `reach` times the number of all tokens."""
+    """The popularity of experts. By itself it is a power law: the number x of tokens per expert has a density
+    proportional to x^-exponent, between 1 and `reach` times the number of all tokens. A loss that balances experts
+    leaves `balanced_variance` of it, and forced balance leaves chance alone."""
 
     exponent: float = Field(gt=1, lt=2)
     reach: float = Field(gt=0, le=1)
+    balanced_variance: float = Field(ge=0, description="variance over the square of the mean, under a balancing loss")
     date: str
     source: str = Field(min_length=1)
+    balanced_source: str = Field(min_length=1)
 
-    def imbalance(self, num_tokens: N, experts_per_token: int, num_experts: int, ep: N | float) -> N:
+    def imbalance(
+        self,
+        num_tokens: N,
+        experts_per_token: int,
+        num_experts: int,
+        ep: N | float,
+        balance: Balance | None = None,
+    ) -> N:
         """Return the load of the busiest of `ep` ranks, which together hold `num_experts` experts, over the mean load.
 
         Load is counted in token copies. A rank's load is a sum over its experts and approximately normal, so the
@@ -42,15 +55,17 @@ class Routing(Document):
         """
         is_uniform = (num_tokens <= 0) | (ep == 1)
         routed = where(is_uniform, 1.0, num_tokens)
-        variance = self.variance(routed) + num_experts / (routed * experts_per_token)
+        variance = self.variance(routed, balance) + num_experts / (routed * experts_per_token)
         spread: N = (variance * (ep - 1) / num_experts) ** 0.5
         upper_bound = minimum(ep + 0 * num_tokens, num_experts / experts_per_token)
         busiest = minimum(1 + _expected_maximum(ep + 0 * num_tokens) * spread, upper_bound)
         return where(is_uniform, 1.0, busiest)
 
-    def variance(self, num_tokens: N) -> N:
+    def variance(self, num_tokens: N, balance: Balance | None = None) -> N:
         """Return the variance of an expert's popularity over the square of its mean; 0 if no expert has more than one
         token."""
+        if balance == "forced":
+            return 0 * num_tokens
         spreads = self.reach * num_tokens > 1
         upper, power = where(spreads, self.reach * num_tokens, 2.0 + 0 * num_tokens), 1 - self.exponent
         upper_power: N = upper**power
@@ -59,7 +74,8 @@ class Routing(Document):
             (upper_power * upper - 1) / (power + 1),
             (upper_power * upper * upper - 1) / (power + 2),
         )
-        return where(spreads, maximum(square * share / (mean * mean) - 1, 0.0), 0 * num_tokens)
+        variance = where(spreads, maximum(square * share / (mean * mean) - 1, 0.0), 0 * num_tokens)
+        return minimum(variance, self.balanced_variance) if balance else variance
 
 
 @cache
@@ -96,6 +112,7 @@ class Experts:
     shared_ffn_size: int = 0
     shared_gate: bool = False  # a gate weights the shared experts (Qwen2-MoE)
     num_dense_layers: int = 0  # first layers, which have one plain MLP
+    balance: Balance | None = None  # what keeps the load of experts even; None: nothing but the router itself
     normalized: bool = True  # the weights of a token's experts sum to one
     gated: bool = True  # gate, up and down projections; False: up and down only (Nemotron-H)
 
@@ -131,7 +148,7 @@ class Experts:
 
     def imbalance(self, num_tokens: N, ep: N | float) -> N:
         """Load of the busiest of `ep` ranks over the mean load, for `num_tokens` tokens: see `Routing.imbalance`."""
-        return routing().imbalance(num_tokens, self.experts_per_token, self.num_experts, ep)
+        return routing().imbalance(num_tokens, self.experts_per_token, self.num_experts, ep, self.balance)
 
     def shard(self, tp: int) -> Experts:
         """The experts on one of `tp` ranks: all of them, each sharded along its width."""

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias, get_args
 from pydantic import Field
 
 from meshwright.profiles.documents import Document, read_yaml
+from meshwright.profiles.efficiency import NATIVE, AttentionKernel
 from meshwright.profiles.errors import BadInput, suggestion
 
 EngineName: TypeAlias = Literal["meshwright-eager", "meshwright-graph", "vllm", "sglang", "trtllm"]
@@ -28,7 +29,13 @@ class Framework(Document):
     """Properties of a training framework, or of the model code of a generation engine."""
 
     flash_attention: bool = Field(description="false: attention scores are written to memory")
+    attention_kernel: AttentionKernel = Field(
+        default=NATIVE, description="kernel of attention: native to the device, flash-1 or flash-2"
+    )
     cuda_graphs: bool = Field(default=False, description="every whole pass is one CUDA graph")
+    records_experts: bool = Field(
+        default=True, description="false: graphs leave out the dispatch of tokens to experts, which the host launches"
+    )
     recorded_kernels: int | None = Field(
         default=None,
         gt=0,
@@ -38,27 +45,38 @@ class Framework(Document):
     sharded_optimizer: bool = Field(
         default=True, description="false: every replica reduces all gradients and updates everything"
     )
+    sharded_weights: bool = Field(
+        default=False,
+        description="weights are sharded over replicas (FSDP, ZeRO-3): a layer's are gathered before its forward and "
+        "its backward pass, and its gradients are scattered after, beside the compute of its neighbours",
+    )
     overlapped_reduction: bool = Field(default=False, description="gradients are reduced during the backward pass")
     hidden_exchanges: float = Field(
         default=0.0, ge=0, le=1, description="share of tensor-parallel communication that overlaps with GEMMs"
     )
     peer_reductions: bool = Field(default=False, description="small all-reduces use peer memory (custom all-reduce)")
     scattered_messages: bool = Field(default=False, description="each tensor-parallel rank sends a part, then gathers")
-    stall_seconds: float = Field(
-        default=0.0,
-        ge=0,
-        description="stall of a scattered message for each further replica on its node",
-    )
     gradient_bytes: int = Field(default=4, gt=0, description="bytes per element of a reduced gradient")
     loss_bytes: int = Field(default=54, gt=0, description="memory traffic per logit of a log-probability")
     loss_backward_bytes: int = Field(default=54, gt=0, description="memory traffic per logit of its gradient")
     launch_seconds: float | None = Field(
         default=None, ge=0, description="time of the host to launch one kernel; the device's own when not given"
     )
+    forward_launch_seconds: float | None = Field(
+        default=None, ge=0, description="the same in a pass without gradients; that of training when not given"
+    )
     round_seconds: float = Field(default=0.0, ge=0, description="time of the host between two rounds of decoding")
     row_seconds: float = Field(default=0.0, ge=0, description="time of the host for each sequence of a round")
+    overlapped_host: bool = Field(
+        default=False, description="the host prepares a round of decoding while the device computes the one before"
+    )
     call_seconds: float = Field(
         default=0.0, ge=0, description="time of the controller around each function call of a step"
+    )
+    gather_bytes_per_second: float | None = Field(
+        default=None,
+        gt=0,
+        description="rate at which whole tensors are gathered to be sent to a loader; null: as fast as links",
     )
     grouped_experts: bool = Field(default=True, description="false: the experts of a rank run one by one")
     start_share: float = Field(
@@ -84,6 +102,7 @@ class EngineRefit(Document):
     in_place: bool = Field(
         description="each rank receives its shards into the tensors in use; false: the loader gets whole tensors"
     )
+    tensor_seconds: float = Field(default=0.0, ge=0, description="time of the loader for each tensor")
 
 
 class Engine(Document):

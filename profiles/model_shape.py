@@ -17,6 +17,7 @@ from typing import Any
 from meshwright.profiles.errors import BadInput, suggestion
 from meshwright.profiles.experts import (
     RUN_EXPERT_FAMILIES,
+    Balance,
     Experts,
     LatentAttention,
     experts_from_config,
@@ -144,6 +145,14 @@ class ModelSpec:
             raise BadInput(
                 f"model {self.name} has latent attention, whose projections are not adapted; train it without adapter."
             )
+
+    def with_balance(self, balance: Balance | None) -> ModelSpec:
+        """The model whose experts are kept even as stated. Raises BadInput for a model without experts."""
+        if balance is None:
+            return self
+        if self.experts is None:
+            raise BadInput(f"model {self.name} has no experts, and balance={balance} is about them; remove it.")
+        return replace(self, experts=replace(self.experts, balance=balance))
 
     @property
     def padded_vocab_size(self) -> int:

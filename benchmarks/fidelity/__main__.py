@@ -1,8 +1,9 @@
 """Scores the cost model against a folder of published measurements.
 
-python -m benchmarks.fidelity --data DIR [--set NAME] [--worst] [--json]
+python -m benchmarks.fidelity --data DIR [--data DIR] [--set NAME] [--worst] [--json]
 
-Experts are scored against what aiconfigurator-core carries, where that is installed.
+Rows of several folders are scored together, so that a row may have its partner in another folder. Experts are scored
+against what aiconfigurator-core carries, where that is installed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ _NUM_WORST = 10
 def main() -> int:
     """The exit code: 0, or 2 for a folder that cannot be scored."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fidelity", description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder of rows, in the format of the README there")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        action="append",
+        help="folder of rows, in the format of the README there; may be repeated",
+    )
     parser.add_argument("--set", action="append", choices=set_names(), help="score only this set; may be repeated")
     parser.add_argument("--worst", action="store_true", help=f"also the {_NUM_WORST} worst rows of each set")
     parser.add_argument("--json", action="store_true", help="print JSON")

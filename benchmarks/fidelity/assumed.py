@@ -11,9 +11,16 @@ from meshwright.profiles.documents import Document, read_yaml
 
 
 class Served(Document):
-    """The load of the serving points of an engine with a prefix cache."""
+    """The load of serving points: engines with their versions whose prompts are repeated and cached."""
 
-    fresh_prompts_per_second: float = Field(ge=0)
+    repeated_prompts: tuple[str, ...]
+    source: str = Field(min_length=1)
+
+
+class Offline(Document):
+    """Offline runs: number of requests by input/output length, where a row does not state it."""
+
+    requests: dict[str, int]
     source: str = Field(min_length=1)
 
 
@@ -40,7 +47,8 @@ class NemoRl(Document):
     async_memory_share: float = Field(gt=0, le=1)
     async_generation_share: float = Field(gt=0, lt=1, description="of the ranks, when training goes on beside")
     refit_bytes_per_second: float = Field(gt=0, description="of weights that one rank takes over")
-    recipes: dict[str, Recipe]
+    skips_logprob_since: tuple[int, int] = Field(description="the release that trains without previous log-probs")
+    recipes: dict[str, Recipe] = Field(description="by the name of the model's shape")
     source: str = Field(min_length=1)
 
 
@@ -52,8 +60,34 @@ class Verl(Document):
     source: str = Field(min_length=1)
 
 
+class Adapters(Document):
+    """Low-rank adapters of training rows that do not state their rank."""
+
+    rank: int = Field(gt=0)
+    source: str = Field(min_length=1)
+
+
+class Transfers(Document):
+    """Weight synchronisation of trainers."""
+
+    reshard_start_seconds: float = Field(ge=0, description="before the bytes of a transfer in place")
+    tensor_by_tensor_seconds: float = Field(ge=0, description="of a tensor that is sent and loaded alone")
+    source: str = Field(min_length=1)
+
+
+class VTrain(Document):
+    """The cluster of vTrain's iterations on several nodes."""
+
+    stall_seconds: float = Field(ge=0, description="of a pipeline message, for each further replica on its node")
+    source: str = Field(min_length=1)
+
+
 class Assumed(Document):
+    adapters: Adapters
+    vtrain: VTrain
+    transfers: Transfers
     served: Served
+    offline: Offline
     real: Real
     nemo_rl: NemoRl
     verl: Verl

@@ -112,7 +112,7 @@ def _set_value(tree: Any, constant: str, value: float) -> None:
 
 
 def _asked(law: Law, owner: str, directory: Path) -> Iterator[tuple[Row, Asked]]:
-    files = row_files(directory)
+    files = row_files((directory,))
     stated = ((stem, row) for stem in law.stems(owner) for row in rows_of(stem, files))
     for stem_of_row, row in law.joined(stated):
         try:

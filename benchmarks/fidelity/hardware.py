@@ -14,8 +14,15 @@ _DEVICES = {
     "H100-80GB": "h100-sxm",
     "DGX-H100": "h100-sxm",
     "DGX-B200": "b200",
+    "B200": "b200",
+    "NVIDIA H100 80GB HBM3": "h100-sxm",
+    "NVIDIA H200": "h200",
+    "NVIDIA B200": "b200",
     "DGX-GB200": "gb200",
     "GB200": "gb200",
+    "DGX-B300": "b300",
+    "DGX-GB300": "gb300",
+    "GB300": "gb300",
     "H200": "h200",
     "H20": "h20",
     "L40S": "l40s",
@@ -33,12 +40,14 @@ _FABRICS = {
     "h20": "ib-ndr-400",
     "b200": "ib-ndr-400",
     "gb200": "ib-ndr-400",
+    "b300": "ib-xdr-800",
+    "gb300": "ib-xdr-800",
     "l40s": "ib-hdr-200",
     "rtx-6000-pro": "ib-ndr-400",
 }
 """What the vendors' reference machines of each device carry, for rows that do not state a fabric."""
 
-_RANKS_PER_NODE = {"gb200": 72}
+_RANKS_PER_NODE = {"gb200": 72, "gb300": 72}
 """Ranks behind one switch of the fast links, where that is not 8."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,21 +11,33 @@ from benchmarks.fidelity.hardware import cluster_of
 from benchmarks.fidelity.rows import Row, Skip, count, looked_up, number, stated
 from benchmarks.fidelity.score import Answer
 from benchmarks.fidelity.serving import Serving
-from benchmarks.fidelity.shapes import model_named
+from benchmarks.fidelity.shapes import has_experts, is_known, model_named, shape_key, with_repeated_keys
 from meshwright.cost_models.cost import Cost
 from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import engine_named, framework_named
 from meshwright.profiles.layout import Layout, layers_per_stage
+from meshwright.profiles.model_shape import ModelSpec
 
-_PRECISIONS = {"FP8": "fp8", "FP16": "bf16", "FP16 (presumed)": "bf16", "FP4": "fp4", "fp8": "fp8", "fp4": "fp4"}
+_PRECISIONS = {
+    **dict.fromkeys(("fp16", "fp16 (presumed)", "bf16", "float16", "bfloat16"), "bf16"),
+    **dict.fromkeys(("fp8", "fp8_block", "fp8_static"), "fp8"),
+    **dict.fromkeys(("fp4", "nvfp4"), "fp4"),
+}
+_CHECKPOINTS = {"fp8": "fp8", "fp4": "fp4", "nvfp4": "fp4"}
+"""Formats that a checkpoint's name states; engines serve others in the 16 bits that they are published in."""
+
+_EXPERT_CHECKPOINTS = {"deepseek-v3": "fp8", "kimi-k2": "int4", "gpt-oss-20b": "fp4", "gpt-oss-120b": "fp4"}
+"""Models that are published in fewer bits, under names that do not say so (their config.json)."""
+
 _ENGINES = {
     **{name: engine_named(name).framework for name in ("trtllm", "vllm", "sglang")},
     "TensorRT-LLM": "tensorrt-llm",
     "FasterTransformer": "fastertransformer",
+    "Megatron": "megatron-core",
 }
-_PREFIX_CACHED = ("vllm",)
-"""Engines whose serving points repeat prompts that are still cached (see `assumed.yaml`)."""
+_OVERLAPPING_TRTLLM = 1, 2
+"""The first release of TensorRT-LLM whose server hides the time of its host."""
 
 Point = Callable[[Row], tuple[Serving, int]]
 """The replica of a serving point, and the requests in flight."""
@@ -57,10 +68,22 @@ def engine(_stem: str, row: Row, efficiency: Efficiency | None = None) -> Answer
     return _answer(row, serving, measured=value, predicted=rate, cost=cost)
 
 
+def megatron_engine(_stem: str, row: Row) -> Answer:
+    """Seconds of a batch in Megatron's own engine, whose requests are spread over replicas."""
+    tp, pp = count(row, "TP"), count(row, "PP")
+    asked = {"gpu": row["gpu"], "model": row["model"], "precision": "bf16", "engine": "Megatron"}
+    serving = _serving(asked, tp, pp, count(row, "input_tokens"), count(row, "output_tokens"))
+    cost = serving.batch_seconds(-(-count(row, "batch") // count(row, "DP")))
+    measured = number(row, "latency_ms") / 1e3
+    return Answer(label=_label(asked, serving, row["batch"]), measured=measured, predicted=cost.total, terms=cost)
+
+
 def _num_requests(row: Row) -> int:
-    """Requests of an offline run where its notes tell; otherwise so many that the last wave does not count."""
-    stated = re.match(r"(\d+) requests", row["notes"])
-    return int(stated[1]) if stated else _MANY_REQUESTS
+    """Requests of an offline run where its notes or the engine's manual tell; otherwise so many that the last wave does
+    not count."""
+    told = re.match(r"(\d+) requests", row["notes"])
+    lengths = f"{row['input_len']}/{row['output_len']}"
+    return int(told[1]) if told else assumed().offline.requests.get(lengths, _MANY_REQUESTS)
 
 
 def serving_point(row: Row) -> tuple[Serving, int]:
@@ -100,22 +123,36 @@ def rate_per_gpu(_stem: str, row: Row, point: Point = serving_point) -> Answer:
     )
 
 
+def is_dense(row: Row) -> bool:
+    """Whether the model of a serving point is known to have no experts."""
+    return is_known(row["model_path"]) and not has_experts(row["model_path"])
+
+
+def is_hopper(row: Row) -> bool:
+    return row["system"] in ("h100_sxm", "h200_sxm")
+
+
 def is_dense_hopper(row: Row) -> bool:
-    return (
-        row["moe_ep_size"] in ("1", "")
-        and row["moe_tp_size"] in ("1", row["tp_size"])
-        and (
-            row["model_path"].startswith(("Qwen/Qwen3-32B", "meta-llama/", "nvidia/Llama"))
-            and row["system"] in ("h100_sxm", "h200_sxm")
-        )
-    )
+    return is_dense(row) and is_hopper(row)
+
+
+def precision_of(row: Row) -> str:
+    """The number format of a point: as stated, else of its products, else in which its checkpoint is published."""
+    named = row["precision"] or row.get("gemm_quant_mode", "")
+    if named:
+        return looked_up(_PRECISIONS, named.lower(), "precision")
+    path = stated(row, "model", "model_path")
+    parts = re.split(r"[-_/ ]", path.lower())
+    told = next((_CHECKPOINTS[part] for part in parts if part in _CHECKPOINTS), None)
+    published = told or _EXPERT_CHECKPOINTS.get(shape_key(path), "bf16")
+    return looked_up(_PRECISIONS, published, "precision")
 
 
 def _serving(row: Row, tp: int, pp: int, prompt_tokens: int, response_tokens: int) -> Serving:
     gpu = stated(row, "gpu", "system")
-    precision = looked_up(_PRECISIONS, row["precision"], "precision")
-    model = model_named(stated(row, "model", "model_path"))
+    precision = precision_of(row)
     cluster = cluster_of(gpu, tp * pp)
+    model = with_repeated_keys(model_named(stated(row, "model", "model_path")), tp)
     try:
         model.shard(tp)
     except BadInput:
@@ -124,17 +161,40 @@ def _serving(row: Row, tp: int, pp: int, prompt_tokens: int, response_tokens: in
         layers_per_stage(model, pp)
     except BadInput:
         raise Skip("layers are dealt to pipeline stages otherwise than here") from None
-    fresh = assumed().served.fresh_prompts_per_second if row.get("backend") in _PREFIX_CACHED else math.inf
+    engine_name = stated(row, "backend", "engine")
     return Serving(
         model=model,
-        layout=Layout(tp=tp, pp=pp),
+        layout=_layout(row, model, tp, pp),
         cluster=cluster,
         precision=precision,
-        framework=framework_named(looked_up(_ENGINES, stated(row, "backend", "engine").partition(" ")[0], "engine")),
+        framework=framework_named(_framework_name(engine_name, row.get("backend_version", ""))),
         prompt_tokens=prompt_tokens,
         response_tokens=response_tokens,
-        fresh_prompts_per_second=fresh,
+        prompts_are_cached=f"{engine_name} {row.get('backend_version', '')}" in assumed().served.repeated_prompts,
     )
+
+
+def _framework_name(engine_name: str, version: str) -> str:
+    """The framework of an engine's release; an unstated release is costed as the first that is known."""
+    name = looked_up(_ENGINES, engine_name.partition(" ")[0], "engine")
+    release = re.match(r"(\d+)\.(\d+)", version)
+    if engine_name == "trtllm" and release and (int(release[1]), int(release[2])) >= _OVERLAPPING_TRTLLM:
+        return f"{name}-1.2"
+    return name
+
+
+def _layout(row: Row, model: ModelSpec, tp: int, pp: int) -> Layout:
+    """The layout of a replica; experts are sharded, or whole and divided over its ranks."""
+    if "attention data parallel" in row.get("notes", "") or row.get("attention_dp_size", "") not in ("", "1"):
+        raise Skip("attention in data parallel beside experts over all ranks is no layout here")
+    if model.experts is None:
+        return Layout(tp=tp, pp=pp)
+    ep, tp_of_experts = count(row, "moe_ep_size", 1), count(row, "moe_tp_size", tp)
+    if (ep, tp_of_experts) == (tp, 1):
+        return Layout(tp=tp, pp=pp, ep=ep, etp=1)
+    if (ep, tp_of_experts) != (1, tp):
+        raise Skip("experts both sharded and divided are no layout here")
+    return Layout(tp=tp, pp=pp)
 
 
 def _answer(row: Row, serving: Serving, *, measured: float, predicted: float, cost: Cost) -> Answer:

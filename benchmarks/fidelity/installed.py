@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
-from pathlib import Path
 
-from benchmarks.fidelity.rows import Row, read_rows
+from benchmarks.fidelity.rows import Row, RowFiles, read_rows
 from meshwright.profiles.aiconfigurator import package_version, read_experts
 
 EXPERTS = "aiconfigurator/{}_experts_bf16"
@@ -24,10 +23,10 @@ def installed_stems() -> set[str]:
     return set(_EXPERTS) if package_version() else set()
 
 
-def rows_of(stem: str, files: Mapping[str, Path]) -> Iterable[Row]:
-    """The rows of a stem, none where neither the folder nor the package has it."""
+def rows_of(stem: str, files: RowFiles) -> Iterable[Row]:
+    """The rows of a stem, none where neither a folder nor the package has it."""
     if stem in files:
-        return read_rows(files[stem])
+        return (row for path in files[stem] for row in read_rows(path))
     return _rows_of_experts(stem) if stem in installed_stems() else ()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.fidelity.assumed import Served, assumed
+from benchmarks.fidelity.assumed import VTrain, assumed
 from benchmarks.fidelity.experts import experts_seconds, is_whole, measured_device
 from benchmarks.fidelity.hardware import cluster_of
 from benchmarks.fidelity.inference import engine, is_dense_hopper, serving_point
@@ -26,7 +26,7 @@ from benchmarks.fidelity.primitives import (
 )
 from benchmarks.fidelity.realhf import experiment_of
 from benchmarks.fidelity.rows import Row, Skip, count, number
-from benchmarks.fidelity.training import Question, question
+from benchmarks.fidelity.training import Question, is_dense, question, stalls
 from meshwright.cost_models.communication import ALL_REDUCE, SEND_RECEIVE, Group, Network
 from meshwright.profiles.documents import Document
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
@@ -42,16 +42,9 @@ Asked = tuple[Predict, float]
 Rows = Iterable[tuple[str, Row]]
 
 _FAMILIES = {"ampere": ("a100",), "hopper": ("h100", "h200")}
-_DEVICES = {"ampere": "a100-80gb", "hopper": "h200", "pcie": "l40s"}
+_DEVICES = {"ampere": "a100-80gb", "hopper": "h200", "blackwell": "gb200", "pcie": "l40s"}
 _SWITCH_BYTES = 2**22
 """From here on switches reduce; smaller tensors go round a ring."""
-
-
-class Engine(Document):
-    """An engine with a prefix cache, and the load it was measured under."""
-
-    framework: Framework
-    served: Served
 
 
 def _gemm(stem: str, row: Row) -> Asked:
@@ -111,7 +104,7 @@ def _iteration(_stem: str, row: Row) -> Asked:
 
 
 def _weak(_stem: str, row: Row) -> Asked:
-    if not row["dataset"].startswith("mcore"):
+    if not row["dataset"].startswith("mcore_h100"):
         raise Skip("not fitted")
     return _trained(question(row))
 
@@ -139,10 +132,34 @@ def _host(_stem: str, row: Row) -> Asked:
 
 
 def _stall(_stem: str, row: Row) -> Asked:
-    layout = _vtrain(row).iteration.layout
+    asked = _vtrain(row)
+    layout = asked.iteration.layout
     if layout.pp == 1 or layout.tp == 1:
         raise Skip("not fitted")
-    return _host(_stem, row)
+    computing = iteration_seconds(asked.iteration, asked.cluster, "bf16").total
+
+    def predict(vtrain: VTrain) -> float:
+        return computing + stalls(asked.iteration, asked.cluster, vtrain).total
+
+    return predict, asked.measured
+
+
+def _host_of_tests(_stem: str, row: Row) -> Asked:
+    if not is_dense(row):
+        raise Skip("not fitted")
+    asked = question(row)
+
+    def predict(framework: Framework) -> float:
+        paced = asked.iteration.framework.model_copy(update={"launch_seconds": framework.launch_seconds})
+        return iteration_seconds(replace(asked.iteration, framework=paced), asked.cluster, "bf16").total
+
+    return predict, asked.measured
+
+
+def _blackwell(_stem: str, row: Row) -> Asked:
+    if row["gpu"] != "DGX-GB200" or not is_dense(row):
+        raise Skip("not fitted")
+    return _trained(question(row))
 
 
 def _vtrain(row: Row) -> Question:
@@ -159,20 +176,6 @@ def _served(_stem: str, row: Row) -> Asked:
 
     def predict(framework: Framework) -> float:
         return replace(serving, framework=framework).round_seconds(live).total
-
-    return predict, number(row, "silicon_tpot_ms") / 1e3
-
-
-def _cached(_stem: str, row: Row) -> Asked:
-    if not is_dense_hopper(row) or row["backend"] != "vllm":
-        raise Skip("not fitted")
-    serving, rows = serving_point(row)
-    live = min(rows, serving.slots())
-
-    def predict(engine: Engine) -> float:
-        fresh = engine.served.fresh_prompts_per_second
-        asked = replace(serving, framework=engine.framework, fresh_prompts_per_second=fresh)
-        return asked.round_seconds(live).total
 
     return predict, number(row, "silicon_tpot_ms") / 1e3
 
@@ -197,8 +200,10 @@ def _family(owner: str) -> Document:
     return efficiency_of("cuda", _DEVICES[owner])
 
 
-def _engine(owner: str) -> Document:
-    return Engine(framework=framework_named(owner), served=assumed().served)
+def _of_vtrain(owner: str) -> Document:
+    if owner != "vtrain":
+        raise BadInput(f"stalls of {owner!r} are not fitted here; use vtrain.")
+    return assumed().vtrain
 
 
 def _of_verl(owner: str) -> Document:
@@ -271,18 +276,16 @@ LAWS = {
         constants=("sustained", "elementwise_bytes", "protocols.2.fabric_bytes"), files=_TRAINING, ask=_iteration
     ),
     "host": Law(constants=("launch_seconds",), files=_TRAINING, ask=_host, start=framework_named),
-    "stall": Law(constants=("stall_seconds",), files=("megatron_training",), ask=_stall, start=framework_named),
+    "host of Megatron-core": Law(
+        constants=("launch_seconds",), files=("megatron_ci",), ask=_host_of_tests, start=framework_named
+    ),
+    "blackwell": Law(constants=("sustained",), files=("megatron_training",), ask=_blackwell),
+    "stall": Law(constants=("stall_seconds",), files=("megatron_training",), ask=_stall, start=_of_vtrain),
     "serving": Law(
         constants=("round_seconds", "row_seconds", "start_share"),
         files=("serving_points",),
         ask=_served,
         start=framework_named,
-    ),
-    "cached": Law(
-        constants=("framework.round_seconds", "framework.row_seconds", "served.fresh_prompts_per_second"),
-        files=("serving_points",),
-        ask=_cached,
-        start=_engine,
     ),
     "calls": Law(
         constants=("launch_seconds", "call_seconds"), files=("rlhf_steps",), ask=_calls, start=framework_named

@@ -23,7 +23,10 @@ from meshwright.profiles.workload import Workload
 
 @dataclass(frozen=True, kw_only=True)
 class Iteration:
-    """One optimizer update on `batch_size` sequences of `num_tokens` tokens each."""
+    """One optimizer update on `batch_size` sequences of `num_tokens` tokens each.
+
+    `linear_format` is the number format of the linears of layers, where it is not the precision.
+    """
 
     model: ModelSpec
     layout: Layout
@@ -31,6 +34,7 @@ class Iteration:
     batch_size: int
     num_tokens: int
     framework: Framework
+    linear_format: str | None = None
 
 
 def iteration_seconds(
@@ -49,7 +53,14 @@ def _model(iteration: Iteration, cluster: Cluster, precision: str, efficiency: E
     prompt = LengthSpec(max=1, fixed=1)
     response = LengthSpec(max=iteration.num_tokens - 1, fixed=iteration.num_tokens - 1)
     workload = Workload(batch_size=iteration.batch_size, prompt=prompt, response=response)
-    return AnalyticModel(cluster, workload, precision, framework=iteration.framework, efficiency=efficiency)
+    return AnalyticModel(
+        cluster,
+        workload,
+        precision,
+        framework=iteration.framework,
+        efficiency=efficiency,
+        linear_format=iteration.linear_format,
+    )
 
 
 def _call(iteration: Iteration) -> StageQuery:

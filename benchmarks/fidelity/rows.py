@@ -17,6 +17,9 @@ from meshwright.profiles.errors import BadInput, suggestion
 
 Row = Mapping[str, str]
 
+RowFiles = Mapping[str, tuple[Path, ...]]
+"""Files of rows by name, of one folder or of several."""
+
 T = TypeVar("T")
 
 _SUFFIXES = (".csv", ".csv.gz")
@@ -41,21 +44,30 @@ class Skip(Exception):  # noqa: N818 - not an error: a row that asks what the co
     """A row that cannot be turned into a question, with the reason that is counted."""
 
 
-def row_files(directory: Path) -> dict[str, Path]:
-    """Files of rows below the folder, by their path in it without suffix. Raises BadInput when there is none."""
-    if not directory.is_dir():
-        raise BadInput(f"data {directory} is not a folder; give the folder of measurements.")
-    found = {_stem(path, directory): path for path in sorted(directory.rglob("*")) if path.name.endswith(_SUFFIXES)}
-    if not found:
-        raise BadInput(f"data {directory} holds no rows; give a folder with .csv or .csv.gz files.")
+def row_files(folders: Sequence[Path]) -> RowFiles:
+    """Files of rows below the folders, by their path in their folder without suffix.
+
+    A name that several folders have stands for the rows of all of them. Raises BadInput for a folder without rows.
+    """
+    found: dict[str, tuple[Path, ...]] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise BadInput(f"data {folder} is not a folder; give the folder of measurements.")
+        paths = [path for path in sorted(folder.rglob("*")) if path.name.endswith(_SUFFIXES)]
+        if not paths:
+            raise BadInput(f"data {folder} holds no rows; give a folder with .csv or .csv.gz files.")
+        for path in paths:
+            stem = _stem(path, folder)
+            found[stem] = (*found.get(stem, ()), path)
     return found
 
 
-def unknown(found: Mapping[str, Path], known: Sequence[str]) -> Iterator[str]:
+def unknown(found: RowFiles, known: Sequence[str]) -> Iterator[str]:
     """A sentence for each file of rows that no set reads; names may hold a * for what differs from file to file."""
-    for stem, path in found.items():
+    for stem, paths in found.items():
         if not matching((stem,), known):
-            yield f"rows file {path} is not known and not read; {suggestion(stem, known)}"
+            for path in paths:
+                yield f"rows file {path} is not known and not read; {suggestion(stem, known)}"
 
 
 def matching(stems: Iterable[str], names: Sequence[str]) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ was answered before is read from the cache and not computed (Zheng et al., SGLan
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from meshwright.cost_models.communication import Network, groups_of
@@ -30,6 +29,8 @@ from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.table import Collective
 
 _NO_PREFILL = Prefill(0, 0, 0)
+_SIXTEEN_BITS = 2
+"""Bytes of a weight of embedding and head, and of an activation: engines leave them in 16 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +46,8 @@ class MeasuredEngine:
 class Serving:
     """One replica of a model answering requests of `prompt_tokens` with `response_tokens` each.
 
-    Of the prompts that arrive, `fresh_prompts_per_second` are new; the others repeat one whose keys and values are
-    cached. `efficiency` may replace the constants of the device's family, `measured` the laws of kernels and
-    collectives.
+    With `prompts_are_cached` all prompts that arrive repeat ones whose keys and values are cached. `efficiency` may
+    replace the constants of the device's family, `measured` the laws of kernels and collectives.
     """
 
     model: ModelSpec
@@ -57,7 +57,7 @@ class Serving:
     framework: Framework
     prompt_tokens: int
     response_tokens: int
-    fresh_prompts_per_second: float = math.inf
+    prompts_are_cached: bool = False
     efficiency: Efficiency | None = None
     measured: MeasuredEngine | None = None
 
@@ -66,38 +66,35 @@ class Serving:
 
         Raises BadInput when not even one fits.
         """
-        layout, device = self.layout, self.cluster.device
+        layout, device, model = self.layout, self.cluster.device, self.model
         numbers = precision_named(self.precision, device)
-        weights = numbers.weight_bytes * fullest_part(self.model, layout.tp, layout.pp).num_params
-        shard = self.model.shard(layout.tp)
-        per_token = 2 * max(layers_per_stage(self.model, layout.pp)) * shard.kv_size * numbers.cache_bytes
-        free = self.framework.cache_share * (device.memory_bytes - weights)
+        in_layers, at_ends = _linears_and_ends(model, layout)
+        weights = numbers.weight_bytes * in_layers + _SIXTEEN_BITS * at_ends
+        per_token = (
+            max(layers_per_stage(model, layout.pp)) * model.shard(layout.tp).cached_elements * numbers.cache_bytes
+        )
+        free = self.framework.cache_share * (device.memory_bytes - weights - self._workspace_bytes())
         found = int(free / (per_token * (self.prompt_tokens + self.response_tokens)))
         if found < 1:
-            raise BadInput(f"{self.model.name} at {layout} leaves no memory for one sequence; use a larger tp or pp.")
+            raise BadInput(f"{model.name} at {layout} leaves no memory for one sequence; use a larger tp or pp.")
         return min(found, self.framework.max_rows)
 
+    def _workspace_bytes(self) -> float:
+        """Bytes of the activations of the largest pass that the engine may run, in 16 bits: hidden states and
+        residuals, queries, keys and values, and both sides of the feed-forward activation."""
+        shard, tokens = self.model.shard(self.layout.tp), self.framework.max_tokens or 0
+        width = 4 * self.model.hidden_size + shard.attention_elements + shard.up_size + shard.ffn_size
+        return _SIXTEEN_BITS * tokens * width
+
     def round_seconds(self, rows: int) -> Cost:
-        """One token for each of `rows` sequences in the steady state, with the prompts that arrive meanwhile.
-
-        When f of them a second are fresh and one takes P seconds, a round lasts D + f P T = T, so T = D / (1 - f P).
-        """
-        every = self._round_seconds(rows, 1.0)
-        if math.isinf(self.fresh_prompts_per_second):
-            return every
-        arriving, decoding = rows / self.response_tokens, self._round_seconds(rows, 0.0).total
-        busy = self.fresh_prompts_per_second * (every.total - decoding) / arriving
-        if busy >= 1:
-            return every
-        fresh = self.fresh_prompts_per_second * decoding / (1 - busy)
-        return self._round_seconds(rows, min(1.0, fresh / arriving))
-
-    def _round_seconds(self, rows: int, fresh_share: float) -> Cost:
+        """One token for each of `rows` sequences in the steady state, with the prompts that arrive meanwhile."""
         window = RoundWindow(1, rows, self.prompt_tokens + self.response_tokens / 2)
         most = self.framework.max_tokens or rows * self.prompt_tokens
         together = max(1, min(rows, most // self.prompt_tokens))
-        arriving = Prefill(fresh_share * rows / self.response_tokens / together, together, self.prompt_tokens)
-        return self._seconds(Rounds(1, (window,), _NO_PREFILL, arriving), rows)
+        arriving = Prefill(rows / self.response_tokens / together, together, self.prompt_tokens)
+        return self._seconds(
+            Rounds(1, (window,), _NO_PREFILL, _NO_PREFILL if self.prompts_are_cached else arriving), rows
+        )
 
     def offline_rate(self, num_requests: int) -> float:
         """Output tokens per second of this many equal requests, all there at the start: they run in whole waves."""
@@ -124,6 +121,8 @@ class Serving:
             self.precision,
             efficiency,
             1.0,
+            spread=layout.expert_replicas,
+            folded=layout.fold_size,
             framework=framework,
             kernels=measured.kernels if measured else None,
             head_kernels=measured.head_kernels if measured else None,
@@ -145,3 +144,10 @@ class Serving:
             framework=framework,
         )
         return generation.seconds(generation_work(rounds, rows, layout.pp))
+
+
+def _linears_and_ends(model: ModelSpec, layout: Layout) -> tuple[float, float]:
+    """Parameters of the fullest rank: of its layers, and of embedding and head."""
+    whole = fullest_part(model, layout.tp, layout.pp, layout.expert_replicas).num_params
+    ends = model.embedding_params * (1 if model.tied_embeddings or layout.pp > 1 else 2) / layout.tp
+    return whole - ends, ends

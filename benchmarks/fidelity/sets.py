@@ -9,23 +9,31 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.fidelity.experts import is_balanced, is_large, is_whole, routed
-from benchmarks.fidelity.grpo import grpo_step
+from benchmarks.fidelity.grpo import by_stage, grpo_stage, grpo_step, unread_step
 from benchmarks.fidelity.imported import imported_point
-from benchmarks.fidelity.inference import engine, is_dense_hopper, rate_per_gpu, time_per_token
+from benchmarks.fidelity.inference import (
+    engine,
+    is_dense_hopper,
+    is_hopper,
+    megatron_engine,
+    rate_per_gpu,
+    time_per_token,
+)
+from benchmarks.fidelity.inference import is_dense as is_dense_point
 from benchmarks.fidelity.installed import EXPERTS, installed_stems, rows_of
 from benchmarks.fidelity.layers import is_busy, layer_products
 from benchmarks.fidelity.pairs import is_of_pairs, pairs, speedup
 from benchmarks.fidelity.primitives import attention, collective, gemm, is_small, vidur_collective
 from benchmarks.fidelity.realhf import real_heuristic
-from benchmarks.fidelity.refits import in_place, loaded, within_step
-from benchmarks.fidelity.rows import MissingColumn, Row, Skip, matching, number, row_files, unknown
+from benchmarks.fidelity.refits import in_place, is_in_place, is_loaded, loaded, otherwise, within_step
+from benchmarks.fidelity.rows import MissingColumn, Row, RowFiles, Skip, matching, number, row_files, unknown
 from benchmarks.fidelity.score import Answer, Bar, Score
 from benchmarks.fidelity.shapes import has_experts
 from benchmarks.fidelity.trainers import trainer_memory, trainer_step
-from benchmarks.fidelity.training import iteration
+from benchmarks.fidelity.training import is_dense, is_sixteen_bit, iteration, peak_memory
 from meshwright.profiles.errors import BadInput
 
-_TRAINING = "megatron_training"
+_TRAINING, _CI = "megatron_training", "megatron_ci"
 _EVEN, _UNEVEN = "even", "power law"
 """Loads of experts."""
 
@@ -50,8 +58,49 @@ def _of_dataset(*prefixes: str) -> Callable[[Row], bool]:
     return lambda row: row["dataset"].startswith(prefixes)
 
 
+_RECIPES = "dgxc_nemo", "megatron_bridge", "mlm", "automodel", "dgxc_maxtext", "torchtitan", "gpu_recipes"
+
+
 def _other_training(row: Row) -> bool:
-    return not row["dataset"].startswith(("vtrain", "korthikanti", "narayanan", "mcore"))
+    return not row["dataset"].startswith(("vtrain", "korthikanti", "narayanan", "mcore", "llmfoundry", *_RECIPES))
+
+
+def _recipe(*, dense: bool, adapted: bool = False, sixteen_bit: bool = True) -> Callable[[Row], bool]:
+    """Whether a row is of a published recipe of this kind."""
+
+    def is_one(row: Row) -> bool:
+        kind = is_dense(row), row["dataset"].endswith("_lora"), is_sixteen_bit(row)
+        return row["dataset"].startswith(_RECIPES) and kind == (dense, adapted, sixteen_bit)
+
+    return is_one
+
+
+def _of_ci(*, dense: bool) -> Callable[[Row], bool]:
+    return lambda row: row["dataset"].startswith("mcore_ci") and is_dense(row) == dense
+
+
+def _training_recipes() -> Iterable[RowSet]:
+    """Recipes that were published with their seconds, by what their models are and how they are trained."""
+    recipes = RowSet(name="recipes", files=(_TRAINING,), answer=iteration)
+    for kind, where in (
+        ("dense", _recipe(dense=True)),
+        ("experts", _recipe(dense=False)),
+        ("adapters", _recipe(dense=True, adapted=True)),
+        ("dense, 8 bits and less", _recipe(dense=True, sixteen_bit=False)),
+        ("experts, 8 bits and less", _recipe(dense=False, sixteen_bit=False)),
+        ("adapters, 8 bits and less", _recipe(dense=True, adapted=True, sixteen_bit=False)),
+    ):
+        yield replace(recipes, name=f"training recipes, {kind}", where=where)
+    yield replace(recipes, name="FSDP of llm-foundry", where=_of_dataset("llmfoundry"))
+    for kind, dense in (("dense", True), ("experts", False)):
+        yield replace(recipes, name=f"Megatron's CI, {kind}", files=(_CI,), where=_of_ci(dense=dense))
+        yield replace(
+            recipes,
+            name=f"Megatron's CI, peak memory, {kind}",
+            files=(_CI,),
+            answer=peak_memory,
+            where=_of_ci(dense=dense),
+        )
 
 
 def _is_table(row: Row) -> bool:
@@ -62,11 +111,17 @@ def _primitives(name: str) -> tuple[str, ...]:
     return tuple(f"primitives/{device}_{name}" for device in ("a100", "h100", "h200"))
 
 
-def _serving(what: str, answer: Callable[..., Answer], bar: Bar) -> tuple[RowSet, RowSet]:
+def _serving(what: str, answer: Callable[..., Answer], bar: Bar) -> tuple[RowSet, ...]:
     """A figure of the serving points: by the laws, and with imported operators."""
     by_law = RowSet(name=f"serving, {what}", files=("serving_points",), answer=answer, where=is_dense_hopper, bar=bar)
     imported = partial(answer, point=imported_point)
-    return by_law, replace(by_law, name=f"{by_law.name}, imported operators", answer=imported)
+    others = replace(by_law, bar=Bar())
+    return (
+        by_law,
+        replace(by_law, name=f"{by_law.name}, imported operators", answer=imported),
+        replace(others, name=f"{by_law.name}, Blackwell", where=lambda row: is_dense_point(row) and not is_hopper(row)),
+        replace(others, name=f"{by_law.name}, experts", where=lambda row: not is_dense_point(row)),
+    )
 
 
 def _by_experts(rows: RowSet) -> tuple[RowSet, RowSet]:
@@ -133,9 +188,10 @@ SETS = (
         name="Megatron-core H100 weak scaling",
         files=(_TRAINING,),
         answer=iteration,
-        where=_of_dataset("mcore"),
+        where=_of_dataset("mcore_h100"),
         bar=Bar(mean=0.08),
     ),
+    *_training_recipes(),
     RowSet(name="other training", files=(_TRAINING,), answer=iteration, where=_other_training),
     RowSet(
         name="TensorRT-LLM throughput",
@@ -164,6 +220,15 @@ SETS = (
     ),
     *_by_experts(
         RowSet(
+            name="NeMo-RL stages",
+            files=("rlhf_steps",),
+            answer=grpo_stage,
+            where=lambda row: row["system"].startswith("NeMo-RL"),
+            joined=by_stage,
+        )
+    ),
+    *_by_experts(
+        RowSet(
             name="asynchronous over synchronous, speed-up",
             files=("rlhf_steps",),
             answer=speedup,
@@ -172,6 +237,13 @@ SETS = (
             bar=Bar(mean=0.15),
         )
     ),
+    RowSet(
+        name="other RLHF steps",
+        files=("rlhf_steps",),
+        answer=unread_step,
+        where=lambda row: not is_of_pairs(row) and row["system"] != "ReaL-Heuristic",
+    ),
+    RowSet(name="Megatron's engine", files=("megatron_engine_inference",), answer=megatron_engine),
     *(
         RowSet(
             name=f"GEMM {device.upper()}, {what}",
@@ -225,8 +297,17 @@ SETS = (
     _spread(_EVEN),
     _spread(_UNEVEN),
     *(
-        RowSet(name=f"refit, {what}", files=("weight_sync_seconds", "verl_param_sync_seconds"), answer=answer)
-        for what, answer in (("through a loader", loaded), ("in place", in_place))
+        RowSet(
+            name=f"refit, {what}",
+            files=("weight_sync_seconds", "verl_param_sync_seconds"),
+            answer=answer,
+            where=where,
+        )
+        for what, answer, where in (
+            ("through a loader", loaded, is_loaded),
+            ("in place", in_place, is_in_place),
+            ("otherwise", otherwise, lambda row: not is_loaded(row) and not is_in_place(row)),
+        )
     ),
     RowSet(name="refit, in steps of MLPerf", files=("rl_steps_mlperf",), answer=within_step),
     *(
@@ -241,22 +322,23 @@ def set_names() -> tuple[str, ...]:
     return tuple(known.name for known in SETS)
 
 
-def scores_of(directory: Path, names: Sequence[str] | None = None, *, installed: bool = False) -> list[Score]:
-    """The scores of the sets whose files are in the folder, and of those that are installed where these are asked
+def scores_of(folders: Sequence[Path], names: Sequence[str] | None = None, *, installed: bool = False) -> list[Score]:
+    """The scores of the sets that have rows in the folders, and of those that are installed where these are asked
     for."""
-    files = row_files(directory)
+    files = row_files(folders)
     there = set(files) | (installed_stems() if installed else set())
     chosen = [known for known in SETS if names is None or known.name in names]
-    return [_score(known, stems, files) for known in chosen if (stems := matching(there, known.files))]
+    scores = [_score(known, stems, files) for known in chosen if (stems := matching(there, known.files))]
+    return [score for score in scores if score.used or score.skipped]
 
 
-def unread(directory: Path) -> tuple[str, ...]:
-    """A sentence for each file of the folder that is not known."""
+def unread(folders: Sequence[Path]) -> tuple[str, ...]:
+    """A sentence for each file of the folders that is not known."""
     every = {stem for known in SETS for stem in known.files}
-    return tuple(unknown(row_files(directory), sorted(every)))
+    return tuple(unknown(row_files(folders), sorted(every)))
 
 
-def _score(known: RowSet, stems: Sequence[str], files: dict[str, Path]) -> Score:
+def _score(known: RowSet, stems: Sequence[str], files: RowFiles) -> Score:
     """A row that the cost model refuses is skipped like one that asks something else, with the reason."""
     answers: list[Answer] = []
     skipped: Counter[str] = Counter()

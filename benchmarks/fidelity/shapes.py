@@ -2,46 +2,30 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from benchmarks.fidelity.rows import Row, Skip, count
 from meshwright.profiles.documents import Document, read_yaml
-from meshwright.profiles.experts import Experts
+from meshwright.profiles.experts import Experts, LatentAttention
+from meshwright.profiles.model_parts.hf_config import SlidingWindow
 from meshwright.profiles.model_shape import ModelSpec
 
-_SPELLINGS = {
-    "llama-3.1 8b": "Llama-3-8B",
-    "llama-3 8b": "Llama-3-8B",
-    "llama3_8b": "Llama-3-8B",
-    "llama3.1_8b": "Llama-3-8B",
-    "nvidia/llama-3.1-8b-instruct-fp8": "Llama-3-8B",
-    "llama-3 70b": "Llama-3-70B",
-    "llama-3.1 70b": "Llama-3-70B",
-    "llama-3.3 70b": "Llama-3-70B",
-    "llama3_70b": "Llama-3-70B",
-    "meta-llama/llama-3.1-70b": "Llama-3-70B",
-    "llama-3.1 405b": "Llama-3-405B",
-    "llama3.1_405b": "Llama-3-405B",
-    "mistral 7b": "Mistral-7B",
-    "llama 7b": "Llama-2-7B",
-    "llama-2 13b": "Llama-2-13B",
-    "llama 70b": "Llama-2-70B",
-    "gpt-j 6b": "GPT-J-6B",
-    "gpt-3 5b": "GPT-3-5B",
-    "gpt-3 20b": "GPT-3-20B",
-    "gpt-3 175b": "GPT-3-175B",
-    "falcon 180b": "Falcon-180B",
-    "qwen3-32b": "Qwen3-32B",
-    "qwen/qwen3-32b": "Qwen3-32B",
-    "qwen3-30b3a": "Qwen3-30B-A3B",
-    "qwen3-235b": "Qwen3-235B-A22B",
-    "qwen2.5-math-7b": "Qwen2.5-7B",
-    "qwen/qwen3-0.6b": "Qwen3-0.6B",
-    "qwen/qwen3-4b-instruct-2507": "Qwen3-4B",
-    "qwen/qwen3-30b-a3b-instruct-2507": "Qwen3-30B-A3B",
-    "qwen/qwen3-235b-a22b-instruct-2507": "Qwen3-235B-A22B",
-}
+_REMARK = re.compile(r"\s*\([^)]*\)")
+_SUFFIX = re.compile(r"-(instruct|base|chat|hf|fp8|fp4|nvfp4|2507|v0\.\d)$")
+_GENERATIONS = (
+    (re.compile(r"^(meta-)?llama-?3(\.\d)?-"), "llama-3-"),
+    (re.compile(r"^llama-?(2-)?(?=\d+b$)"), "llama-2-"),
+    (re.compile(r"^deepseek-?v3(\.\d)?$"), "deepseek-v3"),
+    (re.compile(r"^deepseek-?r1$"), "deepseek-v3"),
+    (re.compile(r"^qwen3-30b-?3a$"), "qwen3-30b-a3b"),
+    (re.compile(r"^qwen3-235b$"), "qwen3-235b-a22b"),
+    (re.compile(r"^(qwen2\.5-math|r1-distill-qwen)-"), "qwen2.5-"),
+    (re.compile(r"^kimi-?k2(\.\d)?$"), "kimi-k2"),
+)
+"""Names of one shape: releases of Llama 3 have the same sizes, and so do DeepSeek V3, V3.1 and R1."""
 
 GPT_VOCAB = 51200
 """Megatron's padding of the GPT-2 vocabulary, for rows that do not state one (Narayanan et al., arXiv:2104.04473)."""
@@ -51,6 +35,21 @@ class _Experts(Document):
     number: int
     per_token: int
     ffn: int
+    shared_ffn: int = 0
+    dense_layers: int = 0
+
+
+class _Latent(Document):
+    query_rank: int
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+
+
+class _Window(Document):
+    tokens: int
+    every: int = 1
 
 
 class _Shape(Document):
@@ -64,6 +63,8 @@ class _Shape(Document):
     gated: bool = True
     tied: bool = False
     experts: _Experts | None = None
+    latent: _Latent | None = None
+    window: _Window | None = None
 
 
 class _Shapes(Document):
@@ -72,18 +73,31 @@ class _Shapes(Document):
 
 def model_named(name: str) -> ModelSpec:
     """The model that a row calls `name`; skips a name that is not known."""
-    shapes = _known()
-    key = _SPELLINGS.get(name.lower(), name)
-    if key not in shapes:
-        raise Skip(f"model {name} not known")
-    shape = shapes[key]
+    shape = _known().get(shape_key(name))
+    if shape is None:
+        raise Skip(f"model {name} not known" if name else "model not published")
     return _spec(name, shape)
+
+
+def is_known(name: str) -> bool:
+    """Whether the shape of the model that a row calls `name` is known."""
+    return shape_key(name) in _known()
 
 
 def has_experts(name: str) -> bool:
     """Whether the model that a row calls `name` is known to have experts."""
-    shape = _known().get(_SPELLINGS.get(name.lower(), name))
+    shape = _known().get(shape_key(name))
     return shape is not None and shape.experts is not None
+
+
+def shape_key(name: str) -> str:
+    """The name of the shape that a row's spelling means: without owner, remarks, number format and kind of tuning."""
+    key = re.sub(r"[\s_]+", "-", _REMARK.sub("", name).lower().rsplit("/", maxsplit=1)[-1])
+    while _SUFFIX.search(key):
+        key = _SUFFIX.sub("", key)
+    for pattern, spelling in _GENERATIONS:
+        key = pattern.sub(spelling, key)
+    return key
 
 
 def gpt_of(row: Row) -> ModelSpec:
@@ -100,12 +114,20 @@ def gpt_of(row: Row) -> ModelSpec:
             head_dim=hidden // heads,
             vocab=count(row, "vocab", GPT_VOCAB),
             gated=False,
+            tied=True,
         ),
     )
 
 
+def with_repeated_keys(model: ModelSpec, tp: int) -> ModelSpec:
+    """The model as an engine of more ranks than key heads runs it: every rank has one key head."""
+    if model.latent or model.num_kv_heads >= tp or model.num_heads % tp:
+        return model
+    return replace(model, num_kv_heads=tp)
+
+
 def _spec(name: str, shape: _Shape) -> ModelSpec:
-    routed = shape.experts
+    routed, latent, window = shape.experts, shape.latent, shape.window
     return ModelSpec(
         name=name,
         architecture="LlamaForCausalLM",
@@ -117,15 +139,24 @@ def _spec(name: str, shape: _Shape) -> ModelSpec:
         head_dim=shape.head_dim,
         vocab_size=shape.vocab,
         max_positions=2**20,
-        tied_embeddings=shape.tied or not shape.gated,
+        tied_embeddings=shape.tied,
         activation="silu" if shape.gated else "gelu_tanh",
         norm_epsilon=1e-5,
         gated_mlp=shape.gated,
-        experts=routed and Experts(num_experts=routed.number, experts_per_token=routed.per_token, ffn_size=routed.ffn),
+        experts=routed
+        and Experts(
+            num_experts=routed.number,
+            experts_per_token=routed.per_token,
+            ffn_size=routed.ffn,
+            shared_ffn_size=routed.shared_ffn,
+            num_dense_layers=routed.dense_layers,
+        ),
+        latent=latent and LatentAttention(**latent.model_dump()),
+        window=window and SlidingWindow(num_tokens=window.tokens, every=window.every),
     )
 
 
 @cache
 def _known() -> dict[str, _Shape]:
     path = Path(__file__).with_name("models.yaml")
-    return read_yaml(_Shapes, path, "model shapes").models
+    return {name.lower(): shape for name, shape in read_yaml(_Shapes, path, "model shapes").models.items()}

@@ -17,13 +17,13 @@ _WIDTH = 150
 
 
 def show(scores: Iterable[Score], *, num_worst: int) -> None:
-    """One line per set, what was skipped, and the worst rows with their largest terms."""
+    """One line per set, what was not read, and the worst rows with their largest terms."""
     console, scores = Console(), list(scores)
     console.width = max(console.width, _WIDTH)
     console.print(_summary(scores))
     for score in scores:
         for reason, times in score.skipped.most_common():
-            console.print(f"{score.name}: skipped {times} rows: {reason}", style="dim", highlight=False)
+            console.print(f"{score.name}: {times} rows not read: {reason}", style="dim", highlight=False)
     if num_worst:
         for score in scores:
             if score.answers:
@@ -38,13 +38,12 @@ def as_json(scores: Iterable[Score], *, num_worst: int) -> str:
 def _summary(scores: Iterable[Score]) -> Table:
     table = Table(title="predicted against published")
     table.add_column("set")
-    for column in ("used", "skipped", "median", "mean (bar)", "p90", "bias", "Spearman (bar)", "regret (bar)"):
+    for column in ("rows read", "median", "mean (bar)", "p90", "bias", "Spearman (bar)", "regret (bar)"):
         table.add_column(column, justify="right")
     for score in scores:
         table.add_row(
             score.name,
-            str(score.used),
-            str(score.skipped.total()),
+            f"{score.used} of {score.used + score.skipped.total()}",
             _percent(score.median),
             _mean(score),
             _percent(score.p90),

@@ -1,7 +1,7 @@
 """Steps of a trainer by itself, and the memory they take: whole models and low-rank adapters under FSDP.
 
-FSDP divides weights over replicas and gathers them layer by layer beside the computing. That is no layout here: a step
-is asked for as data parallelism whose reduction overlaps, and its memory on one GPU alone, where nothing is divided.
+FSDP shards weights over replicas and gathers them layer by layer beside the computing. A step is asked for as data
+parallelism of a framework that does so, and its memory on one GPU alone, where nothing is sharded.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ from dataclasses import replace
 
 from benchmarks.fidelity.hardware import cluster_of
 from benchmarks.fidelity.pretraining import Iteration, iteration_memory, iteration_seconds
-from benchmarks.fidelity.rows import Row, Skip, count, number
+from benchmarks.fidelity.rows import Row, Skip, count, looked_up, number
 from benchmarks.fidelity.score import Answer
 from benchmarks.fidelity.shapes import has_experts, model_named
+from meshwright.profiles.efficiency import AttentionKernel
 from meshwright.profiles.frameworks import framework_named
 from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.schedule import Recompute, Schedule
 
-_DEVICES = {"NVIDIA H100 80GB HBM3": "H100-80GB", "NVIDIA H200": "H200", "NVIDIA B200": "DGX-B200"}
+_KERNELS: dict[str, AttentionKernel] = {"flash_attention_2": "flash-2", "flash_attention_3": "native"}
 _GIB = 2**30
 
 
@@ -58,9 +59,11 @@ def _question(row: Row) -> tuple[Iteration, Cluster]:
         schedule=Schedule(recompute=Recompute.FULL),
         batch_size=num_ranks * count(row, "micro_batches_per_gpu"),
         num_tokens=count(row, "seq_len"),
-        framework=framework_named("megatron-core"),
+        framework=framework_named("prime-rl").model_copy(
+            update={"attention_kernel": looked_up(_KERNELS, row["attention"], "attention")}
+        ),
     )
-    return asked, cluster_of(_DEVICES.get(row["gpu"], row["gpu"]), num_ranks)
+    return asked, cluster_of(row["gpu"], num_ranks)
 
 
 def _label(row: Row) -> str:

@@ -383,6 +383,8 @@ def resolve(job: Job, directory: Path) -> Facts:
     cannot be resolved."""
     directories = {role: directory / job.models.source(role).path for role in job.models.roles}
     specs = {role: read_model(directories[role], scalar_head=role in _SCALAR_HEAD_ROLES) for role in directories}
+    for role in job.models.roles:
+        specs[role] = specs[role].with_balance(job.models.source(role).balance)
     adapter = job.models.actor.adapter
     specs[Role.ACTOR] = replace(specs[Role.ACTOR], adapter=adapter)
     real_paths = {role: os.path.realpath(path) for role, path in directories.items()}

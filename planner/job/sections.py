@@ -16,6 +16,7 @@ from pydantic import Discriminator, Field, Tag
 from meshwright.planner.job.limits import MAX_NODES, MAX_RANKS_PER_NODE
 from meshwright.profiles.documents import Document, parse
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.experts import Balance
 from meshwright.profiles.hardware import (
     Cluster,
     Device,
@@ -48,13 +49,20 @@ _ADAPTER = (
 )
 
 
+_BALANCE = (
+    "what keeps the load of the model's experts even: auxiliary_loss, or forced, as in a benchmark that routes at "
+    "random; without it the busiest experts have the load that routers were measured to give them"
+)
+
+
 class ModelSource(Document):
-    """The location of a model, and the adapter that is trained in place of its weights."""
+    """The location of a model, the adapter that is trained in place of its weights, and the balance of its experts."""
 
     path: str = Field(
         description="Hugging Face directory, or a config.json when only planning; relative to the job file"
     )
     adapter: Adapter | None = Field(default=None, description=_ADAPTER)
+    balance: Balance | None = Field(default=None, description=_BALANCE)
 
 
 class Models(Document):

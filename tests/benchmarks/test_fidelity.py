@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fidelity.inference import precision_of
+from benchmarks.fidelity.rows import Row, Skip
 from benchmarks.fidelity.score import Answer, Bar, Score, rank_correlation, regrets
 from benchmarks.fidelity.sets import scores_of, set_names, unread
+from benchmarks.fidelity.shapes import model_named
+from benchmarks.fidelity.training import iteration, peak_memory
 from meshwright.profiles.aiconfigurator import PACKAGE, package_version
 from meshwright.profiles.errors import BadInput
 
@@ -31,32 +35,34 @@ def score(*answers: Answer) -> Score:
 
 
 def test_only_sets_with_rows_are_scored(folder: Path) -> None:
-    found = {score.name: score for score in scores_of(folder)}
+    found = {score.name: score for score in scores_of([folder])}
     assert set(found) == {"GEMM H200, m >= 64", "GEMM H200, m < 64"} <= set(set_names())
     assert all(score.used == 1 and score.mean < 0.5 for score in found.values())
 
 
 def test_a_compressed_file_is_read_alike(folder: Path) -> None:
-    plain = scores_of(folder)
+    plain = scores_of([folder])
     (folder / "primitives" / "h200_gemm_bf16.csv").unlink()
     (folder / "primitives" / "h200_gemm_bf16.csv.gz").write_bytes(gzip.compress(GEMM_ROWS.encode()))
-    assert [s.mean for s in scores_of(folder)] == [s.mean for s in plain]
+    assert [s.mean for s in scores_of([folder])] == [s.mean for s in plain]
 
 
 def test_an_unknown_file_is_told_with_a_suggestion_and_the_others_are_scored(folder: Path) -> None:
-    known = [score.name for score in scores_of(folder)]
-    assert unread(folder) == ()
+    known = [score.name for score in scores_of([folder])]
+    assert unread([folder]) == ()
     path = folder / "primitives" / "h200_gem_bf16.csv"
     path.write_text(GEMM_ROWS, encoding="utf-8")
-    assert [score.name for score in scores_of(folder)] == known
-    assert unread(folder) == (f"rows file {path} is not known and not read; did you mean 'primitives/h200_gemm_bf16'?",)
+    assert [score.name for score in scores_of([folder])] == known
+    assert unread([folder]) == (
+        f"rows file {path} is not known and not read; did you mean 'primitives/h200_gemm_bf16'?",
+    )
 
 
 def test_a_missing_or_empty_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="is not a folder"):
-        scores_of(tmp_path / "nowhere")
+        scores_of([tmp_path / "nowhere"])
     with pytest.raises(BadInput, match="holds no rows"):
-        scores_of(tmp_path)
+        scores_of([tmp_path])
 
 
 def test_rows_that_ask_something_else_are_counted_by_reason(tmp_path: Path) -> None:
@@ -64,13 +70,13 @@ def test_rows_that_ask_something_else_are_counted_by_reason(tmp_path: Path) -> N
     header += ",recompute,tokens_per_s_per_gpu,TFLOPs_per_gpu,iter_time_s\n"
     rows = "vtrain_multi,GPT,1024,4,16,1024,,A100,2,1,1,,,2,,,1,2,bf16,full,,,0.1\n"
     rows += "vtrain_multi,GPT,1024,4,16,1024,,V100-32GB,2,1,1,,,2,,,1,2,bf16,full,,,0.1\n"
-    rows += "vtrain_multi,GPT,1024,4,16,1024,,A100,2,1,1,,,2,,,1,2,MXFP8,full,,,0.1\n"
+    rows += "vtrain_multi,GPT,1024,4,16,1024,,A100,2,1,1,,,2,,,1,2,INT8,full,,,0.1\n"
     (tmp_path / "megatron_training.csv").write_text(header + rows, encoding="utf-8")
-    multi = next(s for s in scores_of(tmp_path) if s.name == "vTrain multi-node")
+    multi = next(s for s in scores_of([tmp_path]) if s.name == "vTrain multi-node")
     assert multi.used == 1
     assert dict(multi.skipped) == {
         "device V100-32GB not known": 1,
-        "precision MXFP8 is not priced in training": 1,
+        "precision INT8 not known": 1,
     }
     assert multi.answers[0].terms.total == pytest.approx(multi.answers[0].predicted)
 
@@ -86,7 +92,7 @@ def test_errors_are_relative_and_signed() -> None:
 def test_small_collectives_are_judged_in_seconds_and_apart_from_large_ones(folder: Path) -> None:
     rows = "op_name,num_gpus,bytes,latency_ms\nalltoall,8,1024,0.01\nall_reduce,8,134217728,0.5\n"
     (folder / "primitives" / "h200_comm.csv").write_text(rows, encoding="utf-8")
-    small, large = (s for s in sorted(scores_of(folder), key=lambda s: s.name) if s.name.startswith("collectives"))
+    small, large = (s for s in sorted(scores_of([folder]), key=lambda s: s.name) if s.name.startswith("collectives"))
     assert (small.used, large.used) == (1, 1)
     assert small.bar.seconds == pytest.approx(2e-6)
     assert small.seconds == pytest.approx(abs(small.answers[0].predicted - 1e-5))
@@ -113,7 +119,7 @@ def test_requests_that_wait_have_a_time_per_token_and_no_rate(tmp_path: Path) ->
     row = "trtllm,1.0,meta-llama/Llama-3.1-70B,h200_sxm,fp8,1024,8192,{},{},1,1,1,30\n"
     rows = row.format(16, 1) + row.format(128, 1) + row.format(128, 8)
     (tmp_path / "serving_points.csv").write_text(header + rows, encoding="utf-8")
-    laws = [score for score in scores_of(tmp_path) if "imported" not in score.name]
+    laws = [score for score in scores_of([tmp_path]) if "imported" not in score.name]
     assert {score.name: score.used for score in laws} == {"serving, time per token": 3, "serving, rate per GPU": 2}
     assert dict(laws[1].skipped) == {"more requests than the cache holds, so that some wait": 1}
 
@@ -126,7 +132,7 @@ def test_serving_points_are_also_asked_of_the_operators_of_their_engine_where_th
     row = "{},1.0,meta-llama/Llama-3.1-70B,h200_sxm,fp8,1024,1024,16,4,1,1,1,10\n"
     rows = row.format("trtllm") + row.format("sglang")
     (tmp_path / "serving_points.csv").write_text(header + rows, encoding="utf-8")
-    laws, imported = (score for score in scores_of(tmp_path) if score.name.startswith("serving, time"))
+    laws, imported = (score for score in scores_of([tmp_path]) if score.name.startswith("serving, time"))
     assert laws.used == 2
     if package_version() is None:
         assert dict(imported.skipped) == {f"{PACKAGE} is not installed": 2}
@@ -143,7 +149,7 @@ def test_a_layer_alone_is_asked_as_what_a_second_layer_adds(tmp_path: Path) -> N
     row = "korthikanti_2022_layer,one layer,6144,1,64,2048,,A100-80GB,8,8,1,,,1,,,4,,fp16 mixed,{},,,0.02\n"
     rows = row.format("baseline no recompute") + row.format("selective recompute")
     (tmp_path / "megatron_training.csv").write_text(header + rows, encoding="utf-8")
-    found = next(s for s in scores_of(tmp_path) if s.name == "Korthikanti, Narayanan")
+    found = next(s for s in scores_of([tmp_path]) if s.name == "Korthikanti, Narayanan")
     plain, selective = found.answers
     assert plain.predicted < selective.predicted < 1.3 * plain.predicted
     assert "embedding and head" not in {term.name for term in plain.terms.terms}
@@ -152,8 +158,8 @@ def test_a_layer_alone_is_asked_as_what_a_second_layer_adds(tmp_path: Path) -> N
 def test_rows_of_experts_are_read_from_the_package_that_carries_them_when_asked(tmp_path: Path) -> None:
     (tmp_path / "inference.csv").write_text("engine\n", encoding="utf-8")
     name = "experts A100, power law, >= 512 tokens"
-    assert scores_of(tmp_path, [name]) == []
-    found = scores_of(tmp_path, [name], installed=True)
+    assert scores_of([tmp_path], [name]) == []
+    found = scores_of([tmp_path], [name], installed=True)
     if package_version() is None:
         assert found == []
         return
@@ -169,7 +175,7 @@ TRAINING_COLUMNS = (
 
 def multi_node(folder: Path, *rows: str) -> Score:
     (folder / "megatron_training.csv").write_text(TRAINING_COLUMNS + "\n".join(rows), encoding="utf-8")
-    return next(s for s in scores_of(folder) if s.name == "vTrain multi-node")
+    return next(s for s in scores_of([folder]) if s.name == "vTrain multi-node")
 
 
 @pytest.mark.parametrize(
@@ -180,7 +186,7 @@ def multi_node(folder: Path, *rows: str) -> Score:
         ("vtrain_multi,GPT,1024,4,16,1024,,A100,2,0,1,,,2,,,1,2,bf16,full,,,0.1", "TP of 0"),
         ("vtrain_multi,GPT,1024,4,16,1024,,A100,2,1,1,,,2,,,1,2,bf16,full,,,nan", "iter_time_s of nan"),
         ("vtrain_multi,GPT,1024,4,16,1024,,A100,2,1,1,,,2,,,1,2,bf16,full,,,-0.1", "iter_time_s of -0.1"),
-        ("vtrain_multi,GPT,1024,4,16,1024,,A100,2,1,1,,,2,,,1,2", "precision  is not priced"),
+        ("vtrain_multi,GPT,1024,4,16,1024,,A100,2,1,1,,,2,,,1,2", "precision not published"),
     ],
 )
 def test_a_row_that_cannot_be_answered_is_skipped_with_the_reason(tmp_path: Path, row: str, reason: str) -> None:
@@ -194,7 +200,7 @@ def test_a_row_that_cannot_be_answered_is_skipped_with_the_reason(tmp_path: Path
 def test_a_file_without_a_column_of_its_format_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "megatron_training.csv").write_text("dataset,layers\nvtrain_multi,4\n", encoding="utf-8")
     with pytest.raises(BadInput, match=r"megatron_training.csv has no column \w+; give a file in the format"):
-        scores_of(tmp_path)
+        scores_of([tmp_path])
 
 
 def test_the_products_of_any_models_layers_are_read(tmp_path: Path) -> None:
@@ -203,6 +209,86 @@ def test_the_products_of_any_models_layers_are_read(tmp_path: Path) -> None:
     columns += ",n_expanded_embd,use_gated_mlp,num_tokens,num_tensor_parallel_workers\n"
     rows = "1.9,0.6,3.4,1.6,32,32,4096,11008,True,4096,1\n0.07,0.03,0.13,0.08,32,32,4096,11008,True,8,1\n"
     (tmp_path / "primitives" / "a100_Some-7B_mlp.csv").write_text(columns + rows, encoding="utf-8")
-    found = {score.name: score for score in scores_of(tmp_path)}
+    found = {score.name: score for score in scores_of([tmp_path])}
     assert set(found) == {"products of a layer A100, >= 64 tokens", "products of a layer A100, < 64 tokens"}
     assert all(score.used == 1 and score.mean < 0.25 for score in found.values())
+
+
+@pytest.mark.parametrize(
+    ("spellings", "num_billions"),
+    [
+        (
+            ("Llama-3.1 8B", "llama3_8b", "LLAMA3.1_8B", "meta-llama/Llama-3.1-8B", "nvidia/Llama-3.1-8B-Instruct-FP8"),
+            8.0,
+        ),
+        (("Llama-2 13B", "LLaMA 13B", "Llama2-13B"), 13.0),
+        (("Qwen3-30B3A", "Qwen3_30B_a3B", "Qwen/Qwen3-30B-A3B-Instruct-2507"), 30.5),
+        (("DeepSeek V3", "DeepSeekV3 (tokendrop)", "deepseek-ai/DeepSeek-R1"), 671.0),
+        (("Nemotron-4 15B",), 15.6),
+        (("MPT-7b",), 6.65),
+    ],
+)
+def test_spellings_of_one_model_are_one_shape(spellings: tuple[str, ...], num_billions: float) -> None:
+    sizes = {model_named(name).num_params for name in spellings}
+    assert len(sizes) == 1
+    assert sizes.pop() / 1e9 == pytest.approx(num_billions, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("stated", "precision"),
+    [
+        ({"precision": "fp8", "model_path": "Qwen/Qwen3-32B"}, "fp8"),
+        ({"precision": "", "gemm_quant_mode": "nvfp4", "model_path": "Qwen/Qwen3-32B"}, "fp4"),
+        ({"precision": "", "model_path": "Qwen/Qwen3-32B"}, "bf16"),
+        ({"precision": "", "model_path": "Qwen/Qwen3-32B-FP8"}, "fp8"),
+        ({"precision": "", "model_path": "deepseek-ai/DeepSeek-V3"}, "fp8"),
+    ],
+)
+def test_an_empty_precision_is_that_of_the_published_checkpoint(stated: Row, precision: str) -> None:
+    assert precision_of(stated) == precision
+
+
+CI_NOTES = "attention-backend=unfused; kind={}; peak allocated 2.00 GiB"
+
+
+def ci_row(kind: str = "gpt", **changes: str) -> Row:
+    values = "mcore_ci,test,512,12,8,1024,,DGX-H100,8,1,2,,,4,1,0,4,32,BF16,none,,,0.2"
+    row = dict(zip(*(line.split(",") for line in (TRAINING_COLUMNS.strip(), values)), strict=True))
+    return {**row, "notes": CI_NOTES.format(kind), **changes}
+
+
+def test_a_functional_test_is_asked_as_it_is_set() -> None:
+    """What is not stated is off; launches of the host decide, and those of experts are more."""
+    plain = iteration("", ci_row())
+    flash = iteration("", ci_row(notes="kind=gpt"))
+    mixture = iteration("", ci_row("moe", notes="kind=moe; num-experts=8; moe-router-topk=2; moe-grouped-gemm=True"))
+    assert flash.predicted == pytest.approx(plain.predicted, rel=0.1)
+    assert mixture.predicted > 1.3 * plain.predicted
+    assert peak_memory("", ci_row()).measured == 2 * 2**30
+    with pytest.raises(Skip, match="kind bert is no decoder"):
+        iteration("", ci_row("bert"))
+
+
+def test_recipes_are_asked_in_their_number_format_and_with_their_balance() -> None:
+    recipe = {"dataset": "megatron_bridge", "hidden": "", "layers": "", "heads": "", "notes": "", "FSDP": "0"}
+    llama = {**recipe, "model": "LLAMA3_8B", "seq_len": "8192", "PP": "1", "DP": "8", "mbs": "1", "gbs": "64"}
+    sixteen, eight = (iteration("", ci_row(**llama, precision=name)).predicted for name in ("BF16", "FP8"))
+    assert 0.5 < eight / sixteen < 0.9
+    mixture = {**llama, "model": "Qwen3_30B_a3B", "EP": "8", "precision": "BF16"}
+    forced = iteration("", ci_row(**mixture)).predicted
+    kept_even = iteration("", ci_row(**{**mixture, "notes": "auxiliary loss"})).predicted
+    assert forced < kept_even
+
+
+def test_embedding_and_head_may_take_the_places_of_layers() -> None:
+    """126 layers of Llama-3 405B divide into 8 x 8 chunks with both."""
+    recipe = {"dataset": "dgxc_nemo", "hidden": "", "layers": "", "heads": "", "notes": "", "model": "Llama 3.1 405B"}
+    shape = {"num_gpus": "512", "TP": "8", "PP": "8", "VPP": "8", "DP": "8", "gbs": "64", "mbs": "1", "seq_len": "8192"}
+    found = iteration("", ci_row(**recipe, **shape))
+    assert "embedding and head" not in {term.name for term in found.terms.terms}
+    assert found.predicted > 0
+
+
+def test_the_micro_batch_that_is_not_published_is_the_quickest_that_fits() -> None:
+    stated = [iteration("", ci_row(mbs=str(size), gbs="32")).predicted for size in (1, 2, 4, 8)]
+    assert iteration("", ci_row(mbs="", gbs="32")).predicted == pytest.approx(min(stated))

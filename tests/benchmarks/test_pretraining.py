@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.fidelity.assumed import assumed
 from benchmarks.fidelity.pretraining import Iteration, iteration_seconds
+from benchmarks.fidelity.training import stalls
 from meshwright.profiles.frameworks import framework_named
 from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import Layout
@@ -90,19 +92,18 @@ def test_a_slow_host_decides_only_for_small_layers(gpt3: Iteration, a100s: Calla
     ("layout", "further_replicas"),
     [("tp2,pp4,dp16", 3), ("tp4,pp4,dp16", 1), ("tp8,pp4,dp16", 0), ("tp1,pp4,dp16", 0), ("tp2,pp4,dp8", 0)],
 )
-def test_scattered_messages_stall_for_further_replicas_on_a_node_where_there_are_many(
+def test_on_the_cluster_of_vtrain_messages_stall_for_further_replicas_on_a_node(
     gpt3: Iteration, a100s: Callable[[int], Cluster], layout: str, further_replicas: int
 ) -> None:
     spread = Layout.parse(layout)
-    framework = framework_named("megatron-deepspeed")
-    asked = replace(gpt3, layout=spread, batch_size=16 * spread.dp, framework=framework)
-    cluster = a100s(spread.num_ranks // 8)
+    asked = replace(gpt3, layout=spread, batch_size=16 * spread.dp)
     messages_in_a_row = 2 * (16 + 4 - 1)
-    expected = messages_in_a_row * further_replicas * framework.stall_seconds
-    assert amount(asked, cluster, "stalled messages") == pytest.approx(expected)
-    assert amount(replace(asked, framework=framework_named("megatron-2021")), cluster, "stalled messages") == 0
+    expected = messages_in_a_row * further_replicas * assumed().vtrain.stall_seconds
+    cluster = a100s(spread.num_ranks // 8)
+    assert stalls(asked, cluster, assumed().vtrain).total == pytest.approx(expected)
+    assert "stalled messages" not in {term.name for term in iteration_seconds(asked, cluster, "bf16").terms}
 
 
 def test_one_pipeline_stage_has_no_messages_that_could_stall(gpt3: Iteration, a100s: Callable[[int], Cluster]) -> None:
-    asked = replace(gpt3, layout=Layout.parse("tp2,dp16"), framework=framework_named("megatron-deepspeed"))
-    assert amount(asked, a100s(4), "stalled messages") == 0
+    asked = replace(gpt3, layout=Layout.parse("tp2,dp16"))
+    assert stalls(asked, a100s(4), assumed().vtrain).total == 0

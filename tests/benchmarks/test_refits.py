@@ -2,7 +2,8 @@
 
 import pytest
 
-from benchmarks.fidelity.refits import in_place, loaded, within_step
+from benchmarks.fidelity.assumed import assumed
+from benchmarks.fidelity.refits import in_place, is_in_place, is_loaded, loaded, otherwise, within_step
 from benchmarks.fidelity.rows import Row, Skip
 
 
@@ -24,17 +25,23 @@ def test_a_loader_is_given_all_weights_whatever_the_engine_keeps() -> None:
 
 def test_in_place_each_rank_receives_its_part() -> None:
     parts = {tp: in_place("", full(transport="NCCL reshard", rollout_layout=f"vLLM TP{tp}")) for tp in (2, 4)}
-    assert parts[4].predicted < parts[2].predicted < loaded("", full()).predicted
+    start = assumed().transfers.reshard_start_seconds
+    assert start < parts[4].predicted < parts[2].predicted < start + loaded("", full()).predicted
 
 
 def test_a_row_of_models_and_ranks_alone_is_a_broadcast_on_hopper() -> None:
     assert loaded("", row()).predicted == loaded("", full()).predicted
 
 
+def test_tensors_sent_alone_and_weights_gathered_from_shards_take_longer() -> None:
+    together = loaded("", row(checkpoint_engine="True")).predicted
+    assert loaded("", row(checkpoint_engine="False")).predicted > together + 0.1
+    assert loaded("", full(trainer_layout="FSDP")).predicted > 5 * together
+
+
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ({"transport": "delta_sharded"}, "transport delta_sharded is none of whole tensors"),
         ({"precision": "FP8"}, "precision FP8 is made on the way"),
         ({"trainer_ranks": ""}, "trainer_ranks not published"),
     ],
@@ -42,6 +49,14 @@ def test_a_row_of_models_and_ranks_alone_is_a_broadcast_on_hopper() -> None:
 def test_what_is_not_costed_is_skipped_with_the_reason(said: dict[str, str], why: str) -> None:
     with pytest.raises(Skip, match=why):
         loaded("", full(**said))
+
+
+def test_every_row_is_of_one_way_of_transport() -> None:
+    ways = {"NCCL broadcast": (True, False), "NCCL reshard": (False, True), "delta_sharded": (False, False)}
+    found = {way: (is_loaded(full(transport=way)), is_in_place(full(transport=way))) for way in ways}
+    assert found == ways
+    with pytest.raises(Skip, match="transport delta_sharded is not priced"):
+        otherwise("", full(transport="delta_sharded"))
 
 
 def test_of_a_run_the_first_steps_are_left_out() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fidelity.assumed import assumed
-from benchmarks.fidelity.grpo import step_seconds
+from benchmarks.fidelity.grpo import by_stage, grpo_stage, step_seconds, unread_step
 from benchmarks.fidelity.pairs import Scaled, pairs, speedup
 from benchmarks.fidelity.realhf import experiment_of
 from benchmarks.fidelity.rows import Row, Skip
@@ -82,7 +82,7 @@ def test_a_mode_or_a_layout_that_is_not_known_is_skipped() -> None:
     with pytest.raises(Skip, match="mode later is not known"):
         step_seconds({**NEMO, "mode": "later"})
     with pytest.raises(Skip, match="heads, layers or sequences are dealt otherwise"):
-        step_seconds({**NEMO, "parallel_config": "gen [TP,PP]=[16,1] train [TP,CP,EP,PP,VPP]=[1,1,1,2,n/a]"})
+        step_seconds({**NEMO, "parallel_config": "gen [TP,PP]=[64,1] train [TP,CP,EP,PP,VPP]=[1,1,1,2,n/a]"})
 
 
 def test_sequences_may_be_cut_and_experts_spread_in_training() -> None:
@@ -138,8 +138,55 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_pair_is_scored_by_the_ratio_of_its_seconds(folder: Path) -> None:
-    scores = {score.name: score for score in scores_of(folder)}
+    scores = {score.name: score for score in scores_of([folder])}
     (pair,) = scores["asynchronous over synchronous, speed-up"].answers
     assert pair.measured == pytest.approx(1.25)
     assert 1 < pair.predicted < 2
     assert scores["NeMo-RL synchronous steps"].used == 1
+
+
+def test_stages_are_scored_one_by_one_where_their_seconds_are_published() -> None:
+    row = {**NEMO, "gen_s": "50", "infer_logprob_s": "", "train_s": "40"}
+    generation, training = (grpo_stage("", stage) for _, stage in by_stage([("", row)]))
+    terms = {term.name: term.amount for term in step_seconds(row).terms}
+    assert (generation.measured, generation.predicted) == (50, pytest.approx(terms["generation"]))
+    assert (training.measured, training.predicted) == (40, pytest.approx(terms["actor train"]))
+
+
+def test_a_release_that_trains_on_policy_skips_the_previous_log_probabilities() -> None:
+    early, late = (step_seconds({**NEMO, "system": name}) for name in ("NeMo-RL v0.6", "NeMo-RL v0.7"))
+    assert {term.name for term in early.terms} - {term.name for term in late.terms} == {"actor logprob"}
+
+
+def test_layouts_of_early_releases_are_read_from_their_prose() -> None:
+    row = {**NEMO, "gpu": "not stated (H100 presumed)", "parallel_config": "DTensor (FSDP2); gen TP1"}
+    assert "actor train" in {term.name for term in step_seconds(row).terms}
+    mixture = {**NEMO, "model_actor": "Qwen3-30B-A3B", "parallel_config": "Megatron TP2 EP8; gen TP2"}
+    assert step_seconds(mixture).total > 0
+    with pytest.raises(Skip, match="layouts not stated"):
+        step_seconds({**NEMO, "parallel_config": "as usual"})
+
+
+def test_a_pair_may_lie_in_two_folders(folder: Path, tmp_path: Path) -> None:
+    name, (header, sync, beside) = (
+        "asynchronous over synchronous, speed-up",
+        folder.joinpath("rlhf_steps.csv").read_text(encoding="utf-8").split("\n"),
+    )
+    halves = [tmp_path / "one", tmp_path / "other"]
+    for half, row in zip(halves, (sync, beside), strict=True):
+        half.mkdir()
+        (half / "rlhf_steps.csv").write_text(f"{header}\n{row}", encoding="utf-8")
+    (alone,) = scores_of(halves[1:], [name])
+    assert (alone.used, dict(alone.skipped)) == (0, {"no synchronous row of the same job with these columns": 1})
+    (both,) = scores_of(halves, [name])
+    assert both.used == 1
+
+
+def test_a_step_of_another_system_is_listed_as_unread_with_the_reason() -> None:
+    for changes, reason in (
+        ({"model_actor": "not stated"}, "model not published"),
+        ({"parallel_config": ""}, "layouts not published"),
+        ({}, "layouts of other are free text"),
+    ):
+        with pytest.raises(Skip, match=reason):
+            unread_step("", {**NEMO, "system": "other", **changes})

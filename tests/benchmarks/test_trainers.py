@@ -9,20 +9,20 @@ import pytest
 from benchmarks.fidelity.sets import scores_of
 
 HEADER = (
-    "system,type,model,gpu,num_gpus,lora_rank,seq_len,micro_batches_per_gpu,activation_memory,success,"
+    "system,type,model,gpu,num_gpus,lora_rank,seq_len,micro_batches_per_gpu,activation_memory,attention,success,"
     "step_time_mean_s,peak_mem_gib\n"
 )
 H100 = "NVIDIA H100 80GB HBM3"
 
 
 def row(model: str = "Qwen/Qwen3-0.6B", *, gpus: int = 1, rank: str = "", kept: str = "full recompute") -> str:
-    return f"made up,rl,{model},{H100},{gpus},{rank},4096,2,{kept},True,0.5,10\n"
+    return f"made up,rl,{model},{H100},{gpus},{rank},4096,2,{kept},flash_attention_3,True,0.5,10\n"
 
 
 def scored(folder: Path, *rows: str) -> dict[str, tuple[list[float], dict[str, int]]]:
     """By set, what was predicted and what was skipped."""
     (folder / "trainer_baselines_primerl.csv").write_text(HEADER + "".join(rows), encoding="utf-8")
-    return {s.name: ([a.predicted for a in s.answers], dict(s.skipped)) for s in scores_of(folder)}
+    return {s.name: ([a.predicted for a in s.answers], dict(s.skipped)) for s in scores_of([folder])}
 
 
 def test_an_adapter_takes_less_memory_and_of_a_large_model_less_time_than_all_weights(tmp_path: Path) -> None:

@@ -11,7 +11,10 @@ from meshwright.profiles.hardware import (
     network_source,
 )
 
-WANTED = "a100-40gb a100-80gb a800 h100-sxm h100-pcie h800 h200 h20 l40s l4 rtx-4090 rtx-6000-pro b200 gb200 mi300x"
+WANTED = (
+    "a100-40gb a100-80gb a800 h100-sxm h100-pcie h800 h200 h20 l40s l4 rtx-4090 rtx-6000-pro b200 gb200 b300 gb300 "
+    "mi300x"
+)
 
 
 @pytest.mark.parametrize("name", WANTED.split())
@@ -21,7 +24,7 @@ def test_a_datacentre_device_is_known_with_its_source(name: str) -> None:
     assert len(device.source) > 40
     assert device.flops_per_second["bf16"] > device.flops_per_second["fp32"] > 1e13
     assert 1e11 < device.memory_bytes_per_second < 1e13
-    assert intra_node.bytes_per_second >= host.bytes_per_second or name == "gb200"
+    assert intra_node.bytes_per_second >= host.bytes_per_second or name in ("gb200", "gb300")
 
 
 def test_no_other_device_is_known() -> None:

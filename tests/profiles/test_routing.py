@@ -1,11 +1,14 @@
 """The busiest of several ranks gets more than its share, and no more than there is."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from meshwright.profiles.experts import Routing, routing
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.experts import Balance, Experts, Routing, routing
+from meshwright.profiles.model_shape import ModelSpec
 
 TOKENS, PICKED = 16384, 8
 
@@ -45,3 +48,25 @@ def test_more_tokens_never_bring_the_busiest_rank_fewer_copies(ep: int) -> None:
         tokens * routing().imbalance(tokens, 2, 64, ep) for tokens in (0.5, 1, 1.2, 1.3, 2, 5, 17.5, 100, 1e4, 1e6)
     ]
     assert all(few < more for few, more in pairwise(copies))
+
+
+def test_balance_leaves_the_busiest_rank_less_than_routers_by_themselves_and_chance_when_it_is_forced() -> None:
+    balances: tuple[Balance | None, ...] = (None, "auxiliary_loss", "forced")
+    free, balanced, forced = (routing().imbalance(TOKENS, PICKED, 64, 64, balance) for balance in balances)
+    assert free > balanced > forced > 1
+    assert 1.5 < balanced < 1.75  # what the source reports of 64 experts, one on each rank
+    assert forced < 1.1
+
+
+def test_the_balance_of_a_model_is_stated_where_it_has_experts() -> None:
+    experts = Experts(num_experts=64, experts_per_token=8, ffn_size=64)
+    sizes = {"num_layers": 2, "hidden_size": 64, "ffn_size": 64, "num_heads": 4, "num_kv_heads": 4, "head_dim": 16}
+    texts = {"name": "small", "architecture": "MixtralForCausalLM", "activation": "silu", "norm_epsilon": 1e-5}
+    dense = ModelSpec(**sizes, **texts, vocab_size=64, max_positions=64, tied_embeddings=False)  # type: ignore[arg-type]
+    mixture = replace(dense, experts=experts)
+    stated = mixture.with_balance("forced").experts
+    assert stated is not None
+    assert stated.imbalance(TOKENS, 64) < experts.imbalance(TOKENS, 64)
+    assert mixture.with_balance(None) == mixture
+    with pytest.raises(BadInput, match="small has no experts, and balance=forced is about them"):
+        dense.with_balance("forced")

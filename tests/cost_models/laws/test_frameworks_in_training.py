@@ -1,0 +1,113 @@
+"""Laws of what frameworks and recipes state about training: sharded weights, number formats, kernels and the host."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from meshwright.cost_models.analytic import AnalyticModel
+from meshwright.cost_models.compute import AnalyticShard
+from meshwright.cost_models.cost import Cost
+from meshwright.cost_models.protocol import StageQuery
+from meshwright.profiles.efficiency import efficiency_of
+from meshwright.profiles.experts import Experts
+from meshwright.profiles.frameworks import Framework, framework_named
+from meshwright.profiles.hardware import Cluster, device_named
+from meshwright.profiles.model_parts.adapter import Adapter
+from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.table import TimedPass
+from meshwright.profiles.workload import Workload
+
+
+@pytest.fixture
+def step(a100s: Callable[[int], Cluster], query: Callable[..., StageQuery], fixed: Workload) -> Callable[..., Cost]:
+    """Seconds of training with a framework on 16 GPUs."""
+
+    def of(framework: Framework, layout: str = "dp16", **changes: Any) -> Cost:
+        asked = replace(query("actor_train", layout, 1), **changes)
+        return AnalyticModel(a100s(2), fixed, "bf16", framework=framework).seconds(asked)
+
+    return of
+
+
+def test_sharded_weights_are_gathered_in_every_micro_batch_and_not_in_the_update(step: Callable[..., Cost]) -> None:
+    plain = framework_named("megatron-core")
+    sharded = plain.model_copy(update={"sharded_weights": True})
+    names = {term.name for term in step(sharded).terms}
+    assert "weight gathers" in names
+    assert names.isdisjoint({"gradient reduction", "parameter gather"})
+    assert "weight gathers" not in {term.name for term in step(plain).terms}
+
+
+def test_compute_hides_gathers_that_are_shorter(step: Callable[..., Cost]) -> None:
+    """A rank has 4 rows of 128 tokens, whose layers take less time than gathers over two nodes, unless the host is
+    slow; a replica alone gathers nothing."""
+    sharded = framework_named("megatron-core").model_copy(update={"sharded_weights": True})
+    slow = sharded.model_copy(update={"launch_seconds": 1e-3})
+    assert step(sharded).amount("weight gathers") > 0
+    assert step(slow).amount("weight gathers") == step(sharded, "dp1").amount("weight gathers") == 0
+
+
+def test_frozen_weights_are_gathered_and_have_no_gradients_to_scatter(
+    step: Callable[..., Cost], llama: ModelSpec
+) -> None:
+    sharded = framework_named("megatron-core").model_copy(update={"sharded_weights": True, "launch_seconds": 0.0})
+    adapted = replace(llama, adapter=Adapter(rank=8, alpha=8.0))
+    assert 0 < step(sharded, model=adapted).amount("weight gathers") < step(sharded).amount("weight gathers")
+
+
+def shard_on(
+    device_name: str, model: ModelSpec, framework: Framework, linear_format: str | None = None
+) -> AnalyticShard:
+    device, _, _ = device_named(device_name)
+    efficiency = efficiency_of("cuda", device_name)
+    return AnalyticShard(model, device, "bf16", efficiency, 1.0, framework=framework, linear_format=linear_format)
+
+
+def train(shard: AnalyticShard, tokens: int = 8192) -> float:
+    return shard.time(TimedPass.TRAIN, 1, tokens).layer
+
+
+def test_fewer_bits_in_linears_are_quicker_and_less_than_their_peaks_say(llama: ModelSpec) -> None:
+    framework = framework_named("megatron-core")
+    sixteen, eight = (train(shard_on("h100-sxm", llama, framework, name)) for name in (None, "fp8"))
+    assert 1.2 < sixteen / eight < 2
+    four = train(shard_on("b200", llama, framework, "fp4"))
+    assert four < train(shard_on("b200", llama, framework, "fp8")) < train(shard_on("b200", llama, framework))
+
+
+def test_attention_takes_longer_in_older_kernels_and_most_of_all_on_newer_devices(llama: ModelSpec) -> None:
+    """On an A100 FlashAttention 2 is the kernel that was measured."""
+    native = framework_named("megatron-core")
+
+    def slower(device_name: str, kernel: str) -> float:
+        older = native.model_copy(update={"attention_kernel": kernel})
+        attention = [shard_on(device_name, llama, one).attention(1, 65536) for one in (older, native)]
+        return float(attention[0] / attention[1])
+
+    assert slower("a100-80gb", "flash-2") == 1
+    assert 1.4 < slower("h100-sxm", "flash-2") < slower("h100-sxm", "flash-1")
+    assert slower("h100-sxm", "flash-2") < slower("b200", "flash-2")
+
+
+def test_the_host_is_quicker_without_gradients_and_for_frozen_weights(llama: ModelSpec) -> None:
+    framework, few = framework_named("megatron-core"), 16
+    assert framework.launch_seconds == 2 * (framework.forward_launch_seconds or 0)
+    trained, forward = (
+        shard_on("h100-sxm", llama, framework).time(one, 1, few).layer for one in (TimedPass.TRAIN, TimedPass.FORWARD)
+    )
+    assert trained == pytest.approx(6 * forward)
+    adapted = replace(llama, adapter=Adapter(rank=8, alpha=8.0))
+    kernels, further = 30, 3 * 4  # of a layer, and of the adapters of four linears
+    expected = (2 * kernels + 3 * further) / (3 * kernels) * trained
+    assert train(shard_on("h100-sxm", adapted, framework), few) == pytest.approx(expected)
+
+
+def test_graphs_that_leave_out_experts_leave_their_dispatch_to_the_host(llama: ModelSpec) -> None:
+    mixture = replace(llama, experts=Experts(num_experts=8, experts_per_token=2, ffn_size=1024))
+    whole = framework_named("megatron-core").model_copy(update={"cuda_graphs": True})
+    partly = whole.model_copy(update={"records_experts": False})
+    few = 16
+    assert train(shard_on("h100-sxm", mixture, partly), few) > 2 * train(shard_on("h100-sxm", mixture, whole), few)
+    assert train(shard_on("h100-sxm", llama, partly), few) == train(shard_on("h100-sxm", llama, whole), few)
