@@ -65,6 +65,10 @@ COMMANDS = (
         "Print the lengths, turns and latencies of agent rollouts as the workload of a job.",
     ),
     CommandEntry(
+        "reward",
+        "Try the rewards of a job: score the reference answers of a few prompts, and the prompts themselves.",
+    ),
+    CommandEntry(
         "profile",
         "Time the job's stages and collectives on this machine; an interrupted profile is continued.",
     ),
