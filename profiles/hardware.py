@@ -10,6 +10,7 @@ import os
 import platform
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import cache
 from importlib.resources import as_file, files
 from itertools import accumulate
@@ -333,7 +334,9 @@ def _full_name(what: str, name: str, known: Mapping[str, _Datasheet] | Mapping[s
     owners = {nickname: full_name for full_name, facts in known.items() for nickname in facts.nicknames}
     if text in owners:
         return owners[text]
-    raise BadInput(f"{what} {name!r} is not known; {suggestion(text, known)}")
+    by_nickname = [] if any(full_name.startswith(text) for full_name in known) else get_close_matches(text, owners, n=1)
+    hint = f"did you mean {owners[by_nickname[0]]!r}?" if by_nickname else suggestion(text, known)
+    raise BadInput(f"{what} {name!r} is not known; {hint}")
 
 
 def device_names() -> tuple[str, ...]:

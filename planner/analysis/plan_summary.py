@@ -125,10 +125,11 @@ class NextLayout:
         return f"the step is as long, the stage takes {self.stage_seconds:+.3f} s, {grown}"
 
 
-def next_layouts(plan: Plan, model: CostModel) -> tuple[NextLayout, ...]:
-    """The next best layout of each stage. `model` is the cost model of the plan's own facts."""
+def next_layouts(plan: Plan, model: CostModel) -> Iterator[NextLayout]:
+    """Yield the next best layout of each stage. `model` is the cost model of the plan's own facts."""
     plans = ChangedPlans(plan, model)
-    return tuple(_next_layout(plan, model, plans, placement) for placement in plan.placements)
+    for placement in plan.placements:
+        yield _next_layout(plan, model, plans, placement)
 
 
 def _next_layout(plan: Plan, model: CostModel, plans: ChangedPlans, placement: Placement) -> NextLayout:
@@ -155,7 +156,7 @@ def _next_layout(plan: Plan, model: CostModel, plans: ChangedPlans, placement: P
         instead=instead.layout,
         step_seconds=best.period_seconds - plan.period_seconds,
         stage_seconds=instead.cost.total - placement.cost.total,
-        mostly=_most_grown(placement, instead),
+        mostly=most_grown(placement, instead),
     )
 
 
@@ -178,7 +179,7 @@ def _search_case(plan: Plan) -> SearchCase:
     )
 
 
-def _most_grown(before: Placement, after: Placement) -> Term | None:
+def most_grown(before: Placement, after: Placement) -> Term | None:
     """The term of a stage's cost that is larger afterwards by most, with the difference; None if none is larger."""
     amounts = {term.name: term.amount for term in before.cost.merged().terms}
     grown = [
@@ -206,6 +207,6 @@ def summarise(
     return PlanSummary(
         rank=rank,
         memory=memory_parts(plan, rank),
-        next_layouts=next_layouts(plan, model),
+        next_layouts=tuple(next_layouts(plan, model)),
         cost=run_cost(plan, price, num_steps),
     )

@@ -100,6 +100,7 @@ COMMANDS = (
         "whatif",
         "Predict a plan with another cluster, workload, precision or other models.",
     ),
+    CommandEntry("explore", "Serve a local page on which a job is changed and its plan answers. Ctrl-C ends it."),
     CommandEntry("run", "Train by a plan, and compare measured with predicted times."),
     CommandEntry(
         "watch",

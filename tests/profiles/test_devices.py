@@ -46,6 +46,8 @@ def test_an_unknown_name_comes_with_a_suggestion() -> None:
         device_named("h100-nvl")
     with pytest.raises(BadInput, match="network 'ib-nd' is not known; did you mean 'ib-ndr-400'"):
         network_named("ib-nd")
+    with pytest.raises(BadInput, match="device 'H101' is not known; did you mean 'h100-sxm'"):
+        device_named("H101")
     with pytest.raises(BadInput, match="device 'abacus' is not known; known: a100-40gb, "):
         device_named("abacus")
 

@@ -30,7 +30,7 @@ def test_the_parts_of_the_memory_of_a_rank_add_up_to_its_peak(plan: Plan) -> Non
 
 def test_the_next_layout_of_a_stage_is_another_one_and_no_better_in_a_proven_plan(plan: Plan) -> None:
     model = ToyModel(plan.facts)
-    rows = next_layouts(plan, model)
+    rows = list(next_layouts(plan, model))
     assert [row.stage for row in rows] == list(PPO_GRAPH.by_name)
     for row in rows:
         assert row.layout == plan.placement(row.stage).layout
