@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import os
 import platform
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import cache
 from importlib.resources import as_file, files
 from itertools import accumulate
@@ -221,6 +224,8 @@ _MIB = 2**20
 
 
 class _Datasheet(Document):
+    nicknames: tuple[str, ...] = ()
+    network: str
     memory_mib: int = Field(gt=0)
     memory_bytes_per_second: float = Field(gt=0)
     flops_per_second: dict[str, float]
@@ -231,6 +236,7 @@ class _Datasheet(Document):
 
 
 class _Network(Document):
+    nicknames: tuple[str, ...] = ()
     seconds: float = Field(ge=0)
     bytes_per_second: float = Field(gt=0)
     source: str = Field(min_length=1)
@@ -263,14 +269,13 @@ class _Facts(Document):
 def device_named(name: str) -> tuple[Device, Link, Link]:
     """Return the device, its link to other devices of the node, and its link to the host.
 
-    Raises BadInput for an unknown name.
+    The name may be in any case, and a nickname. Raises BadInput for an unknown name, naming the nearest.
     """
     known = _facts()
-    if name not in known.devices:
-        raise BadInput(f"device {name!r} is not known; {suggestion(name, known.devices)}")
-    sheet = known.devices[name]
+    full_name = device_name(name)
+    sheet = known.devices[full_name]
     device = Device(
-        name=name,
+        name=full_name,
         kind="cuda",
         memory_bytes=sheet.memory_mib * _MIB,
         memory_bytes_per_second=sheet.memory_bytes_per_second,
@@ -286,11 +291,52 @@ def device_named(name: str) -> tuple[Device, Link, Link]:
 
 
 def network_named(name: str) -> Link:
-    """Return the link of a network between nodes. Raises BadInput for an unknown name."""
+    """Return the link of a network between nodes, whose name may be in any case and a nickname.
+
+    Raises BadInput for an unknown name, naming the nearest.
+    """
     known = _facts().networks
-    if name not in known:
-        raise BadInput(f"network {name!r} is not known; {suggestion(name, known)}")
-    return Link(seconds=known[name].seconds, bytes_per_second=known[name].bytes_per_second)
+    network = known[_full_name("network", name, known)]
+    return Link(seconds=network.seconds, bytes_per_second=network.bytes_per_second)
+
+
+def device_name(name: str) -> str:
+    """Return the full name of a device from its name in any case, as nvidia-smi prints it, or a nickname: h100-sxm for
+    "H100" or "NVIDIA H100 80GB HBM3".
+
+    Raises BadInput for an unknown name, naming the nearest.
+    """
+    return _full_name("device", name, _facts().devices)
+
+
+DEFAULT_NETWORK = "ib-hdr-200"
+"""The network of a job that names none, if its device has no datasheet."""
+
+
+def usual_network(device: str) -> str:
+    """Return the name of the network that usually joins nodes of this device: that of the vendor's reference systems.
+
+    Raises BadInput for an unknown device; `local` has the default network.
+    """
+    return DEFAULT_NETWORK if device == "local" else _facts().devices[device_name(device)].network
+
+
+_VENDORS = ("nvidia-", "amd-")
+
+
+def _full_name(what: str, name: str, known: Mapping[str, _Datasheet] | Mapping[str, _Network]) -> str:
+    """Return the key of `known` that a name in any case or a nickname denotes. Raises BadInput for any other name."""
+    text = "-".join(re.split(r"[\s_-]+", name.strip().lower()))
+    for vendor in _VENDORS:
+        text = text.removeprefix(vendor)
+    if text in known:
+        return text
+    owners = {nickname: full_name for full_name, facts in known.items() for nickname in facts.nicknames}
+    if text in owners:
+        return owners[text]
+    by_nickname = [] if any(full_name.startswith(text) for full_name in known) else get_close_matches(text, owners, n=1)
+    hint = f"did you mean {owners[by_nickname[0]]!r}?" if by_nickname else suggestion(text, known)
+    raise BadInput(f"{what} {name!r} is not known; {hint}")
 
 
 def device_names() -> tuple[str, ...]:
@@ -301,6 +347,11 @@ def device_names() -> tuple[str, ...]:
 def network_names() -> tuple[str, ...]:
     """Return the names of all known networks, sorted."""
     return tuple(sorted(_facts().networks))
+
+
+def device_nicknames(name: str) -> tuple[str, ...]:
+    """Return the nicknames of a known device."""
+    return _facts().devices[name].nicknames
 
 
 def network_source(name: str) -> str:

@@ -7,13 +7,13 @@ by a new search.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
 from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.compile import best_plan
-from meshwright.planner.plan.cost_queries import Choice, StageTransfer, stage_transfers
+from meshwright.planner.plan.cost_queries import Choice, stage_transfers
 from meshwright.planner.plan.evaluate import free_bytes, private_bytes, refit_name, resident_bytes, tasks
 from meshwright.planner.plan.pins import Pin, Ranks, parse_pins
 from meshwright.planner.plan.plan import Plan
@@ -54,11 +54,11 @@ class StageAlternatives:
 def alternatives(plan: Plan, model: CostModel, *, max_count: int = 3) -> tuple[StageAlternatives, ...]:
     """Return up to `max_count` best alternatives of each stage, under the plan's pins. `model` is the cost model of the
     plan's own facts."""
-    edges = stage_transfers(plan.facts, model)
+    plans = ChangedPlans(plan, model)
     return tuple(
         StageAlternatives(
             stage=frontier_of_stage.stage.name,
-            runners_up=_best(_fitting_alternatives(plan, model, edges, frontier_of_stage), max_count),
+            runners_up=_best(_fitting_alternatives(plan, plans, frontier_of_stage), max_count),
             rejected=dict(frontier_of_stage.rejected),
         )
         for frontier_of_stage in frontiers(plan.facts, model, parse_pins(plan.pins, plan.graph))
@@ -75,25 +75,40 @@ def _best(alternatives: Iterator[Alternative], max_count: int) -> tuple[Alternat
     return tuple(sorted(best.values(), key=lambda a: (a.period_seconds, a.ranks, a.layout))[:max_count])
 
 
-def _fitting_alternatives(
-    plan: Plan, model: CostModel, edges: Sequence[StageTransfer], frontier_of_stage: Frontier
-) -> Iterator[Alternative]:
+class ChangedPlans:
+    """The plans that differ from one in the choice of a single stage."""
+
+    def __init__(self, plan: Plan, model: CostModel) -> None:
+        """`model` is the cost model of the plan's own facts."""
+        self._plan, self._model = plan, model
+        self.picks, self._order = _picks(plan), _order(plan)
+        self._edges = stage_transfers(plan.facts, model)
+
+    def with_pick(self, stage: str, pick: Pick) -> Plan:
+        """The plan with another choice of this stage, timed."""
+        plan = self._plan
+        return assemble(
+            plan.facts,
+            self._model,
+            transfers=self._edges,
+            picks={**self.picks, stage: pick},
+            order=self._order,
+            origin=Origin(digests=plan.digests, pins=plan.pins, solver=plan.solver),
+            ahead=plan.ahead,
+        )
+
+
+def _fitting_alternatives(plan: Plan, plans: ChangedPlans, frontier_of_stage: Frontier) -> Iterator[Alternative]:
     """For every pool, the fastest few alternatives of a stage that fit in memory."""
-    stage, picks, order = frontier_of_stage.stage.name, _picks(plan), _order(plan)
-    origin = Origin(digests=plan.digests, pins=plan.pins, solver=plan.solver)
-
-    def plan_with(pick: Pick) -> Plan:
-        changed = {**picks, stage: pick}
-        return assemble(plan.facts, model, transfers=edges, picks=changed, order=order, origin=origin, ahead=plan.ahead)
-
+    stage = frontier_of_stage.stage.name
     for ranks in frontier_of_stage.pools:
         available_bytes = free_bytes_for(plan, stage, ranks)
         fastest_first = sorted(frontier_of_stage.candidates_on(ranks), key=lambda candidate: candidate.seconds)
         small_enough = (
             Pick(ranks, c.choice) for c in fastest_first if c.peak_bytes - c.weights_bytes <= available_bytes
         )
-        plans = ((pick, plan_with(pick)) for pick in small_enough if pick != picks[stage])
-        fitting = ((pick, other) for pick, other in plans if _fits(other))
+        changed = ((pick, plans.with_pick(stage, pick)) for pick in small_enough if pick != plans.picks[stage])
+        fitting = ((pick, other) for pick, other in changed if _fits(other))
         for pick, other in islice(fitting, _MAX_TRIED):
             yield Alternative(
                 ranks=ranks,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from meshwright.planner.analysis.alternatives import MemoryLimited, RunnerUp, StageAlternatives
 from meshwright.planner.analysis.cluster_sizing import SizePoint
 from meshwright.planner.analysis.explain import Explanation
+from meshwright.planner.analysis.plan_summary import PlanSummary
 from meshwright.planner.analysis.sensitivity import MainInfluences, Sensitivity
 
 
@@ -14,10 +15,12 @@ from meshwright.planner.analysis.sensitivity import MainInfluences, Sensitivity
 class FullExplanation:
     """The results of all analyses that explain a plan; those that were not requested are empty.
 
-    `memory_limited` are the stages that memory limits, `main_influences` the largest influences on the step time.
+    `summary` has the memory by part, the next best layouts and the cost of a number of steps; `memory_limited` are the
+    stages that memory limits, `main_influences` the largest influences on the step time.
     """
 
     explanation: Explanation
+    summary: PlanSummary
     memory_limited: tuple[MemoryLimited, ...]
     sensitivities: tuple[Sensitivity, ...]
     main_influences: MainInfluences

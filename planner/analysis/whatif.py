@@ -180,7 +180,10 @@ def _truncated_quantiles(facts: Facts) -> Iterator[str]:
     """Notes on quantiles above the maximum length, where they have no further effect."""
     for what, lengths in (("prompt", facts.workload.prompt), ("response", facts.workload.response)):
         if lengths.p99 is not None and lengths.p99 > lengths.max:
-            yield f"workload.{what}.p99={lengths.p99:g} is limited by workload.{what}.max={lengths.max}; set both."
+            yield (
+                f"workload.{what}.p99={lengths.p99:g} is limited by workload.{what}.max={lengths.max}; set both, or "
+                f"workload.{what}.scale, a factor on all lengths."
+            )
 
 
 def _search_notes(replan: bool, limits: Limits) -> Iterator[str]:

@@ -12,6 +12,7 @@ from meshwright.planner.job.job import SETTINGS_KEYS, Job, resolve
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.documents import parse_yaml
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.hardware import device_name, usual_network
 
 _RANKS_PER_NODE = 8
 _GROUP_SIZE = 8
@@ -41,13 +42,14 @@ rewards:  # functions and judges that score responses; or a reward model, as mod
 @dataclass(frozen=True, kw_only=True)
 class FirstJob:
     """The inputs of a first job. `model` is a Hugging Face directory or a config.json, used for all roles; `batch_size`
-    counts prompts; `prompt` and `response` are maximum lengths in tokens."""
+    counts prompts; `prompt` and `response` are maximum lengths in tokens; `network` is by default the device's usual
+    one."""
 
     algorithm: Algorithm = "ppo"
     model: Path
     device: str
     num_ranks: int = _RANKS_PER_NODE
-    network: str = "ib-hdr-200"
+    network: str | None = None
     batch_size: int
     prompt: int
     response: int
@@ -66,7 +68,9 @@ class FirstJob:
     def _text(self, directory: Path) -> str:
         path = json.dumps(os.path.relpath(self.model, directory))
         nodes, ranks_per_node = self._cluster_shape()
-        fabric = f"\n  network: {json.dumps(self.network)}  # between nodes; `meshwright devices` lists them"
+        network = self.network or usual_network(self.device)
+        fabric = f"\n  network: {json.dumps(network)}  # between nodes; `meshwright devices` lists them"
+        device = self.device if self.device == "local" else device_name(self.device)
         algorithm_line = "" if self.algorithm == "ppo" else f"algorithm: {self.algorithm}\n"
         rewards = _REWARDS if self._template == "groups" else ""
         return f"""\
@@ -74,7 +78,7 @@ class FirstJob:
 # fastest plan, and `meshwright schema job` has every key.
 {algorithm_line}models:  # each a Hugging Face directory or, when only planning, a config.json
 {_MODELS[self._template].format(path=path)}cluster:
-  device: {json.dumps(self.device)}  # `meshwright devices` lists them; local is this machine
+  device: {json.dumps(device)}  # `meshwright devices` lists them; local is this machine
   nodes: {nodes}
   ranks_per_node: {ranks_per_node}{fabric if nodes > 1 else ""}
 precision: {"fp32" if self.device == "local" else "bf16"}

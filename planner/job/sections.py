@@ -18,6 +18,7 @@ from meshwright.profiles.documents import Document, parse
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.experts import Balance
 from meshwright.profiles.hardware import (
+    DEFAULT_NETWORK,
     Cluster,
     Device,
     Link,
@@ -27,6 +28,7 @@ from meshwright.profiles.hardware import (
     local_cluster,
     network_named,
     one_or_mixed,
+    usual_network,
 )
 from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.model_shape import ModelSpec
@@ -197,6 +199,7 @@ class _TokenizerVocabulary:
 
 
 _GIB = 2**30
+_NETWORK = "fabric between nodes, by name or typed in; default: the usual one of the device (`meshwright devices`)"
 _CPUS = "processors of one host, for rewards; default: 8 for each GPU, or one for each rank on CPUs"
 
 
@@ -209,7 +212,7 @@ class ClusterSpec(Document):
     ranks_per_node: int | None = Field(
         default=None, gt=0, le=MAX_RANKS_PER_NODE, description="default: one per core on local, else 8"
     )
-    network: str | Link = Field(default="ib-hdr-200", description="fabric between nodes, by name or typed in")
+    network: str | Link | None = Field(default=None, description=_NETWORK)
     host_memory_gib: float = Field(default=1024.0, gt=0, description="memory of one host, in GiB; not used by local")
     host_cpus: int | None = Field(default=None, gt=0, le=2**16, description=_CPUS)
 
@@ -236,7 +239,7 @@ class ClusterSpec(Document):
         this_machine = local_cluster(self.ranks_per_node)
         if self.nodes == 1:
             return this_machine
-        if "network" not in self.model_fields_set:
+        if self.network is None:
             raise BadInput(
                 f"cluster.nodes={self.nodes}: local is this machine and does not know the network to others like it; "
                 "give cluster.network, by name or as seconds and bytes_per_second."
@@ -244,7 +247,10 @@ class ClusterSpec(Document):
         return this_machine.model_copy(update={"nodes": self.nodes, "inter_node": self._network()})
 
     def _network(self) -> Link:
-        return network_named(self.network) if isinstance(self.network, str) else self.network
+        if isinstance(self.network, Link):
+            return self.network
+        usual = usual_network(self.device) if isinstance(self.device, str) else DEFAULT_NETWORK
+        return network_named(self.network or usual)
 
 
 class MixedSpec(Document):

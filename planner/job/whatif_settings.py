@@ -1,6 +1,7 @@
 """What-if settings: facts with some fields replaced, such as `cluster.nodes=8` or `workload.response.p99=2048,4096`.
 
-A field is named by its dotted path in the facts of a plan. Devices and networks may be given by name.
+A field is named by its dotted path in the facts of a plan. Devices and networks may be given by name. Lengths have a
+further field `scale`, a factor on all of them: `workload.response.scale=2` doubles the maximum and the distribution.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from meshwright.planner.job.limits import require_within_limits
 from meshwright.profiles.documents import parse
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.hardware import AnyCluster, device_named, network_named, require_uniform
+from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.untrusted_text import DuplicateKeyError, load_json
 
 Value: TypeAlias = Any
@@ -26,6 +28,9 @@ Setting: TypeAlias = Mapping[str, Value]
 """New values of some fields, by dotted path."""
 
 _LINKS = ("intra_node", "inter_node", "between")
+
+_SCALE = "scale"
+"""Last name of the path of a factor on lengths."""
 
 _MAX_SUGGESTIONS = 3
 """Maximum number of similar fields that an error message suggests."""
@@ -97,6 +102,9 @@ def _assign(tree: dict[str, Any], path: str, value: Value) -> None:
     parent_node: Any = tree
     for parent in parents:
         parent_node = parent_node[int(parent) if isinstance(parent_node, list) else parent]
+    if last == _SCALE:
+        _scale_lengths(parent_node, path, value)
+        return
     if last == "device" and isinstance(value, str):
         device, intra_node, host = device_named(value)
         links = {"device": device, "intra_node": intra_node, "host": host}
@@ -107,8 +115,25 @@ def _assign(tree: dict[str, Any], path: str, value: Value) -> None:
     parent_node[last] = value
 
 
+def _scale_lengths(lengths: dict[str, Any], path: str, factor: Value) -> None:
+    """Multiply the maximum and the distribution of lengths in place. Raises BadInput unless the factor is above 0."""
+    if not isinstance(factor, int | float) or isinstance(factor, bool) or not factor > 0:
+        raise BadInput(f"--set {path}={factor}: the factor on lengths is not a number above 0; use one, such as 2.")
+    for name in ("max", "fixed"):
+        if lengths[name] is not None:
+            lengths[name] = max(1, round(lengths[name] * factor))
+    for name in ("median", "p99"):
+        if lengths[name] is not None:
+            lengths[name] *= factor
+    if lengths["histogram"] is not None:
+        lengths["histogram"] = [[max(1, round(tokens * factor)), weight] for tokens, weight in lengths["histogram"]]
+
+
 def _paths(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """The dotted paths of all fields, inner nodes included; members of a list are numbered."""
+    """The dotted paths of all fields, inner nodes and the scales of lengths included; members of a list are
+    numbered."""
+    if LengthSpec.model_fields.keys() == tree.keys():
+        yield prefix + _SCALE
     for name, value in tree.items():
         yield prefix + name
         members = enumerate(value) if isinstance(value, list) else ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from meshwright.planner.analysis.plan_summary import RunCost
 from meshwright.planner.analysis.whatif import WhatIf
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.report.training_curves import TrainingCurves
@@ -17,7 +18,7 @@ class Contents:
 
     `simulation` includes its spans; `runs` are measured or rehearsed runs of the plan, each with its own name.
     `training_curves` has the curves of runs. `sizes` has plans of the job on other numbers of ranks; None if not
-    requested.
+    requested. `cost` has the GPU-hours and money of a number of steps.
     """
 
     plan: Plan
@@ -25,6 +26,7 @@ class Contents:
     runs: tuple[Run, ...] = ()
     training_curves: tuple[TrainingCurves, ...] = ()
     sizes: WhatIf | None = None
+    cost: RunCost | None = None
 
 
 _CLOCKS = {"simulated": "SIMULATED", "rehearsed": "REHEARSAL", "measured": "MEASURED"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from meshwright.planner.analysis.plan_summary import RunCost
 from meshwright.planner.analysis.whatif import plan_metrics
 from meshwright.planner.job.custom_graph import OwnGraph
 from meshwright.planner.plan.evaluate import fullest_rank
@@ -70,4 +71,16 @@ def _cards(contents: Contents) -> tuple[_Card, ...]:
         _Card(formatting.size(peak), f"on the fullest rank, of {formatting.size(usable)}"),
         _Card(formatting.percent(plan.solver.gap), f"gap, {plan.solver.status}"),
         _Card(str(plan.staleness), f"staleness, {staleness}"),
+        *_cost_cards(contents.cost),
     )
+
+
+def _cost_cards(cost: RunCost | None) -> tuple[_Card, ...]:
+    """The GPU-hours and the money of a number of steps, where they are known."""
+    if cost is None:
+        return ()
+    steps = f"of {cost.num_steps:,} steps"
+    hours = _Card(f"{cost.gpu_hours:,.1f}", f"GPU-hours {steps}, predicted")
+    if cost.money is None:
+        return (hours,)
+    return hours, _Card(f"{cost.money:,.2f}", f"money {steps}, at {cost.price:g} a GPU-hour")

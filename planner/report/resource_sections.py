@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from meshwright.cost_models.cost import Source, Term
+from meshwright.planner.analysis.plan_summary import memory_parts
 from meshwright.planner.plan.evaluate import Item, items, resident_bytes, task_name_of
 from meshwright.planner.plan.plan import Placement, Plan
 from meshwright.planner.report import formatting
@@ -148,6 +149,10 @@ def memory(plan: Plan) -> Markup:
         colours_of_stages=[(formatting.colour(stage, plan.graph), "solid", f"{stage}, stays") for stage in owners],
         chart=chart,
         rows=[_row(group, cluster.usable_bytes(group.ranks[0])) for group in rank_groups],
+        parts=[
+            (part.stage, part.what, "always" if part.stays else "while it runs", formatting.size(part.num_bytes))
+            for part in memory_parts(plan)
+        ],
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
@@ -19,11 +20,12 @@ from meshwright.planner.plan.layout_and_schedule_rules import (
     layout_rules,
     max_context_parallel,
     offered_layouts,
+    schedule_rules,
     schedule_table,
     streaming_rules,
 )
 from meshwright.planner.plan.micro_batch_rules import NO_EXTRA_CHOICES, ExtraChoices
-from meshwright.planner.plan.pins import Pin, Ranks, Value, value_of
+from meshwright.planner.plan.pins import DEGREES, Pin, Ranks, Value, value_of
 from meshwright.planner.plan.pool_rules import (
     first_ranks,
     may_span_node_kinds,
@@ -218,7 +220,8 @@ def _check_together(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> None:
         values = {_value(choice, pin.key) for choice in (all_legal if pin.forbids else remaining)}
         if remaining and pin.value not in values:
             legal = min(values, key=lambda value: _distance(value, pin.value))
-            nearest_value = f"no legal choice has this value; the nearest legal value is {legal}."
+            reason = _why_illegal(facts, stage, pin, all_legal if pin.forbids else remaining)
+            nearest_value = f"no legal choice has this value{reason}; the nearest legal value is {legal}."
             _refuse(pin, (*_broken_by_degree(facts, stage, pin), nearest_value))
         agreeing = [choice for choice in remaining if agrees(choice, (pin,))]
         if remaining and not agreeing:
@@ -232,6 +235,44 @@ def _broken_by_degree(facts: Facts, stage: Stage, pin: Pin) -> Iterator[str]:
         for sentence in layout_rules(facts, stage, Layout.parse(f"{pin.key}{pin.value}")):
             if sentence.startswith(f"{pin.key}={pin.value} "):
                 yield sentence
+
+
+def _why_illegal(facts: Facts, stage: Stage, pin: Pin, legal: Sequence[Choice]) -> str:
+    """Return the clause that says which rule the pinned value breaks in the nearest legal choice; empty if that choice
+    would be legal with it but is not offered."""
+    nearest = min(legal, key=lambda choice: _distance(_value(choice, pin.key), pin.value))
+    if pin.key == "layout" or pin.key in DEGREES:
+        layout = pin.value if isinstance(pin.value, Layout) else _with_degree(nearest.layout, pin)
+        sizes = sorted({choice.layout.num_ranks for choice in legal})
+        if layout is not None and layout.num_ranks not in sizes:
+            return f", since {layout} takes {layout.num_ranks} ranks and its pool has {' or '.join(map(str, sizes))}"
+        violations = layout_rules(facts, stage, layout) if layout else ()
+    else:
+        violations = schedule_rules(facts, stage, nearest.layout, _with_field(nearest.schedule, pin))
+    for sentence in violations:
+        if sentence.startswith(f"{pin.key}={pin.value} "):
+            return f", since {sentence.removesuffix('.').partition('; use')[0]}"
+    return ""
+
+
+def _with_degree(layout: Layout, pin: Pin) -> Layout | None:
+    """Return the layout with the pinned degree, or None if no layout has it together with the other degrees."""
+    plain = replace(layout, ep=1, etp=layout.tp, vpp=1) if pin.key == "dp" else layout
+    try:
+        changed: dict[str, Any] = {pin.key: pin.value}
+        return replace(plain, **changed)
+    except BadInput:
+        return None
+
+
+def _with_field(schedule: Schedule, pin: Pin) -> Schedule:
+    """Return the schedule with the pinned field; micro-batches are split either by rows or by tokens."""
+    changed: dict[str, Any] = {pin.key: pin.value}
+    if pin.key == "micro_batch_size":
+        changed["micro_batch_tokens"] = 0
+    elif pin.key == "micro_batch_tokens":
+        changed["micro_batch_size"] = 0 if pin.value else 1
+    return replace(schedule, **changed)
 
 
 def _refuse(pin: Pin, violations: Sequence[str]) -> None:

@@ -36,6 +36,7 @@ from meshwright.profiles.algorithms import graph_of
 from meshwright.profiles.documents import parse
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import EngineName
+from meshwright.profiles.hardware import usual_network
 from meshwright.profiles.layout import Layout, divisors
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import GENERATE, Role
@@ -119,7 +120,7 @@ class JobSource:
     trainer: str
     engine: EngineName
     device: str
-    network: str = "ib-hdr-200"
+    network: str | None = None
     shapes: Mapping[str, Path] = field(default_factory=dict)
 
     def job(self, configured: ParsedConfig, directory: Path) -> Job:
@@ -156,7 +157,7 @@ class JobSource:
                 "device": self.device,
                 "nodes": values["cluster.nodes"],
                 "ranks_per_node": values["cluster.ranks_per_node"],
-                "network": self.network,
+                "network": self.network or usual_network(self.device),
             },
             "precision": "bf16",
             "engine": values.get("engine", self.engine),

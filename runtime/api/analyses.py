@@ -20,6 +20,7 @@ from meshwright.planner.analysis.plan_structures import (
     ranked_by_simulation,
     whole_space_search,
 )
+from meshwright.planner.analysis.plan_summary import DEFAULT_NUM_STEPS, PlanSummary, summarise
 from meshwright.planner.analysis.replan import Replanned, replan_from_run
 from meshwright.planner.analysis.sensitivity import main_influences, sensitivities
 from meshwright.planner.analysis.whatif import WhatIf
@@ -110,6 +111,26 @@ def structures_by(
     return ranked_by_simulation(plans, model_of)
 
 
+def summary(
+    plan: Plan, table: Table | None = None, *, price: float | None = None, num_steps: int = DEFAULT_NUM_STEPS
+) -> PlanSummary:
+    """What a reader of a plan asks next: what fills its memory, which layouts come next, and what steps cost.
+
+    The memory is that of the fullest rank, by part; each stage has its next best layout and why it is not chosen; the
+    cost is that of `num_steps` steps. `price` is that of a GPU-hour, in any currency, and the table is the one that the
+    plan was made with. Nothing is searched.
+    Raises BadInput for a plan that breaks a rule.
+
+    >>> answer = api.summary(plan, price=2.5, num_steps=100)
+    >>> f"{answer.cost.gpu_hours:.0f} GPU-hours for {answer.cost.money:.0f}"
+    '62 GPU-hours for 156'
+    """
+    require_valid(plan)
+    require_number("price", price, minimum=0)
+    require_number("num_steps", num_steps, minimum=1)
+    return summarise(plan, cost_model_builder(table)(plan.facts), price=price, num_steps=num_steps)
+
+
 def explain(
     plan: Plan,
     table: Table | None = None,
@@ -117,13 +138,14 @@ def explain(
     runner_ups: bool = False,
     sizes: Sequence[int] = (),
     price: float | None = None,
+    num_steps: int = DEFAULT_NUM_STEPS,
     progress: Progress | None = None,
 ) -> FullExplanation:
     """Why a plan is as it is: the critical path of its period, the binding memory limits, and its sensitivities.
 
     With `runner_ups` it also has what each choice gains over the best plan without it, and with `sizes`, which are
-    numbers of ranks, the best plan on each of them; both search again. `price` is that of a GPU-hour, in any currency.
-    The table is the one that the plan was made with.
+    numbers of ranks, the best plan on each of them; both search again. `price` is that of a GPU-hour, in any currency;
+    `num_steps` is the number of steps whose cost is reported. The table is the one that the plan was made with.
     Raises BadInput for a plan that breaks a rule and a size that is not a number of whole nodes.
 
     >>> why = api.explain(plan)
@@ -134,10 +156,12 @@ def explain(
     """
     require_valid(plan)
     require_number("price", price, minimum=0)
+    require_number("num_steps", num_steps, minimum=1)
     model_of = cost_model_builder(table)
     model = model_of(plan.facts)
     why = FullExplanation(
         explanation=explain_plan(plan),
+        summary=summarise(plan, model, price=price, num_steps=num_steps),
         memory_limited=memory_limited(plan, model),
         sensitivities=sensitivities(plan, model_of),
         main_influences=main_influences(plan, model_of, measured=table is not None),

@@ -10,13 +10,23 @@ from typing import Any
 from meshwright.planner.analysis.observed_lengths import read_agent_trace, read_lengths
 from meshwright.planner.job.first_job import FirstJob
 from meshwright.profiles.algorithms import Algorithm
-from meshwright.profiles.hardware import device_named, device_names, network_named, network_names, network_source
+from meshwright.profiles.hardware import (
+    device_named,
+    device_names,
+    device_nicknames,
+    network_named,
+    network_names,
+    network_source,
+    usual_network,
+)
 from meshwright.profiles.workload import ObservedLengths
 from meshwright.runtime.api.arguments import Pathname, require_number
 
 
 def known_hardware() -> dict[str, list[dict[str, object]]]:
     """The devices and networks that a job may name, with their facts, as plain data.
+
+    A device also has its nicknames and the network that usually joins its nodes.
 
     >>> [network["name"] for network in api.known_hardware()["networks"]][0]
     'efa-3200-per-node'
@@ -27,7 +37,8 @@ def known_hardware() -> dict[str, list[dict[str, object]]]:
 def _device(name: str) -> dict[str, object]:
     device, intra_node, host = device_named(name)
     links = {"intra_node": intra_node.model_dump(mode="json"), "host": host.model_dump(mode="json")}
-    return {**device.model_dump(mode="json"), **links}
+    names = {"nicknames": list(device_nicknames(name)), "usual_network": usual_network(name)}
+    return {**device.model_dump(mode="json"), **links, **names}
 
 
 def _network(name: str) -> dict[str, object]:
@@ -43,14 +54,15 @@ def first_job(
     prompt: int,
     response: int,
     num_ranks: int = 8,
-    network: str = "ib-hdr-200",
+    network: str | None = None,
     algorithm: Algorithm = "ppo",
 ) -> str:
     """The YAML of a first job with a comment on every line, for a file in `directory`.
 
     `model` is a Hugging Face directory or a config.json, for all roles; `batch_size` counts prompts; `prompt` and
-    `response` are the maximum lengths in tokens. Raises BadInput for a model, a device or a network that is not known,
-    and for a number of ranks that is neither a multiple of 8 (whole nodes) nor less than 8 (part of one).
+    `response` are the maximum lengths in tokens; `network` is by default the usual one of the device. Raises BadInput
+    for a model, a device or a network that is not known, and for a number of ranks that is neither a multiple of 8
+    (whole nodes) nor less than 8 (part of one).
 
     >>> text = api.first_job("examples/models/llama-2-7b", device="h100-sxm", batch_size=8, prompt=64, response=64)
     >>> text.splitlines()[8]

@@ -26,6 +26,7 @@ from meshwright.profiles.stages import Role
 from meshwright.profiles.table import Point, Table
 from meshwright.profiles.workload import Workload
 from meshwright.runtime.api.arguments import Pathname, require_number
+from meshwright.runtime.records.results import RewardTrial
 
 _SHARE_OF_CALLS = 0.1
 """The fraction of the measuring time that is spent on calls of rewards and tools."""
@@ -87,6 +88,22 @@ _BATCH_SIZE = 256
 """The batch size of a table that is for no particular job; no point of the grid has more rows."""
 _LENGTHS = ((16, 128), (128, 1024), (1024, 8192))
 """Tokens of prompts and of responses, as (shortest, longest), of a table that is for no particular job."""
+
+
+def try_rewards(
+    job: Job, directory: Pathname = ".", *, num_prompts: int = 10, allow_modules: Sequence[str] = ()
+) -> RewardTrial:
+    """The scores that a job's rewards give to made-up responses, before anything starts.
+
+    The responses are the reference answers of the first `num_prompts` prompts of its data, and the prompts themselves.
+    The job's paths are relative to `directory`; functions may be built-in ones and those of `allow_modules`. A call
+    that fails is recorded and not retried. Raises BadInput for a job without rewards or data, and for a function of a
+    module that is not allowed.
+    """
+    require_number("num_prompts", num_prompts, minimum=1)
+    from meshwright.runtime.profiling.reward_trial import try_rewards as score_made_up_responses
+
+    return score_made_up_responses(job, Path(directory), num_prompts=num_prompts, allowed=allow_modules)
 
 
 def import_operators(facts: Facts | None = None, *, device: str | None = None) -> Table:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from meshwright.planner.analysis.cluster_sizing import Fit
+from meshwright.planner.analysis.plan_summary import DEFAULT_NUM_STEPS, run_cost
 from meshwright.planner.analysis.whatif import WhatIf
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import require_valid
@@ -16,6 +17,7 @@ from meshwright.planner.report.whatif_pages import fit_page, sweep
 from meshwright.planner.simulation.simulate import Simulation
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.trace import Run, chrome_trace
+from meshwright.runtime.api.arguments import require_number
 from meshwright.runtime.records.results import Rehearsal
 
 SpanSource: TypeAlias = Run | Rehearsal | Simulation
@@ -29,21 +31,32 @@ def report(
     runs: Iterable[Run | Rehearsal] = (),
     training_curves: Iterable[TrainingCurves] = (),
     sizes: WhatIf | None = None,
+    price: float | None = None,
+    num_steps: int = DEFAULT_NUM_STEPS,
 ) -> str:
     """A plan, its simulation and its runs as the text of one HTML file that needs no network.
 
-    `training_curves` are the runs' curves and samples from `read_training_curves`, and `sizes` are what-if
-    answers for other numbers of ranks. Raises BadInput for a plan that breaks a rule and for a simulation that was not
-    traced.
+    `training_curves` are the runs' curves and samples from `read_training_curves`, and `sizes` are what-if answers for
+    other numbers of ranks. The page has the GPU-hours of `num_steps` steps and, with the `price` of a GPU-hour, their
+    money. Raises BadInput for a plan that breaks a rule and for a simulation that was not traced.
 
     >>> api.report(plan, api.simulate(plan, steps=1, traced=True)).splitlines()[0]
     '<!doctype html>'
     """
     require_valid(plan)
+    require_number("price", price, minimum=0)
+    require_number("num_steps", num_steps, minimum=1)
     _run(plan, simulation)
     drawn_runs = tuple(_run(plan, run) for run in runs)
     return drawn(
-        Contents(plan=plan, simulation=simulation, runs=drawn_runs, training_curves=tuple(training_curves), sizes=sizes)
+        Contents(
+            plan=plan,
+            simulation=simulation,
+            runs=drawn_runs,
+            training_curves=tuple(training_curves),
+            sizes=sizes,
+            cost=run_cost(plan, price, num_steps),
+        )
     )
 
 

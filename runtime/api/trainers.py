@@ -152,7 +152,7 @@ def import_configuration(
     *,
     trainer: str,
     device: str,
-    network: str = "ib-hdr-200",
+    network: str | None = None,
     shapes: Mapping[str, Path] | None = None,
     changed: Iterable[str] = (),
     table: Table | None = None,

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from meshwright.profiles.hardware import device_named, device_names, network_named, network_names, network_source
+from meshwright.profiles.hardware import (
+    device_named,
+    device_names,
+    network_named,
+    network_names,
+    network_source,
+    usual_network,
+)
 from meshwright.runtime.api.job_inputs import known_hardware
 from meshwright.runtime.cli.options import AsJson
 
@@ -25,6 +33,8 @@ def devices(as_json: AsJson = False) -> None:
     else:
         Console().print(_device_table())
         Console().print(_network_table())
+        for sentence in _usual_networks():
+            Console(soft_wrap=True).print(sentence, highlight=False)
 
 
 def _device_table() -> Table:
@@ -42,7 +52,10 @@ def _device_table() -> Table:
             host.bytes_per_second / _GIGA,
         )
         table.add_row(name, *(f"{number:,.0f}" for number in numbers))
-    table.caption = "links: one direction of one device; local is this machine; --json has the sources"
+    table.caption = (
+        "links: one direction of one device; local is this machine; names in any case, and as nvidia-smi prints them; "
+        "--json has nicknames and sources"
+    )
     return table
 
 
@@ -53,6 +66,14 @@ def _network_table() -> Table:
         numbers = (link.bytes_per_second / _GIGA, link.seconds / _MICRO)
         table.add_row(name, *(f"{number:,.4g}" for number in numbers), network_source(name))
     return table
+
+
+def _usual_networks() -> Iterator[str]:
+    """Yield a sentence for each network that is the usual one of some devices."""
+    for name in network_names():
+        devices = [device for device in device_names() if usual_network(device) == name]
+        if devices:
+            yield f"{name}: of a job that names no network, on {', '.join(devices)}"
 
 
 def _table(title: str, headings: tuple[str, ...]) -> Table:

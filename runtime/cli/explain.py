@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
+from meshwright.planner.analysis.plan_summary import DEFAULT_NUM_STEPS
 from meshwright.planner.plan.plan import read_plan
 from meshwright.runtime.api.analyses import explain as explain_plan
 from meshwright.runtime.cli import view_search
 from meshwright.runtime.cli.call import progress_bars, read_profile
-from meshwright.runtime.cli.options import AsJson, PlanPath, Price, Profile, parse_sizes
+from meshwright.runtime.cli.options import AsJson, NumSteps, PlanPath, Price, Profile, parse_sizes
 
 EXAMPLES = """Example: meshwright explain plan.json --profile table.json
 
@@ -33,13 +34,20 @@ def explain(
         str | None, typer.Option(help="Also plan the job on these numbers of ranks, as 8,16,32; each takes a search.")
     ] = None,
     price: Price = None,
+    per_steps: NumSteps = DEFAULT_NUM_STEPS,
     as_json: AsJson = False,
 ) -> None:
     """Explain a plan: its critical path, binding limits and sensitivities, and what each choice gains."""
     document, num_ranks = read_plan(plan), parse_sizes(sizes)
     with progress_bars() as progress:
         explanation = explain_plan(
-            document, read_profile(profile), runner_ups=runner_ups, sizes=num_ranks, price=price, progress=progress
+            document,
+            read_profile(profile),
+            runner_ups=runner_ups,
+            sizes=num_ranks,
+            price=price,
+            num_steps=per_steps,
+            progress=progress,
         )
     if as_json:
         typer.echo(json.dumps(asdict(explanation), indent=2))

@@ -45,7 +45,10 @@ def import_(
     *,
     trainer: Annotated[TrainerName, typer.Option("--from", help="The trainer that it configures.")],
     device: Annotated[str, typer.Option(help="A device of `meshwright devices`.")],
-    network: Annotated[str, typer.Option(help="The network between nodes, of `meshwright devices`.")] = "ib-hdr-200",
+    network: Annotated[
+        str | None,
+        typer.Option(help="The network between nodes, of `meshwright devices`; by default the device's usual one."),
+    ] = None,
     model: Annotated[
         list[str] | None,
         typer.Option(help="Local directory of a model: PATH, or role=PATH; may be given several times."),

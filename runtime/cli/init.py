@@ -31,7 +31,10 @@ def init(
     gpus: Annotated[
         int, typer.Option(min=1, max=_MAX_NUMBER, help="Number of devices: whole nodes of 8, or part of one.")
     ] = 8,
-    network: Annotated[str, typer.Option(help="The network between nodes, of `meshwright devices`.")] = "ib-hdr-200",
+    network: Annotated[
+        str | None,
+        typer.Option(help="The network between nodes, of `meshwright devices`; by default the device's usual one."),
+    ] = None,
     algorithm: Annotated[Algorithm, typer.Option(help="The RL algorithm.")] = "ppo",
     output: Annotated[Path, typer.Option("-o", "--output", help="Write the job here; a new file.")] = Path("job.yaml"),
 ) -> None:

@@ -65,6 +65,10 @@ COMMANDS = (
         "Print the lengths, turns and latencies of agent rollouts as the workload of a job.",
     ),
     CommandEntry(
+        "reward",
+        "Try the rewards of a job: score the reference answers of a few prompts, and the prompts themselves.",
+    ),
+    CommandEntry(
         "profile",
         "Time the job's stages and collectives on this machine; an interrupted profile is continued.",
     ),
@@ -96,6 +100,7 @@ COMMANDS = (
         "whatif",
         "Predict a plan with another cluster, workload, precision or other models.",
     ),
+    CommandEntry("explore", "Serve a local page on which a job is changed and its plan answers. Ctrl-C ends it."),
     CommandEntry("run", "Train by a plan, and compare measured with predicted times."),
     CommandEntry(
         "watch",

@@ -62,6 +62,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON."
 Price = Annotated[
     float | None, typer.Option(min=0, max=1e9, callback=finite, help="Price of a GPU-hour, in any currency.")
 ]
+NumSteps = Annotated[
+    int, typer.Option("--per-steps", min=1, max=10**9, help="Number of steps whose GPU-hours and money are reported.")
+]
 Gap = Annotated[
     float | None,
     typer.Option(

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from meshwright.planner.analysis.plan_summary import DEFAULT_NUM_STEPS
 from meshwright.planner.job.whatif_settings import size_settings
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.profiles.documents import write_atomically
@@ -19,7 +20,7 @@ from meshwright.runtime.api.reports import timeline
 from meshwright.runtime.api.run_files import read_run, read_training_curves
 from meshwright.runtime.api.runs import simulate
 from meshwright.runtime.cli.call import read_profile
-from meshwright.runtime.cli.options import PlanPath, Profile, Seed, Steps, parse_sizes, timeline_output
+from meshwright.runtime.cli.options import NumSteps, PlanPath, Price, Profile, Seed, Steps, parse_sizes, timeline_output
 from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
 
 EXAMPLES = "Example: meshwright report plan.json run -o report.html --sizes 8,16,32 --trace timeline.json"
@@ -42,6 +43,8 @@ def report(
     ] = None,
     steps: Steps = 20,
     seed: Seed = 0,
+    price: Price = None,
+    per_steps: NumSteps = DEFAULT_NUM_STEPS,
     profile: Profile = None,
     trace: Annotated[
         Path | None,
@@ -60,7 +63,15 @@ def report(
     training_curves = [read_training_curves(directory) for directory in runs or ()]
     write_atomically(
         output,
-        draw_report(document, simulation, runs=measured_runs, training_curves=training_curves, sizes=planned_sizes),
+        draw_report(
+            document,
+            simulation,
+            runs=measured_runs,
+            training_curves=training_curves,
+            sizes=planned_sizes,
+            price=price,
+            num_steps=per_steps,
+        ),
     )
     typer.echo(f"{output}: {output.stat().st_size / _KIB:.0f} KiB; open it in a browser")
     if trace:

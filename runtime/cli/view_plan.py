@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich import box
@@ -16,12 +17,16 @@ from meshwright.planner.analysis.optional_features import (
     host_rewards,
     quantised_copy,
 )
+from meshwright.planner.analysis.plan_summary import NextLayout, PlanSummary
 from meshwright.planner.analysis.wave_size import sampled_waves
 from meshwright.planner.plan.evaluate import fullest_rank, items
 from meshwright.planner.plan.plan import Plan, Refit, Solver
 from meshwright.planner.report.formatting import ranks, schedule, search_work, size
 from meshwright.planner.search.no_plan import NoPlan
 from meshwright.profiles.model_shape import run_violations
+
+_MAX_PARTS = 8
+"""Largest number of rows in the table of memory by part; --json has them all."""
 
 
 def print_plan(plan: Plan, path: Path) -> None:
@@ -62,6 +67,44 @@ def print_plan(plan: Plan, path: Path) -> None:
     rank = fullest_rank(cluster, plan.peak_bytes_per_rank)
     peak, usable = plan.peak_bytes_per_rank[rank], cluster.usable_bytes(rank)
     console.print(f"fullest rank {size(peak)} of {size(usable)} usable; written to {path}")
+
+
+def print_summary(summary: PlanSummary) -> None:
+    """Print the memory of the fullest rank by part, the next best layouts, and what a number of steps costs."""
+    console = Console()
+    console.print(_memory_parts(summary))
+    console.print(_next_layouts(summary.next_layouts))
+    console.print(summary.cost.sentence, markup=False, highlight=False, soft_wrap=True)
+
+
+def _memory_parts(summary: PlanSummary) -> Table:
+    table = titled_table(f"memory of rank {summary.rank}, the fullest", "bytes>", "part", "stage", "when")
+    for part in summary.memory[:_MAX_PARTS]:
+        when = "always" if part.stays else "while it runs"
+        table.add_row(size(part.num_bytes), part.what, part.stage, when)
+    if len(summary.memory) > _MAX_PARTS:
+        rest = summary.memory[_MAX_PARTS:]
+        table.add_row(size(sum(part.num_bytes for part in rest)), f"{len(rest)} smaller parts", "", "")
+    return table
+
+
+def _next_layouts(rows: Sequence[NextLayout]) -> Table:
+    table = titled_table("next best layouts", "stage", "layout", "next best", "step s>", "why not")
+    for row in rows:
+        instead = "-" if row.instead is None else str(row.instead)
+        step = "-" if row.step_seconds is None else f"{row.step_seconds:+.3f}"
+        table.add_row(row.stage, str(row.layout), instead, step, row.reason)
+    table.caption = "on the same ranks, everything else unchanged"
+    return table
+
+
+def titled_table(title: str, *headings: str) -> Table:
+    """Return an empty table; a heading that ends in > marks a column of numbers."""
+    table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for heading in headings:
+        is_number = heading.endswith(">")
+        table.add_column(heading.rstrip(">"), justify="right" if is_number else "left", no_wrap=is_number)
+    return table
 
 
 def print_to_stderr(sentence: str) -> None:

@@ -8,20 +8,62 @@ from pathlib import Path
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from meshwright.planner.analysis.calibration import Calibration
 from meshwright.planner.report.formatting import difference, size
+from meshwright.profiles.untrusted_text import printable
 from meshwright.runtime.cli.view_plan import print_to_stderr
 from meshwright.runtime.records.record import EvaluationRecord, RunSummary
 from meshwright.runtime.records.resource_use import MemoryUse
+from meshwright.runtime.records.results import RewardTrial
 
 _LENGTH_TOLERANCE = 0.1
 """Relative difference of mean response lengths up to which predicted and measured times are for the same work."""
 
 
+_MAX_CELL_CHARACTERS = 40
+"""Length limit of a prompt or a response in a table; --json has all of it."""
+
 _MIN_SHARE = 0.01
 """Share of a step below which no error is shown."""
+
+
+def print_reward_trial(trial: RewardTrial) -> None:
+    """Print a row for each made-up response, the calls that failed, and remarks on the scores."""
+    console = Console()
+    table = Table(title="made-up responses and their scores", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    names = [score.reward for score in trial.samples[0].scores]
+    for heading in ("row", "response", ""):
+        table.add_column(heading)
+    for heading in (*names, "reward", "slowest s"):
+        table.add_column(heading, justify="right")
+    for sample in trial.samples:
+        kind = "the answer" if sample.is_answer else "the prompt"
+        scores = ("-" if score.score is None else f"{score.score:g}" for score in sample.scores)
+        slowest = max((score.seconds for score in sample.scores if score.seconds is not None), default=None)
+        table.add_row(
+            sample.id,
+            kind,
+            escape(shortened(sample.response)),
+            *scores,
+            "-" if sample.total is None else f"{sample.total:g}",
+            "-" if slowest is None else f"{slowest:.3f}",
+        )
+    console.print(table)
+    for sample in trial.samples:
+        for score in sample.scores:
+            if score.error is not None:
+                console.print(score.error, markup=False, highlight=False, soft_wrap=True)
+    for note in trial.notes:
+        console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+
+
+def shortened(text: str) -> str:
+    """The beginning of a text on one line, printable and short enough for a cell."""
+    line = printable(" ".join(text.split()))
+    return line if len(line) <= _MAX_CELL_CHARACTERS else f"{line[: _MAX_CELL_CHARACTERS - 1]}…"
 
 
 def print_run_summary(summary: RunSummary, out: Path) -> None:

@@ -20,6 +20,7 @@ from meshwright.planner.analysis.plan_structures import Ranked
 from meshwright.planner.analysis.sensitivity import Sensitivity
 from meshwright.planner.plan.plan import SearchWork
 from meshwright.planner.report.formatting import difference, schedule, search_work, size
+from meshwright.runtime.cli.view_plan import print_summary, titled_table
 
 _MAX_FACTS = 20
 """Largest number of printed differences between two jobs; --json has them all."""
@@ -133,7 +134,7 @@ _MAX_RANKS = 16
 
 def print_structures(rows: Sequence[Ranked], paths: Sequence[Path]) -> None:
     """Print plans of different structure with their simulated steps, and where each differs from the first."""
-    table = _titled_table(
+    table = titled_table(
         "the best plans of different structure", "", "simulated s>", "planned s>", "gap>", "stale>", "differs in"
     )
     for path, row in zip(paths, rows, strict=True):
@@ -153,6 +154,7 @@ def print_explanation(answer: FullExplanation) -> None:
     console.print(_pools(explanation))
     if answer.memory_limited:
         console.print(_memory_limited(answer.memory_limited))
+    print_summary(answer.summary)
     console.print(_sensitivities(answer.sensitivities))
     if answer.runners_up:
         console.print(_runners_up(answer))
@@ -177,7 +179,7 @@ def print_explanation(answer: FullExplanation) -> None:
 
 
 def _path(explanation: Explanation) -> Table:
-    table = _titled_table(
+    table = titled_table(
         f"critical path of a period of {explanation.period_seconds:.3f} s",
         "start s>",
         "seconds>",
@@ -192,7 +194,7 @@ def _path(explanation: Explanation) -> Table:
 
 
 def _pools(explanation: Explanation) -> Table:
-    table = _titled_table("pools, the critical one first", "", "critical s>", "idle>", "fullest>", "free>", "stages")
+    table = titled_table("pools, the critical one first", "", "critical s>", "idle>", "fullest>", "free>", "stages")
     for use in explanation.pools:
         sizes = (size(use.peak_bytes), size(use.free_bytes))
         table.add_row(use.name, f"{use.critical_seconds:.3f}", f"{use.idle_share:.0%}", *sizes, "\n".join(use.stages))
@@ -200,7 +202,7 @@ def _pools(explanation: Explanation) -> Table:
 
 
 def _memory_limited(rows: Sequence[MemoryLimited]) -> Table:
-    table = _titled_table(
+    table = titled_table(
         "faster choices that memory forbids", "stage", "could be", "faster by s>", "needs more per rank>"
     )
     for row in rows:
@@ -211,7 +213,7 @@ def _memory_limited(rows: Sequence[MemoryLimited]) -> Table:
 
 
 def _sensitivities(rows: Sequence[Sensitivity]) -> Table:
-    table = _titled_table("what the plan is sensitive to", "input", "larger by>", "period s>", "elasticity>")
+    table = titled_table("what the plan is sensitive to", "input", "larger by>", "period s>", "elasticity>")
     for row in rows:
         if row.period_seconds is None:
             table.add_row(row.name, f"{row.factor - 1:.0%}", "-", "the placements are no longer legal")
@@ -224,7 +226,7 @@ def _sensitivities(rows: Sequence[Sensitivity]) -> Table:
 
 
 def _runners_up(answer: FullExplanation) -> Table:
-    table = _titled_table("what each choice gains", "choice", "runner-up", "alone s>", "searched again s>", "proven s>")
+    table = titled_table("what each choice gains", "choice", "runner-up", "alone s>", "searched again s>", "proven s>")
     alone = {one.stage: one.runners_up[0] for one in answer.alternatives if one.runners_up}
     for row in answer.runners_up:
         alternative = alone.get(row.stage or "")
@@ -239,19 +241,10 @@ def _runners_up(answer: FullExplanation) -> Table:
 
 
 def _ranks(explanation: Explanation) -> Table:
-    table = _titled_table("ranks", "rank>", "idle>", "peak memory>", "largest resident")
+    table = titled_table("ranks", "rank>", "idle>", "peak memory>", "largest resident")
     for use in explanation.ranks[:_MAX_RANKS]:
         largest = f"{use.largest_resident} {size(use.largest_resident_bytes)}"
         table.add_row(str(use.rank), f"{use.idle_share:.0%}", size(use.peak_bytes), largest)
-    return table
-
-
-def _titled_table(title: str, *headings: str) -> Table:
-    """Return an empty table; a heading that ends in > marks a column of numbers."""
-    table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for heading in headings:
-        is_number = heading.endswith(">")
-        table.add_column(heading.rstrip(">"), justify="right" if is_number else "left", no_wrap=is_number)
     return table
 
 

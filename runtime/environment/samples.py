@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Self, TypeAlias
 
 
@@ -19,6 +19,16 @@ class RewardSample:
     prompt_ids: tuple[int, ...] = ()
     response_ids: tuple[int, ...] = ()
     answer: str | None = None
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a field by name, so that `sample["response"]` is `sample.response`.
+
+        Raises KeyError for an unknown name, naming the fields.
+        """
+        names = [field.name for field in fields(self)]
+        if name not in names:
+            raise KeyError(f"a sample has no {name!r}; it has {', '.join(names)}")
+        return getattr(self, name)
 
     @property
     def message(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Results of an instruction and of a period on one rank, of a rehearsal, and of a replayed batch.
+"""Results of an instruction and of a period on one rank, of a rehearsal, of a replayed batch, and of tried rewards.
 
 No torch is needed to read them.
 """
@@ -88,3 +88,39 @@ class Rehearsal:
     def processor_share(self) -> float:
         """The fraction of processor time that was used, 0 to 1; near 1 the processors were the limit."""
         return self.processor_seconds / (self.num_processors * self.steps.mean * self.speed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriedScore:
+    """One reward of a tried sample: its score and the seconds until it was known, or the reason why the call failed."""
+
+    reward: str
+    score: float | None
+    seconds: float | None
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriedSample:
+    """A made-up response with its scores. `is_answer` is True for the prompt's reference answer; `total` is the
+    weighted sum of the scores, None if a call failed."""
+
+    id: str
+    is_answer: bool
+    prompt: str
+    response: str
+    scores: tuple[TriedScore, ...]
+    total: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardTrial:
+    """The tried samples, and remarks on scores that would teach nothing."""
+
+    samples: tuple[TriedSample, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def num_failed(self) -> int:
+        """Number of calls that failed."""
+        return sum(score.error is not None for sample in self.samples for score in sample.scores)

@@ -3,12 +3,15 @@ import pytest
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.hardware import (
     cpu_device,
+    device_name,
     device_named,
     device_names,
+    device_nicknames,
     local_cluster,
     network_named,
     network_names,
     network_source,
+    usual_network,
 )
 
 WANTED = (
@@ -40,12 +43,52 @@ def test_published_numbers_are_the_published_numbers() -> None:
 
 
 def test_an_unknown_name_comes_with_a_suggestion() -> None:
-    with pytest.raises(BadInput, match="device 'h100' is not known; did you mean 'h100-pcie' or 'h100-sxm'"):
-        device_named("h100")
-    with pytest.raises(BadInput, match="network 'ib-ndr' is not known; did you mean 'ib-ndr-400'"):
-        network_named("ib-ndr")
+    with pytest.raises(BadInput, match="device 'A100' is not known; did you mean 'a100-40gb' or 'a100-80gb'"):
+        device_named("A100")
+    with pytest.raises(BadInput, match="device 'h100-nvl' is not known; did you mean 'h100-sxm'"):
+        device_named("h100-nvl")
+    with pytest.raises(BadInput, match="network 'ib-nd' is not known; did you mean 'ib-ndr-400'"):
+        network_named("ib-nd")
+    with pytest.raises(BadInput, match="device 'H101' is not known; did you mean 'h100-sxm'"):
+        device_named("H101")
     with pytest.raises(BadInput, match="device 'abacus' is not known; known: a100-40gb, "):
         device_named("abacus")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("H100", "h100-sxm"),
+        ("H100-PCIe", "h100-pcie"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("a100_80g", "a100-80gb"),
+        ("H200", "h200"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("4090", "rtx-4090"),
+        ("AMD Instinct MI300X", "mi300x"),
+    ],
+)
+def test_a_device_is_known_in_any_case_by_nickname_and_as_nvidia_smi_prints_it(text: str, name: str) -> None:
+    assert device_named(text) == device_named(name)
+
+
+def test_a_nickname_names_one_device_and_no_other_ones_name() -> None:
+    nicknames = [nickname for name in device_names() for nickname in device_nicknames(name)]
+    assert len(set(nicknames)) == len(nicknames)
+    assert set(nicknames).isdisjoint(device_names())
+    assert [device_name(nickname.upper()) for name in device_names() for nickname in device_nicknames(name)] == [
+        name for name in device_names() for _ in device_nicknames(name)
+    ]
+
+
+def test_a_network_is_known_in_any_case_and_by_nickname() -> None:
+    assert network_named("NDR") == network_named("IB-NDR-400") == network_named("ib-ndr-400")
+
+
+@pytest.mark.parametrize("name", device_names())
+def test_every_device_has_a_usual_network(name: str) -> None:
+    assert usual_network(name) in network_names()
 
 
 def test_this_machine_is_the_same_cluster_twice() -> None:

@@ -65,7 +65,7 @@ _EDITS: Mapping[str, Callable[[Tree], None]] = {
     **{f"precision-{value}": _sets("precision", to=value) for value in ("fp8", 16, None)},
     **{f"minibatches-{value}": _sets("workload", "num_minibatches", to=value) for value in (0, 10**9)},
     **{f"cluster-{value}": _sets("cluster", to=value) for value in ("h900", 8, None)},
-    **{f"device-{value}": _sets("cluster", "device", to=value) for value in ("h900", 8, "H100")},
+    **{f"device-{value}": _sets("cluster", "device", to=value) for value in ("h900", 8, "A100")},
     **{
         f"ppo-{name}": _sets("ppo", name, to=value)
         for name, value in (

@@ -67,6 +67,7 @@ def _usage() -> Iterator[tuple[str, ...]]:
     for command in commands.split():
         yield command, "--colour"
         yield command, *(["in/job.yaml"] * 9)
+    yield from (("reward", "in/job.yaml"), ("reward", "tri", "in/job.yaml"), ("reward", "try", "in/job.yaml"))
     yield "run", _PLAN, "in/job.yaml"
     yield "run", _PLAN, "in/job.yaml", "--steps", "1"
     yield "export", _PLAN, "in/job.yaml", "-o", "out"
@@ -88,7 +89,7 @@ def _first_steps() -> Iterator[tuple[str, ...]]:
         yield "plan", "in/job.yaml", "-o", "out.json", "--pins", wrong
         yield "compare", _PLAN, wrong
         yield from (("fit", wrong),) if wrong in _INPUTS else ()
-    yield (*first, "--device", "h100")
+    yield (*first, "--device", "a100")
     yield (*first, "--gpus", "12")
     yield (*first[:-1], "in/job.yaml")
     for sizes in ("", "x", "0", "-8", "3", "1000000000000"):
@@ -120,12 +121,16 @@ def _numbers() -> Iterator[tuple[str, ...]]:
         ),
         (plan, "--gap", (*real, "1")),
         (plan, "--top", whole),
+        (plan, "--price", real),
+        (plan, "--per-steps", whole),
+        (("reward", "try", "in/job.yaml"), "--rows", whole),
         (("whatif", _PLAN, "--set", "cluster.nodes=2"), "--price", real),
         (("whatif", _PLAN, "--set", "cluster.nodes=2"), "--gap", (*real, "1")),
         (("explain", _PLAN), "--price", real),
         (("explain", _PLAN), "--sizes", ("", "x", "0", "-8", "3", "1.5", "10^12", "1000000000000", "8,,16")),
         (("report", _PLAN, "-o", "out.html"), "--sizes", ("", "x", "0", "-8", "3", "1000000000000")),
         (("report", _PLAN, "-o", "out.html"), "--steps", whole),
+        (("report", _PLAN, "-o", "out.html"), "--price", real),
         (("simulate", _PLAN), "--steps", whole),
         (("simulate", _PLAN), "--seed", ("-1", "x", "1.5", "100000000000000")),
         (("rehearse", _PLAN), "--steps", whole),

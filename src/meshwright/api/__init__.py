@@ -43,6 +43,7 @@ from meshwright.planner.analysis.cluster_sizing import Fit
 from meshwright.planner.analysis.full_explanation import FullExplanation
 from meshwright.planner.analysis.plan_comparison import PlanComparison
 from meshwright.planner.analysis.plan_structures import Ranked
+from meshwright.planner.analysis.plan_summary import PlanSummary
 from meshwright.planner.analysis.replan import Replanned
 from meshwright.planner.analysis.whatif import WhatIf
 from meshwright.planner.job.job import Facts, Job
@@ -58,10 +59,10 @@ from meshwright.profiles.errors import BadInput, Infeasible, MeshwrightError, Ru
 from meshwright.profiles.table import Table
 from meshwright.profiles.trace import Run
 from meshwright.profiles.workload import ObservedLengths
-from meshwright.runtime.api.analyses import compare, explain, fit, replan, structures, whatif
+from meshwright.runtime.api.analyses import compare, explain, fit, replan, structures, summary, whatif
 from meshwright.runtime.api.files import read_job, read_plan, read_table, resolve, write_plan, write_table
 from meshwright.runtime.api.job_inputs import agent_workload, first_job, known_hardware, observed_lengths
-from meshwright.runtime.api.measurements import calibrate, import_operators, num_missing, profile
+from meshwright.runtime.api.measurements import calibrate, import_operators, num_missing, profile, try_rewards
 from meshwright.runtime.api.planning import plan, with_observed_lengths
 from meshwright.runtime.api.reports import fit_plot, plot, report, timeline
 from meshwright.runtime.api.run_files import read_run, read_training_curves, watch
@@ -71,7 +72,7 @@ from meshwright.runtime.api.verification import prove, read_proof, verify, write
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.records.record import RunSummary
 from meshwright.runtime.records.restarts import Stopped
-from meshwright.runtime.records.results import BatchReplay, Rehearsal
+from meshwright.runtime.records.results import BatchReplay, Rehearsal, RewardTrial
 from meshwright.runtime.records.run_status import RunStatus
 
 __all__ = [
@@ -91,11 +92,13 @@ __all__ = [
     "ObservedLengths",
     "Plan",
     "PlanComparison",
+    "PlanSummary",
     "Proof",
     "Ranked",
     "Rehearsal",
     "Rendezvous",
     "Replanned",
+    "RewardTrial",
     "Run",
     "RunFailed",
     "RunStatus",
@@ -139,7 +142,9 @@ __all__ = [
     "simulate",
     "structures",
     "structures_for",
+    "summary",
     "timeline",
+    "try_rewards",
     "verify",
     "watch",
     "whatif",

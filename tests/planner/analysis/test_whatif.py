@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from meshwright.cost_models.blended import cost_model
@@ -9,9 +11,10 @@ from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.analysis.whatif import plan_metrics, whatif
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.job.job import Facts
-from meshwright.planner.job.whatif_settings import parse_settings
+from meshwright.planner.job.whatif_settings import parse_settings, with_setting
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.solver.result import Limits
+from meshwright.profiles.errors import BadInput
 from meshwright.profiles.lengths import LengthSpec
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
@@ -87,7 +90,39 @@ def test_a_device_that_is_too_small_does_not_fit_and_the_headroom_is_negative(pl
 
 def test_a_quantile_beyond_the_longest_length_is_told_to_be_cut(plan: Plan) -> None:
     answer = whatif(plan, parse_settings(["workload.response.p99=500"]), model_of).answers[0]
-    assert answer.notes == ("workload.response.p99=500 is limited by workload.response.max=128; set both.",)
+    assert answer.notes == (
+        "workload.response.p99=500 is limited by workload.response.max=128; set both, or "
+        "workload.response.scale, a factor on all lengths.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("lengths", "factor", "scaled"),
+    [
+        ({"max": 100, "fixed": 50}, 2, {"max": 200, "fixed": 100}),
+        ({"max": 100, "median": 20, "p99": 90}, 0.5, {"max": 50, "median": 10, "p99": 45}),
+        ({"max": 100, "histogram": ((1, 1.0), (40, 2.0))}, 0.1, {"max": 10, "histogram": ((1, 1.0), (4, 2.0))}),
+    ],
+)
+def test_one_key_scales_the_maximum_and_the_distribution(
+    lengths: dict[str, Any], factor: float, scaled: dict[str, Any]
+) -> None:
+    """Responses twice as long took two keys in one command, and one alone changed little."""
+    before = with_setting(facts(), {"workload.response": LengthSpec(**lengths).model_dump()})
+    after = with_setting(before, {"workload.response.scale": factor})
+    assert after.workload.response == LengthSpec(**scaled)
+    assert after.workload.prompt == before.workload.prompt
+
+
+@pytest.mark.parametrize("factor", [0, -1, "long", True])
+def test_a_scale_that_is_no_factor_is_refused(factor: object) -> None:
+    with pytest.raises(BadInput, match=r"workload.prompt.scale=.*: the factor on lengths is not a number above 0"):
+        with_setting(facts(), {"workload.prompt.scale": factor})
+
+
+def test_an_unknown_scale_gets_those_that_exist() -> None:
+    with pytest.raises(BadInput, match=r"did you mean workload\.prompt\.scale or workload\.response\.scale\?"):
+        with_setting(facts(), {"workload.scale": 2})
 
 
 def test_planning_again_is_never_slower_than_the_same_placements() -> None:

@@ -6,7 +6,15 @@ import pytest
 
 from meshwright.planner.job.sections import ClusterSpec
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.hardware import Device, Link, cpu_links, local_cluster
+from meshwright.profiles.hardware import (
+    DEFAULT_NETWORK,
+    Device,
+    Link,
+    cpu_links,
+    device_named,
+    local_cluster,
+    network_named,
+)
 
 TCP = Link(seconds=50e-6, bytes_per_second=1.25e9)
 
@@ -37,3 +45,11 @@ def test_a_typed_cpu_has_the_links_of_processes_and_not_of_a_graphics_card() -> 
     assert (cluster.intra_node, cluster.host) == cpu_links()
     card = ClusterSpec(device=cpu.model_copy(update={"kind": "cuda"}), ranks_per_node=1).resolve()
     assert card.intra_node != cluster.intra_node
+
+
+def test_a_job_without_a_network_gets_that_of_its_device() -> None:
+    """Every job without a network had InfiniBand of 200 Gb/s, whatever its device."""
+    assert ClusterSpec(device="H100", nodes=2).resolve().inter_node == network_named("ib-ndr-400")
+    assert ClusterSpec(device="a100-80gb", nodes=2).resolve().inter_node == network_named("ib-hdr-200")
+    typed_in = device_named("h100-sxm")[0]
+    assert ClusterSpec(device=typed_in).resolve().inter_node == network_named(DEFAULT_NETWORK)

@@ -134,13 +134,37 @@ def test_what_is_left_out_is_counted_under_its_rule() -> None:
         (["actor_train.pool=4:4"], "ranks 4-7 leave the cluster of 4 ranks; start at rank 0."),
         (["actor_train.tp=3"], "tp=3 does not divide the 4 attention heads of actor; use tp=2."),
         (["actor_train.layout=tp3"], "tp=3 does not divide the 4 attention heads of actor; use tp=2."),
-        (["actor_train.micro_batch_size=5"], "no legal choice has this value; the nearest legal value is 4."),
-        (["actor_train.layout=tp2", "actor_train.pool=0:4"], "the nearest legal value is tp2,pp1,dp2."),
+        (
+            ["actor_train.micro_batch_size=5"],
+            "no legal choice has this value, since micro_batch_size=5 does not divide the 4 sequences of a replica; "
+            "the nearest legal value is 4.",
+        ),
+        (
+            ["actor_train.layout=tp2", "actor_train.pool=0:4"],
+            "since tp2,pp1,dp1 takes 2 ranks and its pool has 4; the nearest legal value is tp2,pp1,dp2.",
+        ),
         (["actor_train.layout=dp4", "actor_train.micro_batch_size=2"], "the nearest legal value is 1."),
-        (["actor_generate.generation_slots=5"], "the nearest legal value is 4."),
+        (
+            ["actor_generate.generation_slots=5"],
+            "since generation_slots=5 is not a power of two between pp=1 and the 12 sequences of a replica, nor that "
+            "number; the nearest legal value is 4.",
+        ),
+        (
+            ["actor_train.dp=3"],
+            "since tp1,pp1,dp3 takes 3 ranks and its pool has 1 or 2 or 4; the nearest legal value is 2.",
+        ),
+        (
+            ["actor_train.vpp=3", "actor_train.pp=2"],
+            "since vpp=3 does not divide the 2 layers that actor has on each of pp=2 stages; the nearest",
+        ),
+        (["actor_train.overcommit=3"], "actor_train does not generate, so it has no overcommit"),
+        (
+            ["ref_logprob.offload=optimizer"],
+            "since offload=optimizer is not for this stage; the nearest legal value is none.",
+        ),
         (
             ["actor_train.micro_batch_size!=5"],
-            "forbid 'actor_train.micro_batch_size=5': no legal choice has this value; the",
+            "forbid 'actor_train.micro_batch_size=5': no legal choice has this value, since micro_batch_size=5",
         ),
         (["actor_train.layout!=tp3"], "tp=3 does not divide the 4 attention heads of actor; use tp=2."),
         (

@@ -88,6 +88,27 @@ def test_the_lines_of_a_search_end_at_the_gap_of_its_plan(call: Call, job: Path)
     assert lines[-1]["gap"] == pytest.approx(json.loads(outcome.out)["solver"]["gap"], abs=1e-4)
 
 
+def test_a_plan_says_what_fills_its_memory_what_would_come_next_and_what_it_costs(call: Call, job: Path) -> None:
+    path = job.with_name("summary.json")
+    told = call("plan", job, "-o", path, "--price", 2.5, "--per-steps", 10, "--json")
+    summary = json.loads(told.err.splitlines()[-1])["summary"]
+    assert summary["cost"]["money"] == pytest.approx(2.5 * summary["cost"]["gpu_hours"])
+    assert sum(part["num_bytes"] for part in summary["memory"]) == pytest.approx(
+        max(read_plan(path).peak_bytes_per_rank), abs=1
+    )
+    out = call("plan", job, "-o", path, "--price", 2.5).out
+    for text in ("part", "next best layouts", "1,000 steps take", "at 2.5 a GPU-hour"):
+        assert text in out
+    explained = json.loads(call("explain", path, "--price", 2.5, "--per-steps", 10, "--json").out)
+    assert explained["summary"] == summary
+    report = job.with_name("summary.html")
+    assert call("report", path, "-o", report, "--steps", 2, "--price", 2.5, "--per-steps", 10).code == 0
+    page = report.read_text()
+    assert f"{summary['cost']['money']:,.2f}" in page
+    assert "money of 10 steps, at 2.5 a GPU-hour" in page
+    assert "The fullest rank, part by part" in page
+
+
 def test_an_assumed_latency_is_named_in_every_output(call: Call, tmp_path: Path) -> None:
     """With --json a sentence stood among the lines of JSON, and the report said nothing."""
     path, report = tmp_path / "assumed.json", tmp_path / "assumed.html"

@@ -11,6 +11,7 @@ from meshwright.planner.analysis.alternatives import RunnerUp
 from meshwright.planner.analysis.cluster_sizing import SizePoint
 from meshwright.planner.analysis.explain import explain
 from meshwright.planner.analysis.plan_structures import Ranked
+from meshwright.planner.analysis.plan_summary import summarise
 from meshwright.planner.analysis.sensitivity import Sensitivity, main_influences
 from meshwright.planner.analysis.whatif import PlanMetrics
 from meshwright.planner.plan.cost_queries import cost_model_of
@@ -32,6 +33,7 @@ def why(num_ranks: int = 2) -> FullExplanation:
     plan = plan_on(num_ranks)
     return FullExplanation(
         explanation=explain(plan),
+        summary=summarise(plan, cost_model_of(plan.facts), price=2.0, num_steps=100),
         memory_limited=(),
         sensitivities=(),
         main_influences=main_influences(plan, cost_model_of),
@@ -53,6 +55,17 @@ def test_what_was_not_asked_for_is_not_shown(capsys: pytest.CaptureFixture[str])
     assert "what each choice gains" not in text
     assert "other numbers of GPUs" not in text
     assert "faster choices that memory forbids" not in text
+
+
+def test_memory_next_layouts_and_money_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    found = why()
+    text = shown(capsys, found)
+    assert "memory of rank 0, the fullest" in text
+    largest = found.summary.memory[0]
+    assert f"{largest.what} {largest.stage} {'always' if largest.stays else 'while it runs'}" in text
+    row = found.summary.next_layouts[0]
+    assert f"{row.stage} {row.layout} {row.instead}" in text
+    assert found.summary.cost.sentence in text
 
 
 def test_what_a_choice_buys_is_found_and_proven(capsys: pytest.CaptureFixture[str]) -> None:

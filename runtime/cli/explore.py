@@ -1,0 +1,93 @@
+"""The command that serves a local page on which a job is changed and its plan answers."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshwright.planner.analysis.plan_summary import DEFAULT_NUM_STEPS
+from meshwright.planner.plan.plan import Plan, write_plan
+from meshwright.planner.search.no_plan import NoPlan
+from meshwright.profiles.errors import BadInput, Infeasible
+from meshwright.runtime.api.analyses import summary
+from meshwright.runtime.cli import view_plan
+from meshwright.runtime.cli.call import limit_memory, read_profile
+from meshwright.runtime.cli.options import Gap, NumSteps, PinTexts, Price, Profile
+from meshwright.runtime.explorer.searches import Refusal, Searches
+from meshwright.runtime.explorer.server import ExplorerServer, serve
+from meshwright.runtime.explorer.source import Source, read_source
+from meshwright.runtime.explorer.state import State, state_of
+from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
+
+EXAMPLES = """Example: meshwright explore job.yaml
+
+meshwright explore plan.json --price 2.5
+
+meshwright explore job.yaml --set cluster.nodes=4 --set workload.response.scale=2 -o plan.json
+"""
+
+
+def explore(
+    source: Annotated[Path, typer.Argument(metavar="JOB.yaml|PLAN.json", help="The job to explore, or a plan of it.")],
+    *,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="A changed field, as field=value; see `meshwright whatif`.")
+    ] = None,
+    pin: PinTexts = None,
+    price: Price = None,
+    per_steps: NumSteps = DEFAULT_NUM_STEPS,
+    profile: Profile = None,
+    gap: Gap = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 takes a free one.")] = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Serve no page: write the plan of these changes here, and end."),
+    ] = None,
+) -> None:
+    """Serve a local page on which a job is changed and its plan answers. Ctrl-C ends it.
+
+    Only a browser on this machine that knows the printed address can read the page, which loads nothing from elsewhere.
+    """
+    require_outputs(Output("-o", output, OutputKind.PLAN) if output else None, inputs=(source, profile))
+    state = state_of(setting or (), pin or (), price, per_steps)
+    explored = read_source(source, read_profile(profile))
+    explored.facts_of(state)
+    searches = Searches(explored, gap=gap, limit_memory=limit_memory)
+    if output:
+        _write_answer(explored, searches, state, output)
+        return
+    server = ExplorerServer(explored, searches, port=port)
+    typer.echo(f"explore {source} at {server.address(state)} (Ctrl-C ends it)")
+    with _close_on_signal(searches):
+        serve(server)
+
+
+def _write_answer(source: Source, searches: Searches, state: State, output: Path) -> None:
+    """Write and print the plan of a state. Raises BadInput or Infeasible where it has none."""
+    outcome = searches.answer_now(state).outcome
+    if isinstance(outcome, Refusal):
+        raise BadInput(outcome.sentence)
+    if isinstance(outcome, NoPlan):
+        view_plan.print_no_plan(outcome)
+        raise typer.Exit(Infeasible.exit_code)
+    assert isinstance(outcome, Plan)
+    write_plan(output, outcome)
+    view_plan.print_plan(outcome, output)
+    view_plan.print_summary(summary(outcome, source.table, price=state.price, num_steps=state.num_steps))
+
+
+@contextmanager
+def _close_on_signal(searches: Searches) -> Iterator[None]:
+    """End the searches, and with them the page, on Ctrl-C and SIGTERM."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    old_handlers = {number: signal.signal(number, lambda *_: searches.close()) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in old_handlers.items():
+            signal.signal(number, handler)

@@ -1,0 +1,224 @@
+"""The searches behind the explorer: one at a time, in the main thread, for the state that was asked for last.
+
+The threads that answer requests ask for states and wait for news; the main thread searches. A request for another state
+ends the search of the state before, whose answer is then dropped. Answers to ended searches are kept.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from meshwright.planner.analysis.plan_summary import NextLayout, next_layouts
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.search.no_plan import NoPlan
+from meshwright.planner.search.search_control import SearchProgress
+from meshwright.planner.solver.result import Limits
+from meshwright.profiles.errors import MeshwrightError
+from meshwright.runtime.api.arguments import cost_model_builder
+from meshwright.runtime.api.planning import plan as search_plan
+from meshwright.runtime.explorer.source import Source
+from meshwright.runtime.explorer.state import State
+
+_MAX_ANSWERS = 256
+"""Largest number of answers that are kept; the oldest goes first."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The sentence that says why a state has no answer."""
+
+    sentence: str
+
+
+Outcome: TypeAlias = Plan | NoPlan | Refusal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The outcome of a search; `stopped` if the user stopped it, so that a better plan may exist."""
+
+    outcome: Outcome
+    seconds: float
+    stopped: bool = False
+
+
+@dataclass
+class RunningSearch:
+    """A search in the main thread, and the last news of it."""
+
+    state: State
+    began: float = field(default_factory=time.monotonic)
+    stop: threading.Event = field(default_factory=threading.Event)
+    is_dropped: bool = False
+    progress: SearchProgress | None = None
+
+
+class MemoryLimit(Protocol):
+    """Ends a search that takes more memory than there is; see `runtime.cli.call.limit_memory`."""
+
+    def __call__(self) -> AbstractContextManager[None]: ...
+
+
+class Searches:
+    """The answers to states, and the search in progress."""
+
+    def __init__(self, source: Source, *, gap: float | None, limit_memory: MemoryLimit) -> None:
+        self._source, self._gap, self._limit_memory = source, gap, limit_memory
+        self._answers: dict[State, Answer] = {}
+        if source.plan:
+            self._answers[State()] = Answer(outcome=source.plan, seconds=0.0)
+        self._layouts: dict[State, tuple[NextLayout, ...]] = {}
+        self._wants_layouts: State | None = None
+        self._waiting: deque[State] = deque()
+        self._running: RunningSearch | None = None
+        self._news = threading.Condition()
+        self._is_closed = False
+
+    def ask(self, state: State, *, is_new: bool) -> Answer | None:
+        """Return the answer to a state, or None and have it searched: at once if the request `is_new`, in place of any
+        other search, else after the others."""
+        state = state.searched
+        with self._news:
+            if state in self._answers:
+                self._want_layouts(state)
+                return self._answers[state]
+            running = self._running
+            if (running and running.state == state and not running.is_dropped) or state in self._waiting:
+                return None
+            if is_new:
+                self._waiting.clear()
+                self._drop_running()
+                self._waiting.append(state)
+            else:
+                self._waiting.append(state)
+            self._news.notify_all()
+            return None
+
+    def find(self, state: State) -> Answer | None:
+        """Return the answer to a state if it is known."""
+        with self._news:
+            return self._answers.get(state.searched)
+
+    def layouts(self, state: State) -> tuple[NextLayout, ...] | None:
+        """Return the next best layouts of the plan of a state, once they are known."""
+        with self._news:
+            return self._layouts.get(state.searched)
+
+    def running(self, state: State) -> RunningSearch | None:
+        """Return the search of a state if it runs."""
+        with self._news:
+            return self._running if self._running and self._running.state == state.searched else None
+
+    def wait(self, seconds: float) -> None:
+        """Wait for news, at most this long."""
+        with self._news:
+            self._news.wait(seconds)
+
+    def stop(self, state: State) -> None:
+        """Stop the search of a state; the best plan so far becomes its answer."""
+        with self._news:
+            if self._running and self._running.state == state.searched:
+                self._running.stop.set()
+
+    def forget(self, state: State) -> None:
+        """Forget the answer to a state, so that it is searched again."""
+        with self._news:
+            self._answers.pop(state.searched, None)
+            self._layouts.pop(state.searched, None)
+
+    def close(self) -> None:
+        """End `serve`, and the search in progress."""
+        with self._news:
+            self._is_closed = True
+            self._drop_running()
+            self._news.notify_all()
+
+    def serve(self) -> None:
+        """Search for the states that are asked for, until `close`. Call it in the main thread."""
+        while running := self._next():
+            answer = self._search(running)
+            with self._news:
+                if not running.is_dropped:
+                    self._answers[running.state] = answer
+                    self._want_layouts(running.state)
+                    while len(self._answers) > _MAX_ANSWERS:
+                        self._layouts.pop(oldest := next(iter(self._answers)), None)
+                        del self._answers[oldest]
+                self._running = None
+                self._news.notify_all()
+
+    def answer_now(self, state: State) -> Answer:
+        """Return the answer to a state, searched in this thread unless it is known."""
+        return self.find(state) or self._search(RunningSearch(state.searched))
+
+    def _want_layouts(self, state: State) -> None:
+        """Have the next best layouts of a plan found when no search waits."""
+        if isinstance(self._answers[state].outcome, Plan) and state not in self._layouts:
+            self._wants_layouts = state
+            self._news.notify_all()
+
+    def _find_layouts(self) -> None:
+        """Find the wanted layouts, stage by stage, until a search is asked for."""
+        with self._news:
+            state = self._wants_layouts
+            answer = self._answers.get(state) if state else None
+        if state is None or answer is None or not isinstance(answer.outcome, Plan):
+            return
+        plan, found = answer.outcome, list[NextLayout]()
+        for layout in next_layouts(plan, cost_model_builder(self._source.table)(plan.facts)):
+            found.append(layout)
+            if self._is_closed or self._waiting:
+                return
+        with self._news:
+            self._layouts[state] = tuple(found)
+            if self._wants_layouts == state:
+                self._wants_layouts = None
+            self._news.notify_all()
+
+    def _drop_running(self) -> None:
+        if self._running:
+            self._running.is_dropped = True
+            self._running.stop.set()
+
+    def _next(self) -> RunningSearch | None:
+        """Wait for a state to search; None after `close`."""
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._is_closed or self._waiting or self._wants_layouts)
+                if self._is_closed:
+                    return None
+                if self._waiting:
+                    break
+            self._find_layouts()
+        with self._news:
+            self._running = RunningSearch(self._waiting.popleft())
+            self._news.notify_all()
+            return self._running
+
+    def _search(self, running: RunningSearch) -> Answer:
+        source, state = self._source, running.state
+
+        def report(progress: SearchProgress) -> None:
+            with self._news:
+                running.progress = progress
+                self._news.notify_all()
+
+        outcome: Outcome
+        try:
+            with self._limit_memory():
+                outcome = search_plan(
+                    source.facts_of(state),
+                    source.table,
+                    pins=(*source.pins, *state.pins),
+                    job=None if state.settings else source.job,
+                    limits=Limits(gap=self._gap, stop=running.stop),
+                    progress=report,
+                )
+        except MeshwrightError as error:
+            outcome = Refusal(str(error))
+        return Answer(outcome=outcome, seconds=time.monotonic() - running.began, stopped=running.stop.is_set())

@@ -1,0 +1,104 @@
+"use strict";
+{# Served as it is: the page asks for the answer to its controls, and shows news of the search until it is final. #}
+const element = (id) => document.getElementById(id);
+const form = element("controls");
+const pins = new Set([...document.querySelectorAll("[data-unpin]")].map((button) => button.dataset.unpin));
+let asked = 0;
+let timer = 0;
+
+function query() {
+  const found = new URLSearchParams();
+  for (const field of form.elements) {
+    if (field.name && field.value !== "" && field.value !== field.dataset.given) found.append(field.name, field.value);
+  }
+  for (const pin of [...pins].sort()) found.append("pin", pin);
+  return found.toString();
+}
+
+function showPins() {
+  element("pins").replaceChildren(...[...pins].sort().map((pin) => {
+    const item = document.createElement("li");
+    const button = document.createElement("button");
+    button.type = "button";
+    button.dataset.unpin = pin;
+    button.textContent = `${pin} ×`;
+    button.setAttribute("aria-label", `remove the pin ${pin}`);
+    item.append(button);
+    return item;
+  }));
+}
+
+function show(answer) {
+  element("status").textContent = answer.status;
+  element("answer").setAttribute("aria-busy", String(!answer.answered));
+  element("stop").hidden = answer.answered;
+  const progress = element("progress");
+  progress.hidden = answer.answered;
+  if (answer.share === null) progress.removeAttribute("value"); else progress.value = answer.share;
+  if (answer.html !== null) element("answer").innerHTML = answer.html;
+  document.title = answer.title;
+}
+
+async function ask() {
+  const mine = ++asked;
+  if (!form.checkValidity()) { element("status").textContent = "One of the numbers is out of range."; return; }
+  const state = query();
+  history.replaceState(null, "", state ? `?${state}` : location.pathname);
+  let have = "";
+  while (mine === asked) {
+    let answer;
+    try {
+      const response = await fetch(`answer?${state}&have=${encodeURIComponent(have)}`);
+      if (!response.ok) throw new Error(response.statusText);
+      answer = await response.json();
+    } catch (error) {
+      element("status").textContent = "The explorer does not answer; is its process still running?";
+      return;
+    }
+    if (mine !== asked) return;
+    if (answer.version !== have) show(answer);
+    have = answer.version;
+    if (answer.final) return;
+  }
+}
+
+function askSoon() {
+  clearTimeout(timer);
+  timer = setTimeout(ask, 250);
+}
+
+async function post(what) {
+  await fetch(`${what}?${query()}`, { method: "POST" });
+}
+
+function pin(text) {
+  const key = text.slice(0, text.indexOf("="));
+  for (const other of pins) if (other.startsWith(`${key}=`)) pins.delete(other);
+  pins.add(text);
+  showPins();
+  element("status").focus();
+  ask();
+}
+
+form.addEventListener("input", askSoon);
+form.addEventListener("submit", (event) => { event.preventDefault(); ask(); });
+element("why").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const { stage, key, value } = event.target.elements;
+  pin(`${stage.value}.${key.value}=${value.value.replaceAll(" ", "")}`);
+});
+element("stop").addEventListener("click", () => post("stop"));
+element("reset").addEventListener("click", () => {
+  for (const field of form.elements) if (field.name) field.value = field.dataset.given;
+  pins.clear();
+  showPins();
+  ask();
+});
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("button");
+  if (!button) return;
+  if (button.dataset.pin) pin(button.dataset.pin);
+  if (button.dataset.unpin) { pins.delete(button.dataset.unpin); showPins(); element("status").focus(); ask(); }
+  if (button.id === "again") { await post("again"); ask(); }
+});
+ask();

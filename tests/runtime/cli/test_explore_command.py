@@ -1,0 +1,56 @@
+"""The explore command: one state is answered without a page, and a mistake gets a sentence before a port is taken."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from meshwright.planner.plan.plan import read_plan
+from tests.runtime.command import Call
+
+
+def test_one_state_is_answered_without_a_page(call: Call, job: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    outcome = call("explore", job, "--set", "workload.batch_size=8", "--price", 2, "--gap", 0.3, "-o", path)
+    assert outcome.code == 0
+    assert read_plan(path).facts.workload.batch_size == 8
+    assert "next best layouts" in outcome.out
+    assert "at 2 a GPU-hour" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "end"),
+    [
+        (("--set", "workload.batch_sise=8"), (2, "did you mean workload.batch_size or ")),
+        (("--set", "workload.batch_size=8,16"), (2, "`meshwright whatif` takes more")),
+        (("--pin", "actor_train.tp=3", "-o", "PLAN"), (2, "tp=3 does not divide the 4 attention heads")),
+        (("--set", "cluster.device.memory_bytes=100000", "-o", "PLAN"), (3, "no plan fits")),
+    ],
+)
+def test_a_state_without_a_plan_is_refused(
+    call: Call, job: Path, tmp_path: Path, arguments: tuple[str, ...], end: tuple[int, str]
+) -> None:
+    path = tmp_path / "plan.json"
+    outcome = call("explore", job, *(str(path) if word == "PLAN" else word for word in arguments))
+    assert outcome.code == end[0]
+    assert end[1] in outcome.err
+    assert not path.exists()
+
+
+@pytest.mark.check_all
+@pytest.mark.slow
+def test_the_page_is_served_until_ctrl_c(plan: Path) -> None:
+    command = [sys.executable, "-m", "meshwright", "explore", str(plan)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        address = next(word for word in line.split() if word.startswith("http://127.0.0.1:"))
+        with urllib.request.urlopen(address, timeout=60) as page:
+            assert b"Explore plan.json" in page.read()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0

@@ -1,0 +1,71 @@
+"""The searches of the explorer: the newest state comes first, a stopped search says so, and answers stay."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from meshwright.planner.plan.plan import Plan, read_plan
+from meshwright.runtime.explorer.searches import Answer, Refusal, Searches
+from meshwright.runtime.explorer.source import read_source
+from meshwright.runtime.explorer.state import State, state_of
+
+SMALL = state_of(["workload.batch_size=8"], ())
+
+
+def searches_of(path: Path) -> Searches:
+    return Searches(read_source(path, None), gap=0.3, limit_memory=nullcontext)
+
+
+def answered(searches: Searches, state: State) -> Answer:
+    for _ in range(600):
+        if found := searches.find(state):
+            return found
+        searches.wait(0.2)
+    pytest.fail("no answer in two minutes")
+
+
+def test_a_plan_is_its_own_answer(plan: Path) -> None:
+    searches = searches_of(plan)
+    assert searches.answer_now(State()).outcome == read_plan(plan)
+    answer = searches.ask(State(), is_new=True)
+    assert answer is not None
+    assert answer.outcome == read_plan(plan)
+
+
+def test_a_new_state_goes_before_those_that_wait(job: Path) -> None:
+    searches = searches_of(job)
+    assert searches.ask(State(), is_new=False) is None
+    assert searches.ask(SMALL, is_new=True) is None
+    thread = threading.Thread(target=searches.serve)
+    thread.start()
+    try:
+        assert isinstance(answered(searches, SMALL).outcome, Plan)
+        assert searches.find(State()) is None
+        assert searches.ask(State(), is_new=False) is None
+        assert isinstance(answered(searches, State()).outcome, Plan)
+        assert searches.ask(SMALL, is_new=True) is not None
+        searches.forget(SMALL)
+        assert searches.find(SMALL) is None
+    finally:
+        searches.close()
+        thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_a_stopped_search_says_so(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    searches = searches_of(job)
+    searches.ask(State(), is_new=True)
+    running = searches._next()
+    assert running is not None
+    searches.stop(State())
+    assert searches._search(running).stopped
+
+
+def test_a_rule_that_is_broken_is_the_answer(job: Path) -> None:
+    outcome = searches_of(job).answer_now(state_of([], ("actor_train.tp=3",))).outcome
+    assert isinstance(outcome, Refusal)
+    assert "tp=3 does not divide the 4 attention heads" in outcome.sentence
