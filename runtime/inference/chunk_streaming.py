@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from meshwright.profiles.packing import num_blocks_for
-from meshwright.runtime.inference.slots import Finish, LiveSequence, Prompt, Response
+from meshwright.runtime.inference.slots import Finish, Prompt, Response
 from meshwright.runtime.messages.streaming import ChunkReader
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.logprobs import token_logprobs
@@ -35,10 +35,23 @@ class Chunk:
     """Why the response ended with this chunk; None if more tokens follow."""
 
 
+class SampledSequence(Protocol):
+    """A sequence that is being sampled, by whatever engine."""
+
+    @property
+    def prompt(self) -> Prompt: ...
+    @property
+    def tokens(self) -> list[int]: ...
+    @property
+    def num_sampled(self) -> int:
+        """The number of tokens after the prompt, tool tokens included."""
+        ...
+
+
 class Listener(Protocol):
     """Receives every decode round of a group of slots."""
 
-    def on_round(self, live: Sequence[LiveSequence], ended: Sequence[Response]) -> None:
+    def on_round(self, live: Sequence[SampledSequence], ended: Sequence[Response]) -> None:
         """Receive the sequences that just got a token and are live, and the responses that ended with it."""
         ...
 
@@ -49,7 +62,7 @@ class Listeners:
 
     listeners: Sequence[Listener]
 
-    def on_round(self, live: Sequence[LiveSequence], ended: Sequence[Response]) -> None:
+    def on_round(self, live: Sequence[SampledSequence], ended: Sequence[Response]) -> None:
         """Pass the round to each of them, in order."""
         for listener in self.listeners:
             listener.on_round(live, ended)
@@ -67,7 +80,7 @@ class Chunker:
         self.chunk_tokens, self._emit = chunk_tokens, hand_over
         self._num_sent: dict[tuple[int, int], int] = {}  # tokens passed on, of each response that has not ended
 
-    def on_round(self, live: Sequence[LiveSequence], ended: Iterable[Response]) -> None:
+    def on_round(self, live: Sequence[SampledSequence], ended: Iterable[Response]) -> None:
         """Pass on the chunks that this round completes."""
         chunks = [self._chunk(response.prompt, response.tokens, response.finish) for response in ended]
         chunks += [

@@ -8,14 +8,13 @@ in transit, and sequences in flight keep their tokens, keys and values while the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.cost_models.period_ends import AllSequences, DeliveryRule
 from meshwright.planner.simulation.flight import Flight
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import max_prefill_tokens, num_blocks_for
@@ -24,6 +23,7 @@ from meshwright.runtime.inference.cuda_graphs import GraphedDecodeStep, GraphedP
 from meshwright.runtime.inference.decode_rounds import NO_STEPS, ForwardPasses, MultiStepDecoding, StepRows
 from meshwright.runtime.inference.decode_step import DecodeRunner, PackedStep
 from meshwright.runtime.inference.in_flight import SequencesInFlight
+from meshwright.runtime.inference.replica_engine import Period, ReplicaEngine
 from meshwright.runtime.inference.sampling import Sampling, Uniforms
 from meshwright.runtime.inference.scheduler import (
     NOTHING_SCHEDULED,
@@ -40,7 +40,6 @@ from meshwright.runtime.inference.slots import (
     PartialResponse,
     Prompt,
     Response,
-    ResumedSample,
     split_into_batches,
 )
 from meshwright.runtime.inference.stopping import Stopping, StopStrings
@@ -51,7 +50,7 @@ from meshwright.runtime.model.model_shard import Decoder
 from meshwright.runtime.model.stage_passes import ExpertLockstep, PipelineLink
 
 
-class Generator:
+class Generator(ReplicaEngine):
     """Samples responses from one replica's copy of a model."""
 
     def __init__(
@@ -130,14 +129,6 @@ class Generator:
             checks_each=not parameter.is_cuda,
         )
 
-    def generate(self, prompts: Sequence[Prompt], *, version: int = 0) -> tuple[Response, ...]:
-        """Return the responses in order of step and row, all sampled by policy `version`, with nothing else in flight.
-
-        Every rank of the replica must call with the same prompts.
-        """
-        assert not self.in_flight, "a period has left sequences in flight"
-        return self.run_period(prompts, version=version, delivery=AllSequences())
-
     @property
     def in_flight(self) -> tuple[Prompt, ...]:
         """The prompts that are admitted and not delivered: first the ended, then the live, paused and waiting ones."""
@@ -172,25 +163,8 @@ class Generator:
     def _live(self) -> list[LiveSequence]:
         return [sequence for group in self._flight.groups for sequence in group.live]
 
-    def run_period(
-        self,
-        admitted: Sequence[Prompt],
-        *,
-        version: int,
-        delivery: DeliveryRule,
-        min_rounds: int = 0,
-        stream: Listener | None = None,
-        resumed: Mapping[int, ResumedSample] | None = None,
-    ) -> tuple[Response, ...]:
-        """Sample with policy `version` until `delivery` is satisfied, and for at least `min_rounds` decode rounds
-        while anything is left to sample. Return what was delivered, in order of step and row.
-
-        The admitted prompts wait for slots, first come first served; what is not delivered stays in flight for the next
-        period. `stream` receives tokens as they are sampled. `resumed` maps the sample id of an admitted prompt to what
-        was sampled for it before the run was resumed. Every rank of the replica must call with the same arguments, and
-        every replica that shares experts with this one must call too, with its own arguments.
-        """
-        waiting = self._resume_admitted(admitted, resumed or {})
+    def _run(self, waiting: list[Prompt], period: Period) -> tuple[Response, ...]:
+        version, stream = period.version, period.stream
         self._model.eval()
         self._step.refresh_weights()
         if self._prefills:
@@ -203,11 +177,11 @@ class Generator:
         self._cached_version = version
         delivered = self._flight.run_period(
             waiting,
-            delivery,
+            period.delivery,
             process_sampled=lambda group: self._process_sampled(group, version, stream),
             step=self._step_group,
             multi_step=lambda max_rounds: 0 if stream else self._multi_step(max_rounds, version),
-            min_rounds=min_rounds,
+            min_rounds=period.min_rounds,
         )
         self._relay.flush()
         if self._tool_turns:
@@ -276,18 +250,8 @@ class Generator:
         sampled, _ = self._ahead.run_together(StepRows(slots, cached, cached), first, uniforms.repeat(count, 1))
         return sampled.tolist()
 
-    def _resume_admitted(self, admitted: Sequence[Prompt], sampled_before: Mapping[int, ResumedSample]) -> list[Prompt]:
-        """Return the admitted prompts for which nothing has been sampled yet. The responses to the others are queued
-        like pre-empted ones, or have ended already. `sampled_before` is by sample id."""
-        for prompt in admitted:
-            if prompt.sample_id in sampled_before:
-                resumed = sampled_before[prompt.sample_id].with_prompt(prompt, self._flight.period + 1)
-                if isinstance(resumed, Response):
-                    self._flight.ended.append(resumed)
-                else:
-                    self.scheduler.pause(resumed)
-                    self._flight.add_started(resumed)
-        return [prompt for prompt in admitted if prompt.sample_id not in sampled_before]
+    def _pause(self, partial: PartialResponse) -> None:
+        self.scheduler.pause(partial)
 
     def _process_sampled(self, group: LiveGroup, version: int, stream: Listener | None) -> Sequence[Response]:
         """Append the tokens sampled by the forward pass of the group; return the responses that end with them."""

@@ -30,10 +30,10 @@ from meshwright.profiles.trace import (
 from meshwright.runtime.environment.environment import Environment
 from meshwright.runtime.environment.samples import RewardSample, ToolCall
 from meshwright.runtime.environment.worker_pool import ToolWorkers
-from meshwright.runtime.inference.chunk_streaming import Chunk, Chunker, Listeners
+from meshwright.runtime.inference.chunk_streaming import Chunk, Chunker, Listeners, SampledSequence
 from meshwright.runtime.inference.engine import Generator
 from meshwright.runtime.inference.in_flight import GenerationState
-from meshwright.runtime.inference.slots import Finish, LiveSequence, Prompt, Response, ResumedSample
+from meshwright.runtime.inference.slots import Finish, Prompt, Response, ResumedSample
 from meshwright.runtime.inference.stopping import StopStrings
 from meshwright.runtime.inference.tool_turns import RolloutTurn, ToolTurns, TurnLimits
 from meshwright.runtime.messages.experience import StepExperience, digest_of
@@ -308,7 +308,7 @@ class Scoring:
     def __init__(self, environment: Environment, data: PromptData) -> None:
         self._environment, self._data = environment, data
 
-    def on_round(self, _live: Sequence[LiveSequence], ended: Sequence[Response]) -> None:
+    def on_round(self, _live: Sequence[SampledSequence], ended: Sequence[Response]) -> None:
         """Start scoring the responses that ended, if it has not started."""
         for response in ended:
             self._environment.start_scoring(response.prompt.sample_id, functools.partial(self._sample, response))
@@ -339,7 +339,7 @@ class _Rounds:
     def __init__(self) -> None:
         self._num_rounds = self._num_tokens = 0
 
-    def on_round(self, live: Sequence[LiveSequence], ended: Sequence[Response]) -> None:
+    def on_round(self, live: Sequence[SampledSequence], ended: Sequence[Response]) -> None:
         self._num_rounds += 1
         self._num_tokens += len(live) + len(ended)
 

@@ -1,0 +1,296 @@
+"""The program of an engine process: it serves vLLM to the rank that started it.
+
+    PYTHON -I engine_server.py SOCKET MEMORY PARENT
+
+PYTHON is the interpreter of the engine's own environment, so this file imports nothing of this project, and only the
+class at its end imports vLLM. SOCKET and MEMORY are numbers of inherited files: a stream socket, and the shared memory
+through which weights come. PARENT is the process id of the rank; the process ends with it.
+
+A message is a header (`_HEADER`) and a JSON object. The rank asks, and the process answers every message but `weights`:
+
+| message | content | answer |
+|---|---|---|
+| `start` | settings of the engine (`EngineSettings` in `engine_process.py`) | what runs: engine, version, kernels |
+| `weights` | the version of the weights that follow | none |
+| `bucket` | names, types, shapes and offsets of tensors in the shared memory | `taken`: the memory is free again |
+| `end_weights` | | the version |
+| `step` | requests to add, ids of requests to abort | the tokens of one round, and the version that sampled them |
+
+An answer with the key `error` is a refusal, in one sentence.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import mmap
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Protocol, TypeAlias
+
+PROTOCOL_VERSION = 1
+"""The version of the message format; every message carries it."""
+MAX_MESSAGE_BYTES = 2**26
+"""Largest JSON object of a message: a round of 4,096 rows has less than a megabyte."""
+
+_MAGIC = b"MWEN"
+_HEADER = struct.Struct(">4sHI")
+"""A mark, the version of the format, and the number of bytes that follow."""
+_READ_BYTES = 2**20
+_PR_SET_PDEATHSIG = 1
+
+Message: TypeAlias = dict[str, Any]
+
+
+class MessageError(Exception):
+    """What arrived is no message of this version of the format."""
+
+
+def write_message(connection: socket.socket, kind: str, **content: Any) -> None:
+    """Write one message. Raises MessageError if it is too long, OSError if nobody reads it any more."""
+    text = json.dumps({"kind": kind, **content}).encode()
+    if len(text) > MAX_MESSAGE_BYTES:
+        raise MessageError(f"a message of {len(text)} bytes is longer than the {MAX_MESSAGE_BYTES} that are allowed")
+    connection.sendall(_HEADER.pack(_MAGIC, PROTOCOL_VERSION, len(text)) + text)
+
+
+def read_message(connection: socket.socket, deadline: float | None = None) -> Message:
+    """Read one message, by `deadline` of `time.monotonic` if one is given.
+
+    Raises EOFError if the other side has closed the connection, TimeoutError after the deadline, and MessageError for
+    anything that is no message of this version.
+    """
+    mark, version, num_bytes = _HEADER.unpack(_read(connection, _HEADER.size, deadline))
+    if mark != _MAGIC:
+        raise MessageError(f"{mark!r} begins no message")
+    if version != PROTOCOL_VERSION:
+        raise MessageError(
+            f"a message of version {version} of the format, and this side has version {PROTOCOL_VERSION}"
+        )
+    if num_bytes > MAX_MESSAGE_BYTES:
+        raise MessageError(f"a message of {num_bytes} bytes is longer than the {MAX_MESSAGE_BYTES} that are allowed")
+    try:
+        message = json.loads(_read(connection, num_bytes, deadline))
+    except (ValueError, RecursionError):
+        raise MessageError("a message that is no JSON") from None
+    if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
+        raise MessageError("a message without a kind")
+    return message
+
+
+def _read(connection: socket.socket, num_bytes: int, deadline: float | None) -> bytes:
+    received = bytearray()
+    while len(received) < num_bytes:
+        if deadline is not None:
+            connection.settimeout(max(1e-3, deadline - time.monotonic()))
+        part = connection.recv(min(_READ_BYTES, num_bytes - len(received)))
+        if not part:
+            raise EOFError
+        received += part
+    return bytes(received)
+
+
+class ServedEngine(Protocol):
+    """An engine in its own process. Tensors are those of its own torch."""
+
+    @property
+    def facts(self) -> Message:
+        """The engine, its version and its kernels, as text."""
+        ...
+
+    def load(self, tensors: Iterator[tuple[str, Any]]) -> None:
+        """Take new weights, tensor by tensor, under the names of a Hugging Face checkpoint; forget what was cached
+        under the old ones."""
+        ...
+
+    def step(self, added: Sequence[Message], aborted: Sequence[str]) -> list[Any]:
+        """Run one round; return the id of each request that got tokens, the tokens, their log-probabilities, and
+        whether it has ended."""
+        ...
+
+
+def serve(connection: socket.socket, memory: int, start: Callable[[Message], ServedEngine]) -> None:
+    """Answer messages until the other side closes the connection."""
+    with suppress(EOFError, OSError):
+        try:
+            engine = start(_expect(read_message(connection), "start"))
+        except (EOFError, OSError):
+            raise
+        except Exception as error:
+            write_message(connection, "error", error=sentence_of(error))
+            return
+        write_message(connection, "started", **engine.facts)
+        version = -1
+        while True:
+            message = read_message(connection)
+            try:
+                if message["kind"] == "weights":
+                    engine.load(_received(connection, memory))
+                    version = message["version"]
+                    write_message(connection, "loaded", version=version)
+                else:
+                    asked = _expect(message, "step")
+                    rows = engine.step(asked["add"], asked["abort"])
+                    write_message(connection, "sampled", version=version, rows=rows)
+            except (EOFError, OSError):
+                raise
+            except Exception as error:
+                write_message(connection, "error", error=sentence_of(error))
+
+
+def _expect(message: Message, kind: str) -> Message:
+    if message["kind"] != kind:
+        raise MessageError(f"{message['kind']} is not expected here, but {kind}")
+    return message
+
+
+def _received(connection: socket.socket, memory: int) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors of all buckets as copies: an engine may use them after the memory is written again."""
+    import torch  # noqa: PLC0415 - the rank, which imports this module for the format, has another torch
+
+    while (message := read_message(connection))["kind"] != "end_weights":
+        bucket = _expect(message, "bucket")
+        shared, tensors = mmap.mmap(memory, bucket["num_bytes"]), []
+        for name, kind, shape, offset, count in bucket["tensors"]:
+            flat = torch.frombuffer(shared, dtype=getattr(torch, kind), count=count, offset=offset)
+            tensors.append((name, flat.view(shape).clone()))
+        write_message(connection, "taken")
+        yield from tensors
+
+
+def sentence_of(error: BaseException) -> str:
+    """Return an exception as one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def main(start: Callable[[Message], ServedEngine]) -> None:
+    """Serve the engine that `start` makes, on the files that the command line names."""
+    connection, memory, parent = map(int, sys.argv[1:])
+    end_with_parent(parent)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a rank blocks signals, and this process inherits that
+    serve(socket.socket(fileno=connection), memory, start)
+    sys.stdout.flush()
+    os._exit(0)  # engines leave threads that would keep the process
+
+
+def end_with_parent(parent: int) -> None:
+    """Make the kernel kill this process when its parent has ended. Raises OSError if it refuses.
+
+    `planner/search/parent_death.py` has the same for processes of this project's interpreter.
+    """
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+class VllmEngine:
+    """vLLM in this process, without its tokenizer, its own server or its own processes."""
+
+    def __init__(self, settings: Message) -> None:
+        import torch  # noqa: PLC0415 - see the module's docstring
+        import vllm  # noqa: PLC0415
+
+        self._vllm, self._torch = vllm, torch
+        self._missing = _NotLoaded()
+        logging.getLogger("vllm.model_executor.model_loader.reload.inplace").addHandler(self._missing)
+        self._engine = vllm.LLMEngine.from_engine_args(
+            vllm.EngineArgs(
+                model=settings["model"],
+                hf_overrides={"vocab_size": settings["vocab_size"]},
+                load_format="dummy",  # the rank sends the weights
+                skip_tokenizer_init=True,
+                generation_config="vllm",  # not the model's: every request has its own sampling settings
+                dtype=settings["dtype"],
+                max_model_len=settings["max_tokens"],
+                max_num_seqs=settings["num_slots"],
+                max_num_batched_tokens=settings["max_round_tokens"],
+                block_size=settings["block_tokens"],
+                kv_cache_memory_bytes=settings["cache_bytes"],
+                enable_prefix_caching=True,
+                logprobs_mode=settings["logprobs"],
+                enforce_eager=True,
+                seed=0,
+                disable_log_stats=True,
+            )
+        )
+
+    @property
+    def facts(self) -> Message:
+        kernels = f"torch {self._torch.__version__}, {self._torch.backends.cpu.get_cpu_capability()}"
+        return {"engine": "vllm", "version": self._vllm.__version__, "kernels": kernels}
+
+    def load(self, tensors: Iterator[tuple[str, Any]]) -> None:
+        """Take new weights. Raises ValueError if some of the model's are missing, or if requests use cached blocks."""
+        self._missing.names = ""
+        self._engine.collective_rpc(
+            "reload_weights", kwargs={"weights_iterator": tensors, "is_checkpoint_format": True}
+        )
+        if self._engine.model_config.hf_config.tie_word_embeddings:
+            self._engine.collective_rpc(_pack_tied_output)
+        if self._missing.names:
+            raise ValueError(f"no values came for the weights {self._missing.names}")
+        if not self._engine.reset_prefix_cache():
+            raise ValueError("the prefix cache of the old weights is in use and cannot be dropped")
+
+    def step(self, added: Sequence[Message], aborted: Sequence[str]) -> list[Any]:
+        if aborted:
+            self._engine.abort_request(list(aborted))
+        for request in added:
+            self._engine.add_request(
+                request["id"], {"prompt_token_ids": request["tokens"]}, self._sampling(request["sampling"])
+            )
+        if not self._engine.has_unfinished_requests():
+            return []
+        rows = []
+        for output in self._engine.step():
+            [completion] = output.outputs
+            tokens = list(completion.token_ids)
+            logprobs = [by_token[token].logprob for token, by_token in zip(tokens, completion.logprobs, strict=True)]
+            rows.append((output.request_id, tokens, logprobs, output.finished))
+        return rows
+
+    def _sampling(self, sampling: Message) -> Any:
+        return self._vllm.SamplingParams(
+            temperature=sampling["temperature"],
+            top_k=sampling["top_k"],
+            top_p=sampling["top_p"],
+            seed=sampling["seed"],
+            max_tokens=sampling["max_tokens"],
+            stop_token_ids=sampling["end_tokens"],
+            ignore_eos=True,  # the model's own; the request names all tokens that end it
+            detokenize=False,
+            logprobs=0,  # that of the sampled token, and of no other
+            output_kind=self._vllm.sampling_params.RequestOutputKind.DELTA,
+        )
+
+
+def _pack_tied_output(worker: Any) -> None:
+    """Pack the weights of an output layer that is the embedding again, for the kernel of a CPU.
+
+    A reload packs those of the layers for which values come, and they come for the embedding alone: the output layer
+    would go on with its packed copy of the old weights (model_executor/model_loader/reload/layerwise.py of vLLM 0.32).
+    """
+    output = worker.get_model().lm_head
+    output.quant_method.process_weights_after_loading(output)
+
+
+class _NotLoaded(logging.Handler):
+    """Keeps the names of weights for which a reload had no values: vLLM only logs them."""
+
+    names = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "not loaded from checkpoint" in record.msg and isinstance(record.args, tuple):
+            self.names = ", ".join(sorted(record.args[0]))  # type: ignore[call-overload]
+
+
+if __name__ == "__main__":
+    main(VllmEngine)

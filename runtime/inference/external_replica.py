@@ -1,0 +1,204 @@
+"""A replica that generates with an engine in another process: which sequences the engine has, and what they have got.
+
+The sequences in flight and the rule that ends a period are those of our own generator (`planner.simulation.flight`).
+The engine has requests only while a period runs: what stays in flight is aborted at the end of the period and continues
+in the next one, when its keys and values are computed again. So nothing cached under older weights reaches a later
+token, and a checkpoint needs the tokens alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from meshwright.planner.simulation.flight import Flight, SlotGroup
+from meshwright.runtime.inference.engine_process import EngineProcess, Request, RequestSampling, Sampled
+from meshwright.runtime.inference.in_flight import SequencesInFlight
+from meshwright.runtime.inference.replica_engine import Period, ReplicaEngine
+from meshwright.runtime.inference.sampling import Sampling, uniforms
+from meshwright.runtime.inference.slots import Finish, PartialResponse, Prompt, Response
+from meshwright.runtime.model.hf_checkpoint import recipe
+from meshwright.runtime.model.model_shard import Decoder, named_global_parameters
+
+_SEED_BITS = 2.0**53
+
+
+@dataclass(kw_only=True, eq=False)
+class RequestedSequence:
+    """A sequence that the engine samples."""
+
+    prompt: Prompt
+    first_period: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, partial: PartialResponse) -> RequestedSequence:
+        """Return the sequence that continues a partial response."""
+        return cls(
+            prompt=partial.prompt,
+            first_period=partial.first_period,
+            tokens=list(partial.tokens),
+            logprobs=list(partial.logprobs),
+            versions=list(partial.versions),
+        )
+
+    @property
+    def id(self) -> str:
+        """Its name in the engine."""
+        return str(self.prompt.sample_id)
+
+    @property
+    def num_sampled(self) -> int:
+        """The number of tokens after the prompt."""
+        return len(self.tokens)
+
+    def to_partial(self) -> PartialResponse:
+        """Return its prompt and its tokens so far."""
+        return PartialResponse(
+            prompt=self.prompt,
+            first_period=self.first_period,
+            tokens=tuple(self.tokens),
+            logprobs=tuple(self.logprobs),
+            versions=tuple(self.versions),
+        )
+
+
+class ExternalReplica(ReplicaEngine):
+    """Samples responses of one replica with an engine process."""
+
+    def __init__(
+        self,
+        engine: EngineProcess,
+        weights: Callable[[], Iterable[tuple[str, Tensor]]],
+        *,
+        num_slots: int,
+        max_response: int,
+        eos_tokens: frozenset[int],
+        sampling: Sampling,
+        seed: int,
+    ) -> None:
+        """`weights` returns the present weights by their names in a Hugging Face checkpoint (`stored_tensors`).
+
+        At most `num_slots` sequences are decoded at a time, each with at most `max_response` tokens after its prompt,
+        the last of which may be one of `eos_tokens`.
+        """
+        self._engine, self._weights = engine, weights
+        self._max_response, self._eos_tokens, self._sampling, self._seed = max_response, eos_tokens, sampling, seed
+        self._group: SlotGroup[RequestedSequence] = SlotGroup(0, num_slots)
+        self._flight: Flight[Prompt, SlotGroup[RequestedSequence], Response] = Flight((self._group,))
+        self._paused: list[PartialResponse] = []
+        """Sequences that have started and are not in the engine."""
+        self._rows: list[Sampled] = []
+        """What the last round sampled."""
+
+    @property
+    def in_flight(self) -> tuple[Prompt, ...]:
+        """The prompts that are admitted and not delivered: first the ended, then the started and the waiting ones."""
+        return (*(sequence.prompt for sequence in (*self._flight.ended, *self._paused)), *self._flight.waiting)
+
+    def _run(self, waiting: list[Prompt], period: Period) -> tuple[Response, ...]:
+        """Run a period. Raises RunFailed if the engine fails."""
+        if period.version != self._engine.version:
+            self._engine.take_weights(period.version, self._weights())
+        delivered = self._flight.run_period(
+            waiting,
+            period.delivery,
+            process_sampled=lambda _: self._process_sampled(period),
+            step=lambda _: self._step(),
+            min_rounds=period.min_rounds,
+        )
+        if self._group.live:
+            self._engine.step(aborted=[sequence.id for sequence in self._group.live])
+            self._paused = [*(sequence.to_partial() for sequence in self._group.live), *self._paused]
+            self._group.live = []
+        return delivered
+
+    def _pause(self, partial: PartialResponse) -> None:
+        self._paused.append(partial)
+
+    def snapshot(self) -> SequencesInFlight:
+        """Return a snapshot of everything in flight; only valid between two periods."""
+        return SequencesInFlight(
+            period=self._flight.period,
+            live=((),),
+            paused=tuple(self._paused),
+            waiting=tuple(self._flight.waiting),
+            ended=tuple(self._flight.ended),
+            blocks=(),
+            cached=(),
+        )
+
+    def restore(self, snapshot: SequencesInFlight) -> None:
+        self._paused = list(snapshot.paused)
+        self._flight.resume(snapshot.period, snapshot.waiting, snapshot.ended, snapshot.paused)
+
+    def _step(self) -> int:
+        """Fill the free slots, paused sequences first, and run a round; return how many sequences start with it."""
+        waiting: deque[Prompt] = self._flight.waiting
+        num_free = self._group.num_slots - len(self._group.live)
+        continued, self._paused = self._paused[:num_free], self._paused[num_free:]
+        num_new = min(num_free - len(continued), len(waiting))
+        started = [PartialResponse(prompt=waiting.popleft(), first_period=self._flight.period) for _ in range(num_new)]
+        added = [RequestedSequence.of(partial) for partial in (*continued, *started)]
+        self._group.live += added
+        self._rows = self._engine.step([self._request(sequence) for sequence in added])
+        return num_new
+
+    def _request(self, sequence: RequestedSequence) -> Request:
+        prompt, num_sampled = sequence.prompt, sequence.num_sampled
+        limit = self._max_response if prompt.max_response is None else min(prompt.max_response, self._max_response)
+        # A sequence that continues needs other random numbers than those with which it started.
+        uniform = uniforms(self._seed, np.array([prompt.sample_id]), np.array([num_sampled]))[0]
+        return Request(
+            id=sequence.id,
+            tokens=(*prompt.tokens, *sequence.tokens),
+            sampling=RequestSampling(
+                temperature=self._sampling.temperature,
+                top_k=self._sampling.top_k,
+                top_p=self._sampling.top_p,
+                seed=int(uniform * _SEED_BITS),
+                max_tokens=limit - num_sampled,
+                end_tokens=tuple(sorted(self._eos_tokens)),
+            ),
+        )
+
+    def _process_sampled(self, period: Period) -> Sequence[Response]:
+        """Append the tokens of the last round; return the responses that end with them, in the order of the slots."""
+        if not self._rows:
+            return ()
+        rows, self._rows = {row.id: row for row in self._rows}, []
+        going, live, ended = [], [], []
+        for sequence in self._group.live:
+            row = rows.get(sequence.id)
+            if row is not None:
+                self._append(sequence, row, period.version)
+            if row is None or not row.has_ended:
+                going.append(sequence)
+            else:
+                finish = Finish.EOS if sequence.tokens[-1] in self._eos_tokens else Finish.LENGTH
+                ended.append(Response(**vars(sequence.to_partial()), finish=finish))
+            if row is not None and not row.has_ended:
+                live.append(sequence)
+        self._group.live = going
+        if period.stream is not None:
+            period.stream.on_round(live, ended)
+        return ended
+
+    def _append(self, sequence: RequestedSequence, row: Sampled, version: int) -> None:
+        is_greedy = self._sampling.temperature == 0.0  # such a policy gives its token all probability
+        sequence.tokens += row.tokens
+        sequence.logprobs += [0.0] * len(row.tokens) if is_greedy else row.logprobs
+        sequence.versions += [version] * len(row.tokens)
+
+
+def stored_tensors(model: Decoder) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors [...] of a whole model by their names in a Hugging Face checkpoint, one parameter after
+    another."""
+    for name, parameter in named_global_parameters(model):
+        yield from recipe(model.spec, name).split([parameter.detach()]).items()

@@ -1,0 +1,75 @@
+"""An engine process without a model: a token is the sum of the weights and of the tokens before it, modulo 100.
+
+Prompts that begin with one of these tokens make it fail. The environment of the process is that of this project.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshwright.runtime.inference import engine_server
+from meshwright.runtime.inference.engine_server import Message
+
+DIES, HANGS, REFUSES, EXITS, IS_NEWER, GARBLES = 901, 902, 903, 904, 905, 906
+MODULUS = 100
+
+
+@dataclass
+class CountingEngine:
+    settings: Message
+    total: int = 0
+    requests: dict[str, Message] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.settings["model"] == "broken":
+            raise ValueError("its model is\nbroken")
+
+    @property
+    def facts(self) -> Message:
+        return {"engine": "counting", "version": "1.2.3", "kernels": "none"}
+
+    def load(self, tensors: Iterator[tuple[str, Any]]) -> None:
+        if self.settings["model"] == "frozen":
+            raise ValueError("its weights are frozen")
+        self.total = sum(int(tensor.sum()) for _, tensor in tensors)
+
+    def step(self, added: Sequence[Message], aborted: Sequence[str]) -> list[Any]:
+        for request in added:
+            misbehave(request["tokens"][0])
+            self.requests[request["id"]] = {**request, "left": request["sampling"]["max_tokens"]}
+        for name in aborted:
+            del self.requests[name]
+        rows = []
+        for name, request in [*self.requests.items()]:
+            token = (self.total + sum(request["tokens"])) % MODULUS
+            request["tokens"].append(token)
+            request["left"] -= 1
+            has_ended = token in request["sampling"]["end_tokens"] or not request["left"]
+            rows.append((name, [token], [-0.5], has_ended))
+            if has_ended:
+                del self.requests[name]
+        return rows
+
+
+def misbehave(token: int) -> None:
+    if token == DIES:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if token == HANGS:
+        time.sleep(600)
+    if token == EXITS:
+        os._exit(7)
+    if token == REFUSES:
+        raise ValueError("a prompt that it does not take")
+    if token == IS_NEWER:
+        engine_server.PROTOCOL_VERSION = 2
+    if token == GARBLES:
+        engine_server._MAGIC = b"HTTP"
+
+
+if __name__ == "__main__":
+    engine_server.main(CountingEngine)

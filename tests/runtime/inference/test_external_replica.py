@@ -1,0 +1,157 @@
+"""A replica with an engine process: what the engine is given, and what a period delivers and leaves in flight.
+
+The engine counts (`counting_server.py`): the next token is the sum of its weight and of the tokens so far, modulo 100.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+
+from meshwright.cost_models.period_ends import AllSequences, FirstEnded, WholeStep
+from meshwright.runtime.inference.chunk_streaming import SampledSequence
+from meshwright.runtime.inference.engine_process import EngineProcess
+from meshwright.runtime.inference.external_replica import ExternalReplica, RequestedSequence
+from meshwright.runtime.inference.sampling import Sampling
+from meshwright.runtime.inference.slots import Finish, Prompt, Response, ResumedSample
+from tests.runtime.inference.counting_server import MODULUS
+from tests.runtime.inference.test_engine_process import start
+
+EOS = 99
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    process = start(tmp_path_factory.mktemp("engine"))
+    process.wait_until_ready()
+    process.take_weights(0, [("bias", torch.tensor([0]))])
+    yield process
+    process.close()
+
+
+def replica_of(engine: EngineProcess, num_slots: int = 4, temperature: float = 1.0, weight: int = 0) -> ExternalReplica:
+    return ExternalReplica(
+        engine,
+        lambda: [("bias", torch.tensor([weight]))],
+        num_slots=num_slots,
+        max_response=6,
+        eos_tokens=frozenset({EOS}),
+        sampling=Sampling(temperature=temperature),
+        seed=3,
+    )
+
+
+def prompt_of(row: int, *tokens: int, step: int = 0, max_response: int | None = None) -> Prompt:
+    return Prompt(row=row, sample_id=100 * step + row, step=step, tokens=tokens, max_response=max_response)
+
+
+def expected(tokens: Sequence[int], count: int, weight: int = 0) -> tuple[int, ...]:
+    """The tokens that follow these."""
+    found = list(tokens)
+    for _ in range(count):
+        found.append((weight + sum(found)) % MODULUS)
+    return tuple(found[len(tokens) :])
+
+
+def sequence_of(prompt: Prompt, *tokens: int) -> RequestedSequence:
+    return RequestedSequence(prompt=prompt, first_period=0, tokens=list(tokens))
+
+
+class Rounds:
+    """Counts the tokens of every round."""
+
+    def __init__(self) -> None:
+        self.num_tokens: list[int] = []
+
+    def on_round(self, live: Sequence[SampledSequence], ended: Sequence[Response]) -> None:
+        self.num_tokens.append(len(live) + len(ended))
+
+
+def test_responses_end_at_their_limit_or_with_an_end_token(engine: EngineProcess) -> None:
+    prompts = [prompt_of(0, 1, 2), prompt_of(1, 98, 1), prompt_of(2, 5, max_response=2)]
+    whole, ended, short = replica_of(engine).generate(prompts, version=0)
+    assert (whole.tokens, whole.finish) == (expected((1, 2), 6), Finish.LENGTH)
+    assert (ended.tokens, ended.finish) == ((EOS,), Finish.EOS)
+    assert (short.tokens, short.finish) == (expected((5,), 2), Finish.LENGTH)
+    assert short.logprobs == (-0.5, -0.5)
+
+
+def test_greedy_tokens_have_log_probability_zero(engine: EngineProcess) -> None:
+    [response] = replica_of(engine, temperature=0.0).generate([prompt_of(0, 1)], version=0)
+    assert response.logprobs == (0.0,) * 6
+
+
+def test_no_more_sequences_than_slots_are_decoded_together(engine: EngineProcess) -> None:
+    rounds, prompts = Rounds(), [prompt_of(row, row + 1) for row in range(5)]
+    responses = replica_of(engine, num_slots=2).run_period(prompts, version=0, delivery=AllSequences(), stream=rounds)
+    assert [response.row for response in responses] == [0, 1, 2, 3, 4]
+    assert max(rounds.num_tokens) == 2
+    assert sum(rounds.num_tokens) == sum(len(response.tokens) for response in responses)
+
+
+def test_new_weights_are_taken_before_the_next_token_and_stamped(engine: EngineProcess) -> None:
+    [response] = replica_of(engine, weight=7).generate([prompt_of(0, 1)], version=engine.version + 1)
+    assert response.tokens == expected((1,), 6, weight=7)
+    assert set(response.versions) == {engine.version}
+
+
+def test_what_a_period_does_not_deliver_continues_in_the_next_with_new_weights(engine: EngineProcess) -> None:
+    replica, first = replica_of(engine), engine.version + 1
+    early = [prompt_of(row, row + 1, max_response=2) for row in range(2)]
+    late = [prompt_of(row, row + 11, step=1) for row in range(2)]
+    delivered = replica.run_period([*early, *late], version=first, delivery=WholeStep(0))
+    assert [response.prompt for response in delivered] == early
+    assert replica.in_flight == tuple(late)
+    rest = replica.run_period([], version=first + 1, delivery=WholeStep(1))
+    assert [response.tokens for response in rest] == [expected(prompt.tokens, 6) for prompt in late]
+    assert [response.versions for response in rest] == [(first,) * 2 + (first + 1,) * 4] * 2
+    assert replica.in_flight == ()
+
+
+def test_the_first_that_end_are_delivered(engine: EngineProcess) -> None:
+    prompts = [prompt_of(row, row + 1, max_response=6 - row) for row in range(4)]
+    replica = replica_of(engine)
+    delivered = replica.run_period(prompts, version=0, delivery=FirstEnded(count=2, max_deferral=3))
+    assert [response.row for response in delivered] == [2, 3]
+    assert {prompt.row for prompt in replica.in_flight} == {0, 1}
+
+
+def test_a_restored_replica_continues_as_the_first_would_have(engine: EngineProcess) -> None:
+    prompts = [prompt_of(row, row + 1, step=row % 2, max_response=2 + 4 * (row % 2)) for row in range(6)]
+    first = replica_of(engine, num_slots=3)
+    first.run_period(prompts, version=0, delivery=WholeStep(0))
+    second = replica_of(engine, num_slots=3)
+    second.restore(first.snapshot())
+    assert second.in_flight == first.in_flight
+    one, other = (each.run_period([], version=0, delivery=WholeStep(1)) for each in (first, second))
+    assert one == other
+    assert [response.tokens for response in one] == [expected(prompt.tokens, 6) for prompt in prompts if prompt.step]
+
+
+def test_samples_of_an_earlier_run_are_continued_or_delivered(engine: EngineProcess) -> None:
+    prompts = [prompt_of(0, 1), prompt_of(1, 2)]
+    resumed = {
+        0: ResumedSample(tokens=(1, 2), logprobs=(-1.0, -2.0), versions=(0, 0), finish=None),
+        1: ResumedSample(tokens=(EOS,), logprobs=(-3.0,), versions=(0,), finish=Finish.EOS),
+    }
+    one, other = replica_of(engine).run_period(prompts, version=0, delivery=AllSequences(), resumed=resumed)
+    assert one.tokens == (1, 2, *expected((1, 1, 2), 4))
+    assert one.logprobs[:3] == (-1.0, -2.0, -0.5)
+    assert (other.tokens, other.finish) == ((EOS,), Finish.EOS)
+
+
+def test_the_seed_of_a_request_depends_on_the_sequence_and_its_position(engine: EngineProcess) -> None:
+    replica = replica_of(engine)
+    seeds = [
+        replica._request(sequence).sampling.seed
+        for sequence in (
+            sequence_of(prompt_of(0, 1)),
+            sequence_of(prompt_of(0, 1)),
+            sequence_of(prompt_of(1, 1)),
+            sequence_of(prompt_of(0, 1), 5),
+        )
+    ]
+    assert seeds[0] == seeds[1]
+    assert len(set(seeds)) == 3

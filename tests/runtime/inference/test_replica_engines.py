@@ -1,0 +1,250 @@
+"""What every engine behind a replica does, for both implementations: our generator, and vLLM in its own process."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from meshwright.cost_models.period_ends import WholeStep
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.model_shape import read_model
+from meshwright.profiles.packing import BLOCK_TOKENS
+from meshwright.runtime.inference.engine import Generator
+from meshwright.runtime.inference.engine_process import EngineProcess, EngineSettings
+from meshwright.runtime.inference.external_replica import ExternalReplica, stored_tensors
+from meshwright.runtime.inference.replica_engine import ReplicaEngine
+from meshwright.runtime.inference.sampling import Sampling
+from meshwright.runtime.inference.slots import Finish, Prompt, Response
+from meshwright.runtime.model.mesh import build_mesh
+from meshwright.runtime.model.model_shard import build_model
+from meshwright.runtime.model.weights import load_weights
+from meshwright.runtime.training.weight_copies import sampling_spec
+from tests.runtime.checkpoints import FAMILIES, tokens, write_checkpoint
+from tests.runtime.inference.vllm_environment import VLLM_PYTHON, needs_vllm
+from tests.runtime.ranks import run_on_ranks
+
+ENGINES = (
+    pytest.param("ours", marks=pytest.mark.slow),
+    pytest.param("vllm", marks=(pytest.mark.check_all, needs_vllm)),
+)
+FAMILY_CASES = ("Llama", *(pytest.param(name, marks=pytest.mark.check_all) for name in FAMILIES if name != "Llama"))
+VOCAB_SIZE = 24
+"""Tokens that may be sampled, of the 260 of the model: so few that the end token is sampled now and then."""
+EOS, MAX_TOKENS, MAX_RESPONSE = 7, 96, 24
+HEAD_DIM = 32
+"""The smallest that vLLM's attention has on a CPU."""
+PROMPTS = tuple(
+    Prompt(row=row, sample_id=100 + row, tokens=tuple((tokens(1, 3 + row % 5, seed=row)[0] % VOCAB_SIZE).tolist()))
+    for row in range(64)
+)
+
+
+class Opened(NamedTuple):
+    """A function that makes an engine, and one that loads other weights into the model behind it."""
+
+    replica: Callable[[float, int], ReplicaEngine]
+    load: Callable[[Path], None]
+
+
+@functools.cache
+def opened(engine: str, directory: Path) -> Opened:
+    """An engine on this rank; a process of vLLM is started once, and ends with the rank."""
+    mesh, stored = build_mesh(Layout.parse("tp1"), 0), read_model(directory)
+    spec = sampling_spec(stored, VOCAB_SIZE)
+    model = build_model(spec, mesh)
+
+    def ours(temperature: float, num_slots: int) -> ReplicaEngine:
+        return Generator(
+            model,
+            spec,
+            mesh,
+            num_slots=num_slots,
+            max_tokens=MAX_TOKENS,
+            max_response=MAX_RESPONSE,
+            eos_tokens=frozenset({EOS}),
+            temperature=temperature,
+            seed=5,
+            recomputes_cache=True,
+        )
+
+    def theirs(temperature: float, num_slots: int) -> ReplicaEngine:
+        return ExternalReplica(
+            process,
+            functools.partial(stored_tensors, model),
+            num_slots=num_slots,
+            max_response=MAX_RESPONSE,
+            eos_tokens=frozenset({EOS}),
+            sampling=Sampling(temperature=temperature),
+            seed=5,
+        )
+
+    def load(source: Path) -> None:
+        load_weights(model, stored, mesh, source)
+
+    if engine == "ours":
+        return Opened(ours, load)
+    settings = EngineSettings(
+        model=str(directory),
+        vocab_size=VOCAB_SIZE,
+        dtype="float32",
+        max_tokens=MAX_TOKENS,
+        num_slots=64,
+        max_round_tokens=1024,
+        block_tokens=BLOCK_TOKENS,
+        cache_bytes=2**24,
+        logprobs="processed_logprobs",
+    )
+    log = Path(tempfile.gettempdir()) / f"engine-{directory.name}.log"
+    process = EngineProcess(VLLM_PYTHON, settings, log=log)
+    process.wait_until_ready("0.32.")
+    return Opened(theirs, load)
+
+
+_VERSION = iter(range(1, 10**6))
+"""No version of weights is used twice on a rank."""
+
+
+def sample(
+    engine: str, directory: Path, source: Path, prompts: tuple[Prompt, ...], settings: tuple[float, int]
+) -> tuple[tuple[Response, ...], int]:
+    """The responses under the weights of `source`, and their version; the settings are temperature and slots."""
+    found, version = opened(engine, directory), next(_VERSION)
+    found.load(source)
+    return found.replica(*settings).generate(prompts, version=version), version
+
+
+def sample_on_a_rank(
+    engine: str,
+    directory: Path,
+    source: Path | None = None,
+    *,
+    prompts: tuple[Prompt, ...] = PROMPTS,
+    temperature: float = 0.8,
+    num_slots: int = 64,
+) -> tuple[tuple[Response, ...], int]:
+    [found] = run_on_ranks(
+        1, sample, engine, directory, source or directory, prompts, (temperature, num_slots), timeout=300.0
+    )
+    return found
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint(tmp_path_factory.mktemp("model") / "first")
+
+
+def checkpoint(directory: Path, family: str = "Llama", seed: int = 0) -> Path:
+    heads = {"num_attention_heads": 2} if family == "Qwen2" else {"head_dim": HEAD_DIM}  # its configuration has none
+    return write_checkpoint(directory, family, seed=seed, **{**FAMILIES[family], **heads})
+
+
+@functools.cache
+def reference(directory: Path) -> transformers.PreTrainedModel:
+    return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+
+
+@torch.no_grad()
+def policy_logprobs(directory: Path, response: Response, temperature: float) -> torch.Tensor:
+    """[response, VOCAB_SIZE]: what the policy gives to each token that may be sampled, by transformers."""
+    ids = torch.tensor([response.prompt.tokens + response.tokens])
+    logits = reference(directory)(ids).logits[0, len(response.prompt.tokens) - 1 : -1, :VOCAB_SIZE]
+    return (logits / (temperature or 1.0)).log_softmax(-1)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("family", FAMILY_CASES)
+def test_greedy_responses_are_those_of_transformers_before_and_after_new_weights(
+    family: str, engine: str, tmp_path: Path
+) -> None:
+    first, second = (checkpoint(tmp_path / f"{family}{seed}", family, seed) for seed in range(2))
+    for source in (first, second):
+        responses, version = sample_on_a_rank(engine, first, source, temperature=0.0)
+        for response in responses[:: 1 if family == "Llama" else 8]:
+            assert response.tokens == tuple(policy_logprobs(source, response, 0.0).argmax(-1).tolist())
+            assert set(response.versions) == {version}
+            assert set(response.logprobs) == {0.0}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_log_probabilities_are_those_of_the_policy(engine: str, directory: Path) -> None:
+    for response in sample_on_a_rank(engine, directory)[0][:9]:
+        policy = policy_logprobs(directory, response, 0.8)
+        expected = policy.gather(1, torch.tensor(response.tokens)[:, None]).squeeze(1)
+        assert torch.allclose(torch.tensor(response.logprobs), expected.double().float(), atol=1e-4)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_responses_end_with_an_end_token_or_at_their_limit(engine: str, directory: Path) -> None:
+    prompts = tuple(replace(prompt, max_response=5 if prompt.row % 2 else None) for prompt in PROMPTS)
+    responses = sample_on_a_rank(engine, directory, prompts=prompts)[0]
+    assert {response.finish for response in responses} == {Finish.EOS, Finish.LENGTH}
+    for response in responses:
+        limit = response.prompt.max_response or MAX_RESPONSE
+        assert (response.tokens[-1] == EOS) == (response.finish is Finish.EOS)
+        assert EOS not in response.tokens[:-1]
+        assert len(response.tokens) == limit if response.finish is Finish.LENGTH else len(response.tokens) <= limit
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_is_sampled_does_not_depend_on_the_slots(engine: str, directory: Path) -> None:
+    one, other = (sample_on_a_rank(engine, directory, num_slots=slots)[0] for slots in (64, 3))
+    assert [response.tokens for response in one] == [response.tokens for response in other]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_first_tokens_have_the_distribution_of_the_policy(engine: str, directory: Path) -> None:
+    num_samples = 10_000
+    prompts = tuple(replace(PROMPTS[0], row=row, sample_id=row, max_response=1) for row in range(num_samples))
+    responses = sample_on_a_rank(engine, directory, prompts=prompts)[0]
+    counts = np.bincount([response.tokens[0] for response in responses], minlength=VOCAB_SIZE)
+    expected = policy_logprobs(directory, responses[0], 0.8)[0].exp().double().numpy() * num_samples
+    kept = expected >= 5
+    chi_squared = ((counts - expected)[kept] ** 2 / expected[kept]).sum()
+    degrees = kept.sum() - 1
+    assert chi_squared < degrees + 4 * np.sqrt(2 * degrees)  # four standard deviations above the mean
+
+
+def continue_with_new_weights(
+    engine: str, directory: Path, second: Path, through_a_snapshot: bool
+) -> tuple[tuple[Response, ...], tuple[Response, ...], int]:
+    found, version = opened(engine, directory), next(_VERSION)
+    prompts = [
+        replace(prompt, step=prompt.row % 2, max_response=24 if prompt.row % 2 else 4) for prompt in PROMPTS[:16]
+    ]
+    replica = found.replica(0.0, 16)
+    found.load(directory)
+    delivered = replica.run_period(prompts, version=version, delivery=WholeStep(0))
+    if through_a_snapshot:
+        snapshot, replica = replica.snapshot(), found.replica(0.0, 16)
+        replica.restore(snapshot)
+    found.load(second)
+    assert {prompt.step for prompt in replica.in_flight} == {1}
+    return delivered, replica.run_period([], version=next(_VERSION), delivery=WholeStep(1)), version
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("through_a_snapshot", [False, True])
+def test_sequences_in_flight_continue_with_new_weights(
+    through_a_snapshot: bool, engine: str, directory: Path, tmp_path: Path
+) -> None:
+    second = checkpoint(tmp_path / "second", seed=1)
+    [(delivered, rest, version)] = run_on_ranks(
+        1, continue_with_new_weights, engine, directory, second, through_a_snapshot, timeout=300.0
+    )
+    assert {response.step for response in delivered} == {0}
+    assert len(rest) == 8
+    for response in rest:
+        num_old = response.versions.count(version)
+        old, new = (policy_logprobs(source, response, 0.0).argmax(-1) for source in (directory, second))
+        assert response.versions == (version,) * num_old + (version + 1,) * (len(response.tokens) - num_old)
+        assert response.tokens == (*old[:num_old].tolist(), *new[num_old:].tolist())
+    assert any(0 < response.versions.count(version) < len(response.tokens) for response in rest)
