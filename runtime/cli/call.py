@@ -71,14 +71,15 @@ _CHECK_SECONDS = 0.25
 
 @contextmanager
 def limit_memory(max_bytes: float | None = None) -> Iterator[None]:
-    """Raises Infeasible in the with block once this process and its children take more than `max_bytes`.
+    """Raises Infeasible in the with block once this process and its children take `max_bytes` more than at its start.
 
     The default is three quarters of the memory that is available now. Call it in the main thread.
     """
     limit_bytes = _MEMORY_SHARE * psutil.virtual_memory().available if max_bytes is None else max_bytes
+    bytes_before = _resident_bytes()
 
     def check(_signal: int, _frame: FrameType | None) -> None:
-        if _resident_bytes() > limit_bytes:
+        if _resident_bytes() - bytes_before > limit_bytes:
             raise Infeasible(
                 f"no plan was found within {limit_bytes / 2**30:.1f} GiB, a share of this machine's free memory; plan "
                 "on a larger machine, or for fewer ranks or a smaller batch."

@@ -96,7 +96,7 @@ def test_prompts_are_distinct_and_of_eight_to_forty_eight_tokens(build: Path) ->
 
 
 @given(st.text())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_tokenizer_gives_any_text_back(text: str) -> None:
     tokenizer = byte_tokenizer(512)
     for spelt in (text, text + "<eos><bos>"):

@@ -33,7 +33,7 @@ def drop_from(path: Path, first: int) -> None:
     drop_lines(path, lambda line: number(line) >= first, lambda line: number(line) < first)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(num_lines=st.integers(0, 200), first=st.integers(0, 200))
 def test_all_lines_are_read_in_order_and_those_from_a_step_on_can_be_dropped(
     tmp_path_factory: pytest.TempPathFactory, num_lines: int, first: int

@@ -82,7 +82,7 @@ def _period(facts: Facts) -> float:
 
 
 @pytest.mark.check_all
-@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(jobs())
 def test_a_better_input_never_gives_a_slower_plan(drawn: Drawn) -> None:
     assert period(with_setting(drawn.facts, drawn.better)) <= period(drawn.facts) * ROUNDING

@@ -105,7 +105,7 @@ def test_a_planted_circle_over_two_turns_is_named() -> None:
     assert not any("circle" in sentence for sentence in check_program(replace(program, instructions=ahead), PPO_GRAPH))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.sampled_from(AHEAD[1:]))
 def test_a_simulated_turn_takes_no_longer_than_planned_and_no_less_than_its_busiest_rank(
     seed: int, ahead: dict[str, int]

@@ -40,7 +40,7 @@ def streamed(chunk_tokens: int = 256) -> Plan:
     return plan_by_hand(long_facts(), where | {"other": Where("0:4", "dp4")})
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(-1, 1)), min_size=80, max_size=80))
 def test_no_setting_is_above_the_plans(observed: list[tuple[float, float]]) -> None:
     for plan in (carrying_over(overcommits=True)[0], streamed()):

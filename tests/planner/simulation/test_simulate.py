@@ -35,7 +35,7 @@ class Slower:
         return StepWork(seconds={**work.seconds, **self._seconds}, num_tokens=work.num_tokens)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, 10**6))
 def test_a_simulated_step_takes_the_plans_period(seed: int) -> None:
     plan = random_plan(seed)
@@ -43,7 +43,7 @@ def test_a_simulated_step_takes_the_plans_period(seed: int) -> None:
     assert simulated.steps.seconds == pytest.approx([plan.period_seconds] * 3, rel=TOLERANCE)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 10**6))
 def test_stages_and_refits_run_when_the_plan_says(seed: int) -> None:
     plan = random_plan(seed)
@@ -56,7 +56,7 @@ def test_stages_and_refits_run_when_the_plan_says(seed: int) -> None:
             assert starts[f"refit {refit.source} -> {refit.target}"] == pytest.approx(refit.start_seconds, abs=1e-12)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, 10**6))
 def test_a_simulated_step_that_streams_takes_the_plans_period_and_ends_as_planned(seed: int) -> None:
     plan = random_plan(seed, long_facts())

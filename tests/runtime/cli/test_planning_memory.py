@@ -29,3 +29,11 @@ def test_what_takes_less_is_left_alone_and_nothing_stays_behind() -> None:
         assert sum(range(3_000_000)) > 0
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
     assert signal.getsignal(signal.SIGVTALRM) == before
+
+
+def test_what_was_held_before_does_not_count() -> None:
+    held = bytearray(2**28)
+    held[:: 2**12] = b"x" * len(held[:: 2**12])  # every page is resident
+    with limit_memory(2**27):
+        assert sum(range(30_000_000)) > 0  # longer than the time between two checks
+    assert len(held) == 2**28

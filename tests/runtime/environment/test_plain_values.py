@@ -32,7 +32,7 @@ def through_json(value: Any) -> Any:
     return decode(json.loads(json.dumps(encode(value, lambda _: {"mine": 7}))), lambda message: message)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(PLAIN)
 def test_a_plain_value_is_the_same_behind_a_message(value: Any) -> None:
     found = through_json(value)

@@ -90,7 +90,7 @@ def test_filters_choose_what_is_drawn_and_log_probabilities_stay_those_of_the_po
 
 
 @given(st.integers(0, 1000), st.floats(0.3, 3.0), st.integers(0, 12), st.floats(0.05, 1.0))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_what_is_said_of_a_token_does_not_depend_on_the_filters(
     seed: int, temperature: float, top_k: int, top_p: float
 ) -> None:

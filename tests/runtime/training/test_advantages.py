@@ -146,7 +146,7 @@ def test_a_critic_of_a_fixed_policy_finds_the_score_where_nine_in_ten_are_cut(fe
 
 
 @given(seeds, st.sampled_from([0.0, 0.9, 1.0]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_gae_with_lambda_one_is_the_discounted_return_minus_the_value(seed: int, gamma: float) -> None:
     b = batch(seed)
     advantages = generalized_advantages(
@@ -165,7 +165,7 @@ def test_gae_with_lambda_one_is_the_discounted_return_minus_the_value(seed: int,
 
 
 @given(seeds)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_gae_with_lambda_zero_is_the_one_step_difference(seed: int) -> None:
     b = batch(seed)
     b["truncated"][:] = False
@@ -176,7 +176,7 @@ def test_gae_with_lambda_zero_is_the_one_step_difference(seed: int) -> None:
 
 
 @given(seeds, st.sampled_from(get_args(Truncation)))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_padding_changes_no_bit_of_the_targets(seed: int, truncation: Truncation) -> None:
     b, ppo = batch(seed), PPO(truncation=truncation)
     mask = b["mask"]

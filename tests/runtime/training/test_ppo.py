@@ -72,7 +72,7 @@ seeds = st.integers(0, 10_000)
 
 
 @given(seeds)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_padding_changes_no_bit_of_the_losses_or_their_gradients(seed: int) -> None:
     b = batch(seed)
     dirty = {name: poisoned(x, b["mask"]) if x.dim() == 2 and name != "mask" else x for name, x in b.items()}
@@ -89,7 +89,7 @@ def test_padding_changes_no_bit_of_the_losses_or_their_gradients(seed: int) -> N
 
 
 @given(seeds, st.lists(st.integers(0, ROWS), max_size=3))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_micro_batches_add_up_to_the_batch(seed: int, cuts: list[int]) -> None:
     b = batch(seed)
     num_tokens = int(b["mask"].sum())
@@ -103,7 +103,7 @@ def test_micro_batches_add_up_to_the_batch(seed: int, cuts: list[int]) -> None:
 
 
 @given(seeds)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_first_update_has_ratio_one_and_clips_nothing(seed: int) -> None:
     b = batch(seed)
     b["old_logprobs"] = b["logprobs"]
