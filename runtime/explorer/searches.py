@@ -167,8 +167,9 @@ class Searches:
         with self._news:
             state = self._wants_layouts
             answer = self._answers.get(state) if state else None
-        if state is None or answer is None or not isinstance(answer.outcome, Plan):
-            return
+            if state is None or answer is None or not isinstance(answer.outcome, Plan):
+                self._wants_layouts = None
+                return
         plan, found = answer.outcome, list[NextLayout]()
         for layout in next_layouts(plan, cost_model_builder(self._source.table)(plan.facts)):
             found.append(layout)

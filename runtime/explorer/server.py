@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -63,6 +64,11 @@ class ExplorerServer(ThreadingHTTPServer):
             super().__init__((HOST, port), _Handler)
         except OSError as error:
             raise BadInput(f"port {port} cannot be used: {error.strerror}; name another --port, or none.") from None
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Report an error of a request on standard error, unless the browser has only closed its connection."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
 
     def address(self, state: State) -> str:
         """The address of a state."""
