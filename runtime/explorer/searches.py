@@ -67,8 +67,8 @@ class MemoryLimit(Protocol):
 class Searches:
     """The answers to states, and the search in progress."""
 
-    def __init__(self, source: Source, *, gap: float | None, limit_memory: MemoryLimit) -> None:
-        self._source, self._gap, self._limit_memory = source, gap, limit_memory
+    def __init__(self, source: Source, *, limit_memory: MemoryLimit) -> None:
+        self._source, self._limit_memory = source, limit_memory
         self._answers: dict[State, Answer] = {}
         if source.plan:
             self._answers[State()] = Answer(outcome=source.plan, seconds=0.0)
@@ -217,7 +217,7 @@ class Searches:
                     source.table,
                     pins=(*source.pins, *state.pins),
                     job=None if state.settings else source.job,
-                    limits=Limits(gap=self._gap, stop=running.stop),
+                    limits=Limits(gap=source.gap, stop=running.stop),
                     progress=report,
                 )
         except MeshwrightError as error:
