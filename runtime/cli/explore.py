@@ -16,7 +16,7 @@ from meshwright.planner.search.no_plan import NoPlan
 from meshwright.profiles.errors import BadInput, Infeasible
 from meshwright.runtime.api.analyses import summary
 from meshwright.runtime.cli import view_plan
-from meshwright.runtime.cli.call import limit_memory, read_profile
+from meshwright.runtime.cli.call import limit_memory
 from meshwright.runtime.cli.options import Gap, NumSteps, PinTexts, Price, Profile
 from meshwright.runtime.explorer.searches import Refusal, Searches
 from meshwright.runtime.explorer.server import ExplorerServer, serve
@@ -55,9 +55,9 @@ def explore(
     """
     require_outputs(Output("-o", output, OutputKind.PLAN) if output else None, inputs=(source, profile))
     state = state_of(setting or (), pin or (), price, per_steps)
-    explored = read_source(source, read_profile(profile))
+    explored = read_source(source, profile=profile, gap=gap)
     explored.facts_of(state)
-    searches = Searches(explored, gap=gap, limit_memory=limit_memory)
+    searches = Searches(explored, limit_memory=limit_memory)
     if output:
         _write_answer(explored, searches, state, output)
         return

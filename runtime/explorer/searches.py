@@ -67,8 +67,8 @@ class MemoryLimit(Protocol):
 class Searches:
     """The answers to states, and the search in progress."""
 
-    def __init__(self, source: Source, *, gap: float | None, limit_memory: MemoryLimit) -> None:
-        self._source, self._gap, self._limit_memory = source, gap, limit_memory
+    def __init__(self, source: Source, *, limit_memory: MemoryLimit) -> None:
+        self._source, self._limit_memory = source, limit_memory
         self._answers: dict[State, Answer] = {}
         if source.plan:
             self._answers[State()] = Answer(outcome=source.plan, seconds=0.0)
@@ -167,8 +167,9 @@ class Searches:
         with self._news:
             state = self._wants_layouts
             answer = self._answers.get(state) if state else None
-        if state is None or answer is None or not isinstance(answer.outcome, Plan):
-            return
+            if state is None or answer is None or not isinstance(answer.outcome, Plan):
+                self._wants_layouts = None
+                return
         plan, found = answer.outcome, list[NextLayout]()
         for layout in next_layouts(plan, cost_model_builder(self._source.table)(plan.facts)):
             found.append(layout)
@@ -216,7 +217,7 @@ class Searches:
                     source.table,
                     pins=(*source.pins, *state.pins),
                     job=None if state.settings else source.job,
-                    limits=Limits(gap=self._gap, stop=running.stop),
+                    limits=Limits(gap=source.gap, stop=running.stop),
                     progress=report,
                 )
         except MeshwrightError as error:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 import secrets
+import sys
 import threading
 import time
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -63,6 +65,16 @@ class ExplorerServer(ThreadingHTTPServer):
             super().__init__((HOST, port), _Handler)
         except OSError as error:
             raise BadInput(f"port {port} cannot be used: {error.strerror}; name another --port, or none.") from None
+
+    def server_bind(self) -> None:
+        """Bind the port, without asking a name server for the name of this host as the standard library does."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = HOST, int(self.server_address[1])
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Report an error of a request on standard error, unless the browser has only closed its connection."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
 
     def address(self, state: State) -> str:
         """The address of a state."""

@@ -17,7 +17,7 @@ from meshwright.planner.plan.verify import require_valid
 from meshwright.profiles.documents import parse
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import Table
-from meshwright.runtime.api.files import read_job, resolve
+from meshwright.runtime.api.files import read_job, read_table, resolve
 from meshwright.runtime.explorer.state import State
 
 _JOB_KEYS = {"cluster.inter_node": "cluster.network"}
@@ -27,7 +27,7 @@ _JOB_KEYS = {"cluster.inter_node": "cluster.network"}
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """The facts of a job file, or of a plan file with its pins; `job` is None for a plan,
-    and `plan` for a job."""
+    and `plan` for a job. `table` is that of the file `profile`, and `gap` the one at which searches end."""
 
     path: Path
     facts: Facts
@@ -35,6 +35,14 @@ class Source:
     plan: Plan | None
     pins: tuple[str, ...]
     table: Table | None
+    profile: Path | None
+    gap: float | None
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options of the command line that searches depend on: the table of costs, and the gap."""
+        profile = () if self.profile is None else ("--profile", str(self.profile))
+        return profile if self.gap is None else (*profile, "--gap", f"{self.gap:g}")
 
     def facts_of(self, state: State) -> Facts:
         """The facts with the fields of a state. Raises BadInput for an unknown field, naming the nearest, and for a
@@ -63,14 +71,17 @@ class Source:
         return f"# {described}. Paths are relative to this file.\n{yaml.safe_dump(tree, sort_keys=False)}"
 
 
-def read_source(path: Path, table: Table | None) -> Source:
+def read_source(path: Path, *, profile: Path | None = None, gap: float | None = None) -> Source:
     """Read a job.yaml, or a plan.json. Raises BadInput for any other file, and for a plan that breaks a rule."""
+    table = read_table(profile) if profile else None
     if path.suffix == ".json":
         plan = read_plan(path)
         require_valid(plan)
-        return Source(path=path, facts=plan.facts, job=None, plan=plan, pins=plan.pins, table=table)
+        facts, pins = plan.facts, plan.pins
+        return Source(path=path, facts=facts, job=None, plan=plan, pins=pins, table=table, profile=profile, gap=gap)
     job = read_job(path)
-    return Source(path=path, facts=resolve(job, path.parent, table), job=job, plan=None, pins=(), table=table)
+    facts = resolve(job, path.parent, table)
+    return Source(path=path, facts=facts, job=job, plan=None, pins=(), table=table, profile=profile, gap=gap)
 
 
 def _assign(tree: dict[str, Any], path: str, facts: Facts, name: str | None) -> None:

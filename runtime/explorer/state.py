@@ -55,9 +55,9 @@ class State:
             pairs.append(("steps", str(self.num_steps)))
         return urlencode(pairs)
 
-    def command(self, source: Path) -> str:
-        """The command line that gives the plan of this state."""
-        words = ["meshwright", "explore", str(source)]
+    def command(self, source: Path, options: Sequence[str] = ()) -> str:
+        """The command line that gives the plan of this state; `options` are those of the explorer itself."""
+        words = ["meshwright", "explore", str(source), *options]
         for path, text in self.settings:
             words += ["--set", f"{path}={text}"]
         for pin in self.pins:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from jinja2 import ChoiceLoader, PackageLoader
@@ -73,7 +74,7 @@ def answer_page(
     values = {
         "state": state,
         "query": state.query,
-        "command": state.command(source.path),
+        "command": state.command(source.path, source.options),
         "can_save_job": source.job is not None,
         "reasons": reasons,
         "stopped": answer.stopped,
@@ -117,35 +118,53 @@ def _render(template: str, /, **values: object) -> Markup:
 
 
 def _rows(plan: Plan, state: State, given: Plan | None) -> list[_Row]:
-    here, before = _quantities(plan, state), _quantities(given, state) if given else None
-    rows = []
-    for name, (text, value) in here.items():
-        if before is None or name not in before:
-            rows.append(_Row(name=name, here=text))
-            continue
-        old_text, old_value = before[name]
-        change = f"{value / old_value - 1:+.1%}" if old_value else ""
-        rows.append(_Row(name=name, here=text, given=old_text, difference=change))
-    return rows
+    before = _quantities(given, state) if given else {}
+    return [
+        _Row(
+            name=name,
+            here=here.text,
+            given=before[name].text if name in before else "",
+            difference=here.minus(before[name]) if name in before else "",
+        )
+        for name, here in _quantities(plan, state).items()
+    ]
 
 
-def _quantities(plan: Plan, state: State) -> dict[str, tuple[str, float]]:
-    """Quantities of a plan by name, each as text and as a number."""
+@dataclass(frozen=True)
+class _Quantity:
+    """A number of a plan with its text. Its difference is a share of the other number, or `by` formats it."""
+
+    value: float
+    text: str
+    by: Callable[[float], str] | None = None
+
+    def minus(self, other: _Quantity) -> str:
+        """The difference as text; empty if the two read the same."""
+        if self.text == other.text:
+            return ""
+        change = self.value - other.value
+        if self.by is not None:
+            return f"{'+' if change > 0 else '-'}{self.by(abs(change))}"
+        return f"{change / other.value:+.1%}" if other.value else ""
+
+
+def _quantities(plan: Plan, state: State) -> dict[str, _Quantity]:
+    """The quantities of a plan by name."""
     numbers, cost = plan_metrics(plan), run_cost(plan, state.price, state.num_steps)
-    of_steps = f"{state.num_steps:,} steps"
+    of_steps, num_ranks, free = f"{state.num_steps:,} steps", plan.facts.cluster.num_ranks, free_bytes(plan)
     found = {
-        "step": (formatting.seconds(plan.period_seconds), plan.period_seconds),
-        "response tokens/s": (f"{numbers.tokens_per_second:,.0f}", numbers.tokens_per_second),
-        "GPUs": (str(plan.facts.cluster.num_ranks), float(plan.facts.cluster.num_ranks)),
-        f"hours of {of_steps}": (f"{cost.hours:,.1f}", cost.hours),
-        f"GPU-hours of {of_steps}": (f"{cost.gpu_hours:,.1f}", cost.gpu_hours),
+        "step": _Quantity(plan.period_seconds, formatting.seconds(plan.period_seconds)),
+        "response tokens/s": _Quantity(numbers.tokens_per_second, f"{numbers.tokens_per_second:,.0f}"),
+        "GPUs": _Quantity(num_ranks, f"{num_ranks:,}", by="{:.0f}".format),
+        f"hours of {of_steps}": _Quantity(cost.hours, f"{cost.hours:,.1f}"),
+        f"GPU-hours of {of_steps}": _Quantity(cost.gpu_hours, f"{cost.gpu_hours:,.1f}"),
     }
     if cost.money is not None:
-        found[f"money of {of_steps}"] = (f"{cost.money:,.2f}", cost.money)
-    free = free_bytes(plan)
-    found["idle share of the ranks' time"] = (formatting.percent(numbers.idle_share), numbers.idle_share)
-    found["free memory on the fullest rank"] = (formatting.size(free), float(free))
-    found["staleness"] = (str(plan.staleness), float(plan.staleness))
+        found[f"money of {of_steps}"] = _Quantity(cost.money, f"{cost.money:,.2f}")
+    idle = numbers.idle_share
+    found["idle share of the ranks' time"] = _Quantity(idle, formatting.percent(idle), by=formatting.percent)
+    found["free memory on the fullest rank"] = _Quantity(free, formatting.size(free), by=formatting.size)
+    found["staleness"] = _Quantity(plan.staleness, str(plan.staleness), by="{:.0f}".format)
     return found
 
 

@@ -67,6 +67,11 @@ def _usage() -> Iterator[tuple[str, ...]]:
     for command in commands.split():
         yield command, "--colour"
         yield command, *(["in/job.yaml"] * 9)
+    explore = ("explore", "in/job.yaml")
+    yield from ((*explore, "--port", port) for port in ("-1", "65536", "http"))
+    yield from ((*explore, "--set", text) for text in ("cluster.nodes", "cluster.knots=2", "cluster.nodes=1,2", "=1"))
+    yield from ((*explore, "-o", "out.json", "--pin", pin) for pin in ("actor_train", "actor_train.tp=3", "actor.tp=1"))
+    yield from (("explore", wrong) for wrong in _INPUTS)
     yield from (("reward", "in/job.yaml"), ("reward", "tri", "in/job.yaml"), ("reward", "try", "in/job.yaml"))
     yield "run", _PLAN, "in/job.yaml"
     yield "run", _PLAN, "in/job.yaml", "--steps", "1"

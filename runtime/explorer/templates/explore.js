@@ -41,7 +41,12 @@ function show(answer) {
 
 async function ask() {
   const mine = ++asked;
-  if (!form.checkValidity()) { element("status").textContent = "One of the numbers is out of range."; return; }
+  if (!form.checkValidity()) {
+    const wrong = form.querySelector(":invalid");
+    element("status").textContent = `${wrong.labels[0].firstChild.textContent.trim()}: ${wrong.validationMessage}`;
+    element("answer").setAttribute("aria-busy", "false");
+    return;
+  }
   const state = query();
   history.replaceState(null, "", state ? `?${state}` : location.pathname);
   let have = "";

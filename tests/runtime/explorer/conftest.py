@@ -13,10 +13,11 @@ from meshwright.runtime.explorer.source import read_source
 
 
 @contextmanager
-def explored(path: Path, *, gap: float | None = 0.3) -> Iterator[ExplorerServer]:
+def explored(path: Path) -> Iterator[ExplorerServer]:
     """A server that answers, with its searches in a thread."""
-    searches = Searches(read_source(path, None), gap=gap, limit_memory=nullcontext)
-    server = ExplorerServer(read_source(path, None), searches)
+    source = read_source(path, gap=0.3)
+    searches = Searches(source, limit_memory=nullcontext)
+    server = ExplorerServer(source, searches)
     threads = [threading.Thread(target=target, daemon=True) for target in (server.serve_forever, searches.serve)]
     for thread in threads:
         thread.start()

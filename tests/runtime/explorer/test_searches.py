@@ -17,7 +17,7 @@ SMALL = state_of(["workload.batch_size=8"], ())
 
 
 def searches_of(path: Path) -> Searches:
-    return Searches(read_source(path, None), gap=0.3, limit_memory=nullcontext)
+    return Searches(read_source(path, gap=0.3), limit_memory=nullcontext)
 
 
 def answered(searches: Searches, state: State) -> Answer:

@@ -27,7 +27,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 )
 def test_a_state_saved_as_a_job_is_the_same_job(settings: list[str], tmp_path: Path) -> None:
     path = EXAMPLES / "grpo-7b-8xh100" / "job.yaml"
-    source, state = read_source(path, None), state_of(settings, ())
+    source, state = read_source(path), state_of(settings, ())
     (tmp_path / "job.yaml").write_text(source.job_text(state))
     assert resolve(read_job(tmp_path / "job.yaml"), path.parent) == source.facts_of(state)
 
@@ -36,20 +36,20 @@ def test_a_job_that_names_a_device_alone_gets_keys_for_its_cluster(job: Path, tm
     text = yaml.safe_load(job.read_text()) | {"cluster": "local"}
     path = job.with_name("named.yaml")
     path.write_text(yaml.safe_dump(text))
-    source, state = read_source(path, None), state_of(["cluster.ranks_per_node=1", "workload.batch_size=8"], ())
+    source, state = read_source(path), state_of(["cluster.ranks_per_node=1", "workload.batch_size=8"], ())
     with pytest.raises(BadInput, match=r"a job has no keys for named\.yaml with cluster\.ranks_per_node=1"):
         source.job_text(state)  # a local job with one rank gives it all processors
     assert "batch_size: 8" in source.job_text(state_of(["workload.batch_size=8"], ()))
 
 
 def test_what_only_facts_have_is_not_saved_as_a_job() -> None:
-    source = read_source(EXAMPLES / "grpo-7b-8xh100" / "job.yaml", None)
+    source = read_source(EXAMPLES / "grpo-7b-8xh100" / "job.yaml")
     with pytest.raises(BadInput, match="did you mean"):
         source.job_text(state_of(["workload.batch_sise=3"], ()))
 
 
 def test_a_plan_has_its_facts_and_pins_and_no_job(plan: Path) -> None:
-    source = read_source(plan, None)
+    source = read_source(plan)
     assert source.plan is not None
     assert (source.facts, source.pins) == (source.plan.facts, source.plan.pins)
     with pytest.raises(BadInput, match="is a plan, which does not have the keys of its job; explore the job"):
