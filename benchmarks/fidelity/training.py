@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from benchmarks.fidelity.assumed import VTrain, assumed
 from benchmarks.fidelity.hardware import cluster_of
+from benchmarks.fidelity.intervals import UNSHIFTED, Doubt, Shift
 from benchmarks.fidelity.pretraining import Iteration, iteration_memory, iteration_seconds
 from benchmarks.fidelity.rows import Row, Skip, count, looked_up, number
 from benchmarks.fidelity.score import Answer
@@ -72,9 +73,14 @@ def iteration(_stem: str, row: Row) -> Answer:
     asked, cluster, measured = question(row)
     if not row["mbs"]:
         asked = _quickest_that_fits(asked, cluster)
-    cost = _seconds(asked, cluster)
-    if row["dataset"].startswith("vtrain_multi"):
-        cost += stalls(asked, cluster, assumed().vtrain)
+
+    def seconds(shift: Shift) -> Cost:
+        shifted = replace(asked, framework=shift.framework(asked.framework))
+        cost = _seconds(shifted, shift.cluster(cluster))
+        stalled = row["dataset"].startswith("vtrain_multi")
+        return cost + stalls(asked, cluster, assumed().vtrain) if stalled else cost
+
+    cost = seconds(UNSHIFTED)
     shape = f"{asked.model.num_layers}x{asked.model.hidden_size}"
     setting = f"{shape} {asked.num_tokens} {cluster.num_ranks} {asked.batch_size}"
     return Answer(
@@ -83,6 +89,13 @@ def iteration(_stem: str, row: Row) -> Answer:
         predicted=cost.total,
         terms=cost,
         setting=setting if row["dataset"].startswith("vtrain") else "",
+        ask=lambda shift: seconds(shift).total,
+        doubt=Doubt(
+            device=cluster.device.name,
+            has_experts=asked.model.experts is not None,
+            has_few_bits=asked.linear_format is not None,
+            shards_weights=asked.framework.sharded_weights,
+        ),
     )
 
 
