@@ -51,6 +51,10 @@ _UNSHARDED = ("", "0", "n/a")
 _VOCAB, _VOCAB_MULTIPLE = 50257, 128
 """Megatron's CI trains on the GPT-2 vocabulary, padded to this multiple of tp (its `make_vocab_size_divisible_by`)."""
 
+_LOCAL = "local"
+_UNFUSED = ("unfused", _LOCAL)
+"""Kernels of attention, or layers of Megatron-core's own, which store scores."""
+
 _ENDS = 2
 """Embedding and head, where they count as layers."""
 
@@ -235,7 +239,7 @@ def _ci_framework(framework: Framework, notes: Mapping[str, str]) -> Framework:
     """Megatron-core as a functional test sets it: what is overlapped, sharded and fused is off unless stated."""
     return framework.model_copy(
         update={
-            "flash_attention": notes.get("attention-backend", "flash") != "unfused",
+            "flash_attention": notes.get("attention-backend", notes.get("transformer-impl", _LOCAL)) not in _UNFUSED,
             "sharded_optimizer": "use-distributed-optimizer" in notes,
             "overlapped_reduction": "overlap-grad-reduce" in notes,
             "hidden_exchanges": 0.0,
