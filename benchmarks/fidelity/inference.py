@@ -24,6 +24,7 @@ _PRECISIONS = {
     **dict.fromkeys(("fp16", "fp16 (presumed)", "bf16", "float16", "bfloat16"), "bf16"),
     **dict.fromkeys(("fp8", "fp8_block", "fp8_static"), "fp8"),
     **dict.fromkeys(("fp4", "nvfp4"), "fp4"),
+    **dict.fromkeys(("int4", "int4_wo", "w4a16"), "w4a16"),
 }
 _CHECKPOINTS = {"fp8": "fp8", "fp4": "fp4", "nvfp4": "fp4"}
 """Formats that a checkpoint's name states; engines serve others in the 16 bits that they are published in."""
@@ -164,8 +165,10 @@ def precision_of(row: Row) -> str:
 
 def _serving(row: Row, tp: int, pp: int, prompt_tokens: int, response_tokens: int) -> Serving:
     gpu = stated(row, "gpu", "system")
-    precision = precision_of(row)
     cluster = cluster_of(gpu, tp * pp)
+    precision = precision_of(row)
+    if precision == "fp4" and precision not in cluster.device.flops_per_second:
+        precision = "w4a16"
     model = with_repeated_keys(model_named(stated(row, "model", "model_path")), tp)
     try:
         model.shard(tp)
