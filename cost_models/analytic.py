@@ -20,7 +20,7 @@ from meshwright.cost_models.cost import Cost, Memory, TermSums, cost_of, least_t
 from meshwright.cost_models.generation_cost import Generation, Work, generation_work
 from meshwright.cost_models.kernels import element_bytes
 from meshwright.cost_models.lower_bounds import generation_lower_bound, rank_seconds_lower_bound
-from meshwright.cost_models.memory_cost import LayoutMemory, bytes_of_choices
+from meshwright.cost_models.memory_cost import LayoutMemory, Operators, bytes_of_choices
 from meshwright.cost_models.micro_batches import (
     ChunkFunction,
     ChunkShard,
@@ -169,9 +169,11 @@ class AnalyticModel(QueryLoop):
     ) -> None:
         self._cluster, self._workload, self._precision = cluster, workload, precision
         self._linear_format = linear_format
-        self._size, self._is_fused = element_bytes(precision), cluster.device.kind == "cuda"
+        self._size = element_bytes(precision)
         self._efficiency = efficiency or efficiency_of(cluster.device.kind, cluster.device.name)
         self._make_shard, self._framework = make_shard, framework or own_framework(cluster.device.kind)
+        trainer = self._framework
+        self._operators = Operators(cluster.device.kind == "cuda", not trainer.flash_attention, trainer.logit_bytes)
         self._engine = engine
         self._generation_framework = engine.framework_on(cluster.device.kind) if engine else self._framework
         self._has_own_engine = self._generation_framework is not self._framework
@@ -243,7 +245,7 @@ class AnalyticModel(QueryLoop):
                 query.layout,
                 self._workload,
                 element_bytes=self._size,
-                is_fused=self._is_fused,
+                operators=self._operators,
             ),
         )
 
@@ -274,7 +276,7 @@ class AnalyticModel(QueryLoop):
             return super().bytes_of_choices(query, choices)
         shards = sharded_by_each(query.model, choices.layout)
         return bytes_of_choices(
-            query.stage, shards, choices, self._workload, element_bytes=self._size, is_fused=self._is_fused
+            query.stage, shards, choices, self._workload, element_bytes=self._size, operators=self._operators
         )
 
     def _compute_of_tables(

@@ -177,7 +177,7 @@ class AnalyticShard(Shard):
         self._forward_launch = self._launch if forward_launch is None else forward_launch
 
         def analytic_kernels(name: str, weight_bytes: float) -> Kernels:
-            flops = device.flops_per_second[name] * efficiency.sustained
+            flops = device.flops_per_second[precision_named(name, device).peak] * efficiency.sustained
             return Kernels(
                 device, efficiency, flops_per_second=flops, weight_bytes=weight_bytes, size=number_format.size
             )

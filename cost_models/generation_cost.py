@@ -39,6 +39,9 @@ RECOMPUTATION = "cache recomputation"
 PREEMPTION = "pre-emption"
 """Name of the term for recomputing the cache of pre-empted sequences."""
 
+SCHEDULING = "scheduling"
+"""Name of the term for the host between rounds of decoding."""
+
 _SAMPLED_BYTES = 16
 """Bytes of a sampled token and its log-probability, both sent in fp64."""
 
@@ -87,7 +90,7 @@ class Generation:
         host_seconds = work.host_iterations * framework.round_seconds + work.num_sampled * framework.row_seconds
         if framework.overlapped_host:
             host_seconds = max(0.0, host_seconds - tally.cost().total)
-        tally.add("scheduling", host_seconds)
+        tally.add(SCHEDULING, host_seconds)
         return tally.cost()
 
     def lower_bound_seconds(

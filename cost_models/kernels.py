@@ -234,22 +234,27 @@ def smooth_max(one: N, other: N, power: float) -> N:
 
 
 class Precision(NamedTuple):
-    """Bytes of a weight, of an activation between kernels, and of a cached key or value, and the format of the head."""
+    """Bytes of a weight, of an activation between kernels, and of a cached key or value, and the format of the head.
+
+    `peak` is the format whose peak products reach.
+    """
 
     weight_bytes: float
     size: int
     cache_bytes: int
     head: str
+    peak: str
 
 
 PRECISIONS = {
-    "fp32": Precision(4, 4, 4, "fp32"),
-    "bf16": Precision(2, 2, 2, "bf16"),
-    "fp8": Precision(1, 2, 1, "bf16"),
-    "fp4": Precision(0.5625, 2, 1, "bf16"),
+    "fp32": Precision(4, 4, 4, "fp32", peak="fp32"),
+    "bf16": Precision(2, 2, 2, "bf16", peak="bf16"),
+    "fp8": Precision(1, 2, 1, "bf16", peak="fp8"),
+    "fp4": Precision(0.5625, 2, 1, "bf16", peak="fp4"),
+    "w4a16": Precision(0.5625, 2, 2, "bf16", peak="bf16"),
 }
 """fp8 and fp4 as inference engines use them: 16-bit between kernels, an fp8 cache; fp4 has an fp8 scale for each 16
-weights (NVFP4; TensorRT-LLM docs, "Numerical Precision")."""
+weights (NVFP4; TensorRT-LLM docs, "Numerical Precision"). w4a16 has weights of 4 bits that kernels widen to 16."""
 
 _TRAINED = ("fp32", "bf16")
 """Number formats in which models are trained."""
@@ -259,8 +264,9 @@ def precision_named(name: str, device: Device) -> Precision:
     """Return the format. Raises BadInput if it is unknown or the device has no peak for it."""
     if name not in PRECISIONS:
         raise BadInput(f"precision={name!r} is not known; use {' or '.join(PRECISIONS)}.")
-    if name not in device.flops_per_second:
-        raise BadInput(f"device {device.name} has no peak for {name}; give flops_per_second.{name}.")
+    peak = PRECISIONS[name].peak
+    if peak not in device.flops_per_second:
+        raise BadInput(f"device {device.name} has no peak for {peak}; give flops_per_second.{peak}.")
     return PRECISIONS[name]
 
 

@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Generic
+from typing import Generic, NamedTuple
 
 import numpy as np
 
@@ -63,6 +63,10 @@ _GATE_ELEMENTS = 2
 and the up projection plus its offset (Megatron's glu_linear_offset), besides the tensors that they are computed from;
 in a backward pass their gradients."""
 
+_SCORE_BYTES = 5
+"""Bytes per head and pair of tokens that attention keeps where it stores scores in 16 bits: the softmax, the mask of
+its dropout, and what the dropout leaves (Korthikanti et al., arXiv:2205.05198, section 4.1)."""
+
 _SAMPLING_BYTES = 16
 """fp64 logits and log-probabilities of a token being sampled."""
 
@@ -95,10 +99,20 @@ class ShardSizes(Generic[N]):
     vocab_size: N
 
 
+class Operators(NamedTuple):
+    """What decides which tensors are kept: whether the operators of a layer are fused or those of torch, whether
+    attention stores its scores, and the bytes per logit in training (None: those of this project, in chunks)."""
+
+    is_fused: bool
+    stores_scores: bool = False
+    logit_bytes: int | None = None
+
+
 def shard_sizes(
-    model: ModelSpec, layout: Layout, workload: Workload, element_bytes: int, *, is_fused: bool
+    model: ModelSpec, layout: Layout, workload: Workload, element_bytes: int, operators: Operators
 ) -> ShardSizes[float]:
-    """Return the sizes of one layout's shard of a model, with fused operators or with those of torch."""
+    """Return the sizes of one layout's shard of a model."""
+    is_fused = operators.is_fused
     shard, experts = model.shard(layout.tp), model.experts
     # `imbalance` is the load of the busiest expert rank over the mean (loads follow a power law), when each of the
     # replicas that share experts has one sequence of maximum length.
@@ -106,6 +120,7 @@ def shard_sizes(
     imbalance = experts.imbalance(tokens, layout.ep) if experts else 1.0
     replicated_share = 1 / layout.tp if layout.sp else 1.0  # of activations that tensor parallelism does not shard
     kept = _kept_elements(shard, imbalance, replicated_share, layout.fold_size) * element_bytes
+    scores = _SCORE_BYTES * workload.max_tokens
     working = _working_elements(shard, imbalance, replicated_share, layout.fold_size)
     if not is_fused:
         working += _unfused_working_elements(shard, imbalance, replicated_share)
@@ -115,7 +130,7 @@ def shard_sizes(
         cached_elements=shard.cached_elements,
         inputs_bytes=shard.hidden_size * replicated_share * element_bytes,
         working_bytes=working * element_bytes,
-        kept_bytes=kept + _LOGSUMEXP_BYTES * shard.num_heads,
+        kept_bytes=kept + shard.num_heads * (scores if operators.stores_scores else _LOGSUMEXP_BYTES),
         kept_without_attention_bytes=kept,
         unfused_bytes=0.0 if is_fused else _unfused_elements(shard, imbalance, replicated_share) * element_bytes,
         backward_bytes=0.0 if is_fused else _backward_elements(shard, imbalance, replicated_share) * element_bytes,
@@ -211,13 +226,13 @@ class LayoutMemory:
         workload: Workload,
         *,
         element_bytes: int,
-        is_fused: bool,
+        operators: Operators,
     ) -> None:
         kind = GenerationMemory if stage.generates else RankMemory[float]
-        sizes = shard_sizes(model, layout, workload, element_bytes, is_fused=is_fused)
+        sizes = shard_sizes(model, layout, workload, element_bytes, operators)
         shards = sharded(model, layout)
         self._ranks = [
-            kind(stage, shards, part, sizes, workload=workload, element_bytes=element_bytes, is_fused=is_fused)
+            kind(stage, shards, part, sizes, workload=workload, element_bytes=element_bytes, operators=operators)
             for part in shards.parts
         ]
         self._bytes_by_schedule: Memo[Schedule, Bytes] = Memo()
@@ -246,15 +261,15 @@ def bytes_of_choices(
     workload: Workload,
     *,
     element_bytes: int,
-    is_fused: bool,
+    operators: Operators,
 ) -> BytesColumns:
     """Return the bytes of several choices of a stage that does not generate; see `LayoutMemory.bytes` for one."""
-    sizes = [
-        shard_sizes(shards.model, layout, workload, element_bytes, is_fused=is_fused) for layout in choices.layouts
-    ]
+    sizes = [shard_sizes(shards.model, layout, workload, element_bytes, operators) for layout in choices.layouts]
     size_columns = ShardSizes(*choices.layout.expand_to_choices([field_values(one) for one in sizes]))
     ranks = [
-        RankMemory(stage, shards, part, size_columns, workload=workload, element_bytes=element_bytes, is_fused=is_fused)
+        RankMemory(
+            stage, shards, part, size_columns, workload=workload, element_bytes=element_bytes, operators=operators
+        )
         for part in shards.parts
     ]
     per_rank = [BytesColumns(*rank.totals(choices, rank.state_of_each(choices))) for rank in ranks]
@@ -293,10 +308,10 @@ class RankMemory(Generic[N]):
         *,
         workload: Workload,
         element_bytes: int,
-        is_fused: bool,
+        operators: Operators,
     ) -> None:
         self._stage, self._model, self._workload, self._size = stage, shards.model, workload, element_bytes
-        self._is_fused = is_fused
+        self._is_fused, self._logit_bytes = operators.is_fused, operators.logit_bytes
         self._layout: Degrees[N] = shards.layout
         self._shards: ShardedModel[N] = shards
         self._part: StagePart[N] = part
@@ -475,6 +490,8 @@ class RankMemory(Generic[N]):
         copies = _LOGIT_CHUNK_COPIES if self._is_fused or not trains else _LOGIT_CHUNK_GRADIENT_COPIES
         chunk_bytes = _FP32_BYTES * copies * minimum(elements, _LOGIT_CHUNK_ELEMENTS)
         num_bytes = elements * (1 + trains) * self._size + chunk_bytes
+        if trains and self._logit_bytes:
+            num_bytes = elements * self._logit_bytes
         tally.add("logits", where(self._part.is_last, num_bytes, 0 * num_bytes))
 
 

@@ -58,6 +58,9 @@ class Framework(Document):
     scattered_messages: bool = Field(default=False, description="each tensor-parallel rank sends a part, then gathers")
     gradient_bytes: int = Field(default=4, gt=0, description="bytes per element of a reduced gradient")
     loss_bytes: int = Field(default=54, gt=0, description="memory traffic per logit of a log-probability")
+    logit_bytes: int | None = Field(
+        default=None, gt=0, description="memory per logit in training; null: 16 bits and a chunk in 32 bits"
+    )
     loss_backward_bytes: int = Field(default=54, gt=0, description="memory traffic per logit of its gradient")
     launch_seconds: float | None = Field(
         default=None, ge=0, description="time of the host to launch one kernel; the device's own when not given"

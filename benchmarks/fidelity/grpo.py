@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from benchmarks.fidelity.assumed import Recipe, assumed
 from benchmarks.fidelity.hardware import cluster_of
+from benchmarks.fidelity.intervals import UNSHIFTED, Doubt, Shift
 from benchmarks.fidelity.lengths import cut_lognormal
 from benchmarks.fidelity.rows import Row, Skip, count, number
 from benchmarks.fidelity.score import Answer
@@ -55,9 +56,16 @@ def grpo_step(_stem: str, row: Row) -> Answer:
     """A synchronous step."""
     if row["mode"] != "sync":
         raise Skip("asynchronous: scored with its synchronous row")
-    cost = step_seconds(row)
-    label = f"{row['system']} {row['model_actor']} {row['gpu']} x{row['num_gpus']}"
-    return Answer(label=label, measured=number(row, "step_time_s"), predicted=cost.total, terms=cost)
+    job = _job_of(row)
+    cost = job.in_turn()
+    return Answer(
+        label=f"{row['system']} {row['model_actor']} {row['gpu']} x{row['num_gpus']}",
+        measured=number(row, "step_time_s"),
+        predicted=cost.total,
+        terms=cost,
+        ask=lambda shift: replace(job, shift=shift).in_turn().total,
+        doubt=job.doubt,
+    )
 
 
 def by_stage(rows: Iterable[tuple[str, Row]]) -> Iterator[tuple[str, Row]]:
@@ -74,9 +82,14 @@ def grpo_stage(_stem: str, row: Row) -> Answer:
         raise Skip("asynchronous: its stages wait for each other")
     if "GENERATION CRIPPLED" in row["notes"] and row[_STAGE] == "gen_s":
         raise Skip("generation without graphs and custom kernels, as its notes say")
-    seconds = _job_of(row).stage_seconds(_STAGES[row[_STAGE]])
-    label = f"{row['system']} {row['model_actor']} {row['gpu']} x{row['num_gpus']} {row[_STAGE]}"
-    return Answer(label=label, measured=number(row, row[_STAGE]), predicted=seconds)
+    job, names = _job_of(row), _STAGES[row[_STAGE]]
+    return Answer(
+        label=f"{row['system']} {row['model_actor']} {row['gpu']} x{row['num_gpus']} {row[_STAGE]}",
+        measured=number(row, row[_STAGE]),
+        predicted=job.stage_seconds(names),
+        ask=lambda shift: replace(job, shift=shift).stage_seconds(names),
+        doubt=job.doubt,
+    )
 
 
 def unread_step(_stem: str, row: Row) -> Answer:
@@ -117,6 +130,17 @@ class _Job:
     memory_share: float
     layers_are_sharded: bool
     skips_logprob: bool
+    shift: Shift = UNSHIFTED
+
+    @property
+    def doubt(self) -> Doubt:
+        """What makes its seconds uncertain besides the rates of the machine."""
+        return Doubt(
+            device=cluster_of(self.gpu, 1).device.name,
+            has_experts=self.model.experts is not None,
+            lengths_differ=True,
+            shards_weights=self.layers_are_sharded,
+        )
 
     def in_turn(self) -> Cost:
         """Every stage on all ranks, one after the other."""
@@ -191,7 +215,8 @@ class _Job:
         return self._model(cluster, trainer).seconds(query).total
 
     def _model(self, cluster: Cluster, framework: str) -> AnalyticModel:
-        return AnalyticModel(cluster, self.workload, "bf16", framework=framework_named(framework))
+        shifted = self.shift.framework(framework_named(framework))
+        return AnalyticModel(self.shift.cluster(cluster), self.workload, "bf16", framework=shifted)
 
 
 def _require_legal(layout: Layout, model: ModelSpec) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from benchmarks.fidelity.assumed import assumed
 from benchmarks.fidelity.hardware import cluster_of
+from benchmarks.fidelity.intervals import UNSHIFTED, Shift
 from benchmarks.fidelity.rows import Row, Skip, count, looked_up, number, stated
 from benchmarks.fidelity.score import Answer
 from benchmarks.fidelity.serving import Serving
@@ -23,6 +24,7 @@ _PRECISIONS = {
     **dict.fromkeys(("fp16", "fp16 (presumed)", "bf16", "float16", "bfloat16"), "bf16"),
     **dict.fromkeys(("fp8", "fp8_block", "fp8_static"), "fp8"),
     **dict.fromkeys(("fp4", "nvfp4"), "fp4"),
+    **dict.fromkeys(("int4", "int4_wo", "w4a16"), "w4a16"),
 }
 _CHECKPOINTS = {"fp8": "fp8", "fp4": "fp4", "nvfp4": "fp4"}
 """Formats that a checkpoint's name states; engines serve others in the 16 bits that they are published in."""
@@ -54,18 +56,17 @@ def engine(_stem: str, row: Row, efficiency: Efficiency | None = None) -> Answer
     serving = replace(asked, efficiency=efficiency)
     value = number(row, "value")
     if row["metric"] != "throughput":
-        cost = serving.batch_seconds(count(row, "batch_size"))
-        return _answer(row, serving, measured=value / 1e3, predicted=cost.total, cost=cost)
+        rows = count(row, "batch_size")
+        cost = serving.batch_seconds(rows)
+        return _answer(row, serving, value / 1e3, cost, lambda shift: serving.shifted(shift).batch_seconds(rows).total)
     if row["per_gpu_or_total"] == "per_gpu":
         value *= serving.layout.num_ranks
     if row["batch_size"] == _SATURATED:
-        cost = serving.round_seconds(serving.slots())
-        rate = serving.offline_rate(_num_requests(row))
-    else:
-        rows = count(row, "batch_size")
-        cost = serving.batch_seconds(rows)
-        rate = rows * serving.response_tokens / cost.total
-    return _answer(row, serving, measured=value, predicted=rate, cost=cost)
+        cost, requests = serving.round_seconds(serving.slots()), _num_requests(row)
+        return _answer(row, serving, value, cost, lambda shift: serving.shifted(shift).offline_rate(requests))
+    rows = count(row, "batch_size")
+    cost, tokens = serving.batch_seconds(rows), rows * serving.response_tokens
+    return _answer(row, serving, value, cost, lambda shift: tokens / serving.shifted(shift).batch_seconds(rows).total)
 
 
 def megatron_engine(_stem: str, row: Row) -> Answer:
@@ -73,9 +74,16 @@ def megatron_engine(_stem: str, row: Row) -> Answer:
     tp, pp = count(row, "TP"), count(row, "PP")
     asked = {"gpu": row["gpu"], "model": row["model"], "precision": "bf16", "engine": "Megatron"}
     serving = _serving(asked, tp, pp, count(row, "input_tokens"), count(row, "output_tokens"))
-    cost = serving.batch_seconds(-(-count(row, "batch") // count(row, "DP")))
-    measured = number(row, "latency_ms") / 1e3
-    return Answer(label=_label(asked, serving, row["batch"]), measured=measured, predicted=cost.total, terms=cost)
+    rows = -(-count(row, "batch") // count(row, "DP"))
+    cost = serving.batch_seconds(rows)
+    return Answer(
+        label=_label(asked, serving, row["batch"]),
+        measured=number(row, "latency_ms") / 1e3,
+        predicted=cost.total,
+        terms=cost,
+        ask=lambda shift: serving.shifted(shift).batch_seconds(rows).total,
+        doubt=serving.doubt,
+    )
 
 
 def _num_requests(row: Row) -> int:
@@ -95,9 +103,16 @@ def serving_point(row: Row) -> tuple[Serving, int]:
 def time_per_token(_stem: str, row: Row, point: Point = serving_point) -> Answer:
     """Seconds between two tokens of a request when `batch_size` requests are in flight."""
     serving, rows = point(row)
-    cost = serving.round_seconds(min(rows, serving.slots()))
-    measured = number(row, "silicon_tpot_ms") / 1e3
-    return Answer(label=_label(row, serving, rows), measured=measured, predicted=cost.total, terms=cost)
+    live = min(rows, serving.slots())
+    cost = serving.round_seconds(live)
+    return Answer(
+        label=_label(row, serving, rows),
+        measured=number(row, "silicon_tpot_ms") / 1e3,
+        predicted=cost.total,
+        terms=cost,
+        ask=lambda shift: serving.shifted(shift).round_seconds(live).total,
+        doubt=serving.doubt,
+    )
 
 
 def rate_per_gpu(_stem: str, row: Row, point: Point = serving_point) -> Answer:
@@ -150,8 +165,10 @@ def precision_of(row: Row) -> str:
 
 def _serving(row: Row, tp: int, pp: int, prompt_tokens: int, response_tokens: int) -> Serving:
     gpu = stated(row, "gpu", "system")
-    precision = precision_of(row)
     cluster = cluster_of(gpu, tp * pp)
+    precision = precision_of(row)
+    if precision == "fp4" and precision not in cluster.device.flops_per_second:
+        precision = "w4a16"
     model = with_repeated_keys(model_named(stated(row, "model", "model_path")), tp)
     try:
         model.shard(tp)
@@ -197,13 +214,15 @@ def _layout(row: Row, model: ModelSpec, tp: int, pp: int) -> Layout:
     return Layout(tp=tp, pp=pp)
 
 
-def _answer(row: Row, serving: Serving, *, measured: float, predicted: float, cost: Cost) -> Answer:
+def _answer(row: Row, serving: Serving, measured: float, cost: Cost, ask: Callable[[Shift], float]) -> Answer:
     return Answer(
         label=_label(row, serving, row["batch_size"]),
         measured=measured,
-        predicted=predicted,
+        predicted=ask(UNSHIFTED),
         terms=cost,
         rate=row["metric"] == "throughput",
+        ask=ask,
+        doubt=serving.doubt,
     )
 
 

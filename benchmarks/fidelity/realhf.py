@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from benchmarks.fidelity.assumed import assumed
 from benchmarks.fidelity.hardware import cluster_of
+from benchmarks.fidelity.intervals import Doubt, Shift
 from benchmarks.fidelity.rows import Row, Skip, count, number
 from benchmarks.fidelity.score import Answer
 from benchmarks.fidelity.shapes import model_named
@@ -46,7 +47,20 @@ def real_heuristic(_stem: str, row: Row) -> Answer:
     cluster, workload = experiment.cluster, experiment.workload
     label = f"{row['model_actor']} {row['model_critic']} x{cluster.num_ranks} "
     label += f"{workload.prompt.max}+{workload.response.max} -> {found.layout}"
-    return Answer(label=label, measured=number(row, "step_time_s"), predicted=found.cost.total, terms=found.cost)
+    framework = framework_named("realhf")
+
+    def ask(shift: Shift) -> float:
+        shifted = replace(experiment, cluster=shift.cluster(cluster))
+        return shifted.best(shift.framework(framework)).cost.total
+
+    return Answer(
+        label=label,
+        measured=number(row, "step_time_s"),
+        predicted=found.cost.total,
+        terms=found.cost,
+        ask=ask,
+        doubt=Doubt(device=cluster.device.name),
+    )
 
 
 def experiment_of(row: Row) -> Experiment:

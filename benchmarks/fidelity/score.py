@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.fidelity.intervals import Doubt, Shift, range_of
 from meshwright.cost_models.cost import Cost
+from meshwright.profiles.uncertainty import Interval
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
     """One row answered, in the row's own unit: seconds, or a rate when `rate` is true.
 
-    Rows of one `setting` are choices for the same work; an empty setting competes with nothing.
+    Rows of one `setting` are choices for the same work; an empty setting competes with nothing. `ask` predicts again
+    with an input shifted, and `doubt` is what else is uncertain; both are None where no range is predicted.
     """
 
     label: str
@@ -25,6 +29,13 @@ class Answer:
     terms: Cost = field(default_factory=Cost)
     setting: str = ""
     rate: bool = False
+    ask: Callable[[Shift], float] | None = None
+    doubt: Doubt | None = None
+
+    @cached_property
+    def interval(self) -> Interval | None:
+        """The range of the prediction, where one is predicted."""
+        return range_of(self.ask, self.doubt) if self.ask and self.doubt else None
 
     @property
     def error(self) -> float:
@@ -92,6 +103,13 @@ class Score:
         """Mean loss of the choice that looks best to the model, over settings with two choices or more."""
         losses = list(regrets(self.answers).values())
         return float(np.mean(losses)) if losses else float("nan")
+
+    @property
+    def coverage(self) -> float:
+        """Share of the rows with a range that lie in it; not a number without such rows."""
+        ranges = [(answer.measured, answer.interval) for answer in self.answers if answer.interval]
+        inside = [found.p10 <= measured <= found.p90 for measured, found in ranges]
+        return float(np.mean(inside)) if inside else float("nan")
 
     def worst(self, number: int) -> tuple[Answer, ...]:
         return tuple(sorted(self.answers, key=lambda a: -abs(a.error))[:number])

@@ -8,8 +8,9 @@ was answered before is read from the cache and not computed (Zheng et al., SGLan
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from benchmarks.fidelity.intervals import Doubt, Shift
 from meshwright.cost_models.communication import Network, groups_of
 from meshwright.cost_models.compute import AnalyticShard
 from meshwright.cost_models.cost import Cost
@@ -60,6 +61,15 @@ class Serving:
     prompts_are_cached: bool = False
     efficiency: Efficiency | None = None
     measured: MeasuredEngine | None = None
+
+    def shifted(self, shift: Shift) -> Serving:
+        """The replica with an input shifted."""
+        return replace(self, cluster=shift.cluster(self.cluster), framework=shift.framework(self.framework))
+
+    @property
+    def doubt(self) -> Doubt:
+        """What makes its seconds uncertain besides the rates of the machine."""
+        return Doubt(device=self.cluster.device.name, has_experts=self.model.experts is not None)
 
     def slots(self) -> int:
         """Sequences that decode together: as many as the cache holds whole, and the engine allows.

@@ -38,7 +38,7 @@ def as_json(scores: Iterable[Score], *, num_worst: int) -> str:
 def _summary(scores: Iterable[Score]) -> Table:
     table = Table(title="predicted against published")
     table.add_column("set")
-    for column in ("rows read", "median", "mean (bar)", "p90", "bias", "Spearman (bar)", "regret (bar)"):
+    for column in ("rows read", "median", "mean (bar)", "p90", "bias", "Spearman (bar)", "regret (bar)", "inside"):
         table.add_column(column, justify="right")
     for score in scores:
         table.add_row(
@@ -50,6 +50,7 @@ def _summary(scores: Iterable[Score]) -> Table:
             _percent(score.bias),
             _correlation(score),
             _percent(score.regret) + _at_most(score.bar.regret),
+            _percent(score.coverage),
         )
     return table
 
@@ -92,7 +93,8 @@ def _correlation(score: Score) -> str:
 
 def _object(score: Score, num_worst: int) -> dict[str, object]:
     figures = {
-        name: getattr(score, name) for name in ("median", "mean", "seconds", "p90", "bias", "spearman", "regret")
+        name: getattr(score, name)
+        for name in ("median", "mean", "seconds", "p90", "bias", "spearman", "regret", "coverage")
     }
     return {
         "set": score.name,

@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.fidelity.hardware import cluster_of
+from benchmarks.fidelity.intervals import UNSHIFTED, Doubt, Shift
 from benchmarks.fidelity.pretraining import Iteration, iteration_memory, iteration_seconds
 from benchmarks.fidelity.rows import Row, Skip, count, looked_up, number
 from benchmarks.fidelity.score import Answer
 from benchmarks.fidelity.shapes import has_experts, model_named
+from meshwright.cost_models.cost import Cost
 from meshwright.profiles.efficiency import AttentionKernel
 from meshwright.profiles.frameworks import framework_named
 from meshwright.profiles.hardware import Cluster
@@ -27,8 +29,20 @@ _GIB = 2**30
 def trainer_step(_stem: str, row: Row) -> Answer:
     """Seconds inside a step: forward, backward and update, without what the trainer does between steps."""
     asked, cluster = _question(row)
-    cost = iteration_seconds(asked, cluster, "bf16")
-    return Answer(label=_label(row), measured=number(row, "step_time_mean_s"), predicted=cost.total, terms=cost)
+
+    def seconds(shift: Shift) -> Cost:
+        shifted = replace(asked, framework=shift.framework(asked.framework))
+        return iteration_seconds(shifted, shift.cluster(cluster), "bf16")
+
+    cost = seconds(UNSHIFTED)
+    return Answer(
+        label=_label(row),
+        measured=number(row, "step_time_mean_s"),
+        predicted=cost.total,
+        terms=cost,
+        ask=lambda shift: seconds(shift).total,
+        doubt=Doubt(device=cluster.device.name, has_experts=asked.model.experts is not None, shards_weights=True),
+    )
 
 
 def trainer_memory(_stem: str, row: Row) -> Answer:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from benchmarks.fidelity.assumed import VTrain, assumed
 from benchmarks.fidelity.hardware import cluster_of
+from benchmarks.fidelity.intervals import UNSHIFTED, Doubt, Shift
 from benchmarks.fidelity.pretraining import Iteration, iteration_memory, iteration_seconds
 from benchmarks.fidelity.rows import Row, Skip, count, looked_up, number
 from benchmarks.fidelity.score import Answer
@@ -50,6 +51,10 @@ _UNSHARDED = ("", "0", "n/a")
 _VOCAB, _VOCAB_MULTIPLE = 50257, 128
 """Megatron's CI trains on the GPT-2 vocabulary, padded to this multiple of tp (its `make_vocab_size_divisible_by`)."""
 
+_LOCAL = "local"
+_UNFUSED = ("unfused", _LOCAL)
+"""Kernels of attention, or layers of Megatron-core's own, which store scores."""
+
 _ENDS = 2
 """Embedding and head, where they count as layers."""
 
@@ -72,9 +77,14 @@ def iteration(_stem: str, row: Row) -> Answer:
     asked, cluster, measured = question(row)
     if not row["mbs"]:
         asked = _quickest_that_fits(asked, cluster)
-    cost = _seconds(asked, cluster)
-    if row["dataset"].startswith("vtrain_multi"):
-        cost += stalls(asked, cluster, assumed().vtrain)
+
+    def seconds(shift: Shift) -> Cost:
+        shifted = replace(asked, framework=shift.framework(asked.framework))
+        cost = _seconds(shifted, shift.cluster(cluster))
+        stalled = row["dataset"].startswith("vtrain_multi")
+        return cost + stalls(asked, cluster, assumed().vtrain) if stalled else cost
+
+    cost = seconds(UNSHIFTED)
     shape = f"{asked.model.num_layers}x{asked.model.hidden_size}"
     setting = f"{shape} {asked.num_tokens} {cluster.num_ranks} {asked.batch_size}"
     return Answer(
@@ -83,6 +93,13 @@ def iteration(_stem: str, row: Row) -> Answer:
         predicted=cost.total,
         terms=cost,
         setting=setting if row["dataset"].startswith("vtrain") else "",
+        ask=lambda shift: seconds(shift).total,
+        doubt=Doubt(
+            device=cluster.device.name,
+            has_experts=asked.model.experts is not None,
+            has_few_bits=asked.linear_format is not None,
+            shards_weights=asked.framework.sharded_weights,
+        ),
     )
 
 
@@ -222,7 +239,7 @@ def _ci_framework(framework: Framework, notes: Mapping[str, str]) -> Framework:
     """Megatron-core as a functional test sets it: what is overlapped, sharded and fused is off unless stated."""
     return framework.model_copy(
         update={
-            "flash_attention": notes.get("attention-backend", "flash") != "unfused",
+            "flash_attention": notes.get("attention-backend", notes.get("transformer-impl", _LOCAL)) not in _UNFUSED,
             "sharded_optimizer": "use-distributed-optimizer" in notes,
             "overlapped_reduction": "overlap-grad-reduce" in notes,
             "hidden_exchanges": 0.0,

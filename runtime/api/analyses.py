@@ -164,7 +164,9 @@ def explain(
         summary=summarise(plan, model, price=price, num_steps=num_steps),
         memory_limited=memory_limited(plan, model),
         sensitivities=sensitivities(plan, model_of),
-        main_influences=main_influences(plan, model_of, measured=table is not None),
+        main_influences=main_influences(
+            plan, model_of, measured=table is not None, spread=table.spread if table else 0.0
+        ),
     )
     if runner_ups:
         report = _search_counter(progress, "searching without each choice", len(plan.placements))

@@ -243,7 +243,8 @@ def _report_outlook(
 
     With `as_json`, print the same without the last, and the latencies of rewards and of the tool that the job does not
     state, as a line of JSON on standard error."""
-    sensitivity = main_influences(best, cost_model_builder(table), measured=table is not None)
+    spread = table.spread if table else 0.0
+    sensitivity = main_influences(best, cost_model_builder(table), measured=table is not None, spread=spread)
     outlook = summarise(best, cost_model_builder(table)(best.facts), price=price, num_steps=num_steps)
     if as_json:
         latencies = call_latencies(best.facts)

@@ -3,11 +3,13 @@
 import gzip
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.fidelity.inference import precision_of
+from benchmarks.fidelity.inference import precision_of, time_per_token
+from benchmarks.fidelity.intervals import UNSHIFTED, Doubt, Shift
 from benchmarks.fidelity.rows import Row, Skip
 from benchmarks.fidelity.score import Answer, Bar, Score, rank_correlation, regrets
 from benchmarks.fidelity.sets import scores_of, set_names, unread
@@ -15,6 +17,7 @@ from benchmarks.fidelity.shapes import model_named
 from benchmarks.fidelity.training import iteration, peak_memory
 from meshwright.profiles.aiconfigurator import PACKAGE, package_version
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.uncertainty import uncertainty
 
 GEMM_ROWS = "m,n,k,latency_ms\n4096,4096,4096,0.2\n1,4096,4096,0.012\n"
 
@@ -292,3 +295,28 @@ def test_embedding_and_head_may_take_the_places_of_layers() -> None:
 def test_the_micro_batch_that_is_not_published_is_the_quickest_that_fits() -> None:
     stated = [iteration("", ci_row(mbs=str(size), gbs="32")).predicted for size in (1, 2, 4, 8)]
     assert iteration("", ci_row(mbs="", gbs="32")).predicted == pytest.approx(min(stated))
+
+
+def test_coverage_is_the_share_of_rows_in_the_range_of_their_prediction() -> None:
+    """An input that moves a prediction in proportion, and laws that are right within 3 %."""
+    doubt = Doubt(device="h100-sxm")
+    launches = replace(answer(10.0, 11.0), ask=lambda shift: 10.0 * shift.factor, doubt=doubt)
+    laws = replace(answer(10.0, 11.0), ask=lambda _: 10.0, doubt=doubt)
+    wide, narrow = launches.interval, laws.interval
+    assert wide is not None
+    assert narrow is not None
+    assert wide.p10 < narrow.p10 < 10 < narrow.p90 < wide.p90
+    assert score(launches, laws, answer(1.0, 1.0)).coverage == 0.5
+    assert math.isnan(score(answer(1.0, 1.0)).coverage)
+
+
+def test_every_input_that_is_uncertain_moves_an_iteration_or_a_round() -> None:
+    tokens = {"backend": "trtllm", "backend_version": "1.0", "isl": "1024", "osl": "1024", "batch_size": "64"}
+    where = {"model_path": "Qwen/Qwen3-32B", "system": "h100_sxm", "precision": "fp8", "tp_size": "4", "pp_size": "1"}
+    one_round = time_per_token("", {**tokens, **where, "silicon_tpot_ms": "20"})
+    recipe = {"dataset": "dgxc_nemo", "hidden": "", "layers": "", "heads": "", "notes": "", "model": "Llama 3.1 70B"}
+    shape = {"num_gpus": "64", "TP": "4", "PP": "4", "VPP": "", "DP": "4", "gbs": "16", "mbs": "1", "seq_len": "8192"}
+    asks = [iteration("", ci_row()).ask, iteration("", ci_row(**recipe, **shape)).ask, one_round.ask]
+    names = {*uncertainty().rates, "host of an engine"} - {"bandwidth to the host"}
+    moved = {name for name in names for ask in asks if ask and ask(Shift(name, 1.5)) != ask(UNSHIFTED)}
+    assert moved == names

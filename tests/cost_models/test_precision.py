@@ -81,3 +81,16 @@ def test_a_cpu_is_slower_by_what_it_casts_up_however_few_the_tokens(llama: Model
     for rows in (1, 8):
         mine, theirs = (shard.time(TimedPass.DECODE, rows, 1, 100).layer for shard in (quantised, whole))
         assert mine - theirs > moved
+
+
+def test_weights_of_4_bits_that_are_widened_are_read_quicker_and_computed_no_faster(
+    llama: ModelSpec, a100s: Callable[[int], Cluster]
+) -> None:
+    device, efficiency = a100s(1).device, efficiency_of("cuda", "a100-80gb")
+    framework = framework_named("vllm")
+    plain, narrow = (
+        AnalyticShard(llama, device, precision, efficiency, 1.0, framework=framework) for precision in ("bf16", "w4a16")
+    )
+    one, many = ((TimedPass.DECODE, 1, 1, 100), (TimedPass.FORWARD, 1, 8192, 0))
+    assert narrow.time(*one).layer < 0.9 * plain.time(*one).layer
+    assert narrow.time(*many).layer == pytest.approx(plain.time(*many).layer, rel=0.1)

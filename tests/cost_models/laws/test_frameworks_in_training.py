@@ -111,3 +111,19 @@ def test_graphs_that_leave_out_experts_leave_their_dispatch_to_the_host(llama: M
     few = 16
     assert train(shard_on("h100-sxm", mixture, partly), few) > 2 * train(shard_on("h100-sxm", mixture, whole), few)
     assert train(shard_on("h100-sxm", llama, partly), few) == train(shard_on("h100-sxm", llama, whole), few)
+
+
+def test_a_framework_that_stores_scores_keeps_them_and_one_that_states_its_logits_has_as_many_bytes(
+    a100s: Callable[[int], Cluster], query: Callable[..., StageQuery], fixed: Workload
+) -> None:
+    """4 rows of 128 tokens: 5 bytes for each of 32 heads and pair of tokens, in place of 4 bytes for each token."""
+    asked, plain = query("actor_train", "dp8", 4), framework_named("runtime-cuda")
+
+    def kept(framework: Framework, name: str) -> float:
+        return AnalyticModel(a100s(1), fixed, "bf16", framework=framework).memory(asked).transient.amount(name)
+
+    stored = plain.model_copy(update={"flash_attention": False})
+    further = 4 * 128 * 32 * 32 * (5 * 128 - 4)
+    assert kept(stored, "activations") - kept(plain, "activations") == pytest.approx(further)
+    stated = plain.model_copy(update={"logit_bytes": 8})
+    assert kept(stated, "logits") == 8 * 4 * 128 * 32000

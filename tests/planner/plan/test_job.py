@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.job.job import Facts, Job, PPOJob, require_job, resolve
+from meshwright.planner.job.job import Facts, Job, PPOJob, read_job, require_job, resolve
 from meshwright.planner.job.rewards_and_tools import Reward
 from meshwright.planner.job.sections import ClusterSpec, MixedSpec, Models, ModelSource
 from meshwright.profiles.documents import canonical_json, parse
@@ -172,3 +172,21 @@ def test_a_plan_is_of_its_job_wherever_the_models_lie_and_whatever_they_are_call
     (other / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 3}))
     with pytest.raises(BadInput, match=r"models.actor.num_layers is 4 in the plan and 3 in the job"):
         require_job(facts, beside, other)
+
+
+def test_the_balance_of_experts_is_stated_for_each_model_and_changes_no_other() -> None:
+    path = Path(__file__).parents[3] / "examples" / "30b-a3b-32xh100" / "job.yaml"
+    job = read_job(path)
+    actor = job.models.actor.model_copy(update={"balance": "forced"})
+    stated = resolve(job.model_copy(update={"models": job.models.model_copy(update={"actor": actor})}), path.parent)
+    plain = resolve(job, path.parent)
+    for facts, balance in ((plain, None), (stated, "forced")):
+        assert facts.models.actor.experts is not None
+        assert facts.models.actor.experts.balance == balance
+    assert stated.models.by_name["ref"] == plain.models.by_name["ref"]
+
+
+def test_the_balance_of_a_model_without_experts_is_refused(job: Job, tmp_path: Path) -> None:
+    actor = job.models.actor.model_copy(update={"balance": "forced"})
+    with pytest.raises(BadInput, match="has no experts, and balance=forced is about them; remove it"):
+        resolve(job.model_copy(update={"models": job.models.model_copy(update={"actor": actor})}), tmp_path)

@@ -1,0 +1,64 @@
+"""How uncertain predictions are, read from `data/uncertainty.yaml`, and the range that follows for one prediction.
+
+Errors of a prediction are taken to be independent and log-normal. An input moves the prediction by its elasticity, and
+a law moves it as a whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import cache
+from importlib.resources import as_file, files
+from typing import NamedTuple
+
+from pydantic import Field
+
+from meshwright.profiles.documents import Document, read_yaml
+
+_PERCENTILE_90 = 1.2815515655446004
+"""Standard deviations from the median of a normal distribution to its 90th percentile."""
+
+
+class Interval(NamedTuple):
+    """The 10th and the 90th percentile of a predicted quantity."""
+
+    p10: float
+    p90: float
+
+
+class Uncertainty(Document):
+    """Relative standard deviations: of the rates of a machine, and of what the laws themselves leave out."""
+
+    rates: dict[str, float] = Field(description="rates by name; launches of kernels are a time")
+    engine_host: float = Field(ge=0, description="time of an engine's host for each round and sequence")
+    loader: float = Field(ge=0, description="weights through an engine's loader")
+    lengths: float = Field(ge=0, description="a step whose responses differ in length")
+    equations: float = Field(ge=0, description="any prediction by equations")
+    measured: float = Field(ge=0, description="any prediction by a profile")
+    experts: float = Field(ge=0, description="a model with experts")
+    few_bits: float = Field(ge=0, description="linears in less than 16 bits in training")
+    sharded_weights: float = Field(ge=0, description="a trainer that shards weights over replicas")
+    cpu: float = Field(ge=0, description="equations for a CPU")
+    unmeasured_device: float = Field(ge=0, description="a device whose constants are those of another")
+    measured_devices: tuple[str, ...] = Field(description="devices with constants of their own")
+    date: str
+    source: str = Field(min_length=1)
+
+
+@cache
+def uncertainty() -> Uncertainty:
+    """Return the uncertainties that predictions are given with."""
+    with as_file(files("meshwright.profiles") / "data" / "uncertainty.yaml") as path:
+        return read_yaml(Uncertainty, path, "uncertainties")
+
+
+def interval(predicted: float, deviations: Iterable[float]) -> Interval:
+    """Return the range of a prediction that several independent relative standard deviations leave."""
+    spread = math.exp(_PERCENTILE_90 * math.hypot(*deviations))
+    return Interval(predicted / spread, predicted * spread)
+
+
+def elasticity(predicted: float, shifted: float, factor: float) -> float:
+    """Return the relative change of a prediction over that of an input, which was multiplied by `factor`."""
+    return math.log(shifted / predicted) / math.log(factor)
