@@ -146,6 +146,7 @@ FAMILIES: Mapping[str, Family] = {
         defaults=defaults.QWEN2_MOE,
         nullable=frozenset({_HEADS, _WINDOW}),
         added=_HEAD_DIM,
+        required=frozenset({_HEADS}),
         parts=replace(_GATED_EXPERTS, full_every=2),
     ),
     "Qwen3Moe": Family(

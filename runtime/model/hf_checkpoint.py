@@ -228,11 +228,20 @@ def _rows_of(name: str, parts: Sequence[StoredTensor]) -> tuple[StoredTensor, ..
 
 
 def _experts_recipe(spec: ModelSpec, experts: Experts, layer: str, module: str) -> Recipe:
-    """The recipe of a router's weight, or of one of the two weights of an expert."""
+    """The recipe of a router's weight, of a weight of the shared experts or their gate, or of one of the two weights of
+    an expert."""
     mixtral = spec.architecture.startswith("Mixtral")
     block = f"{layer}.block_sparse_moe" if mixtral else f"{layer}.mlp"
     if module == "mlp.router":
         return _whole(f"{block}.gate.weight", experts.num_experts, spec.hidden_size)
+    if module.startswith("mlp.shared_experts"):
+        shared, wide = f"{block}.shared_expert", (experts.shared_ffn_size, spec.hidden_size)
+        if module == "mlp.shared_experts":
+            return _whole(f"{shared}_gate.weight", 1, spec.hidden_size)
+        if module.endswith("linear_fc1"):
+            stored = tuple(StoredTensor(f"{shared}.{x}_proj.weight", wide) for x in ("gate", "up"))
+            return Recipe(tensors=stored, axis=0)
+        return Recipe(tensors=(StoredTensor(f"{shared}.down_proj.weight", wide[::-1]),), axis=1)
     match = _EXPERT.fullmatch(module)
     assert match, module
     gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
@@ -257,6 +266,10 @@ def parameters_of_stage(spec: ModelSpec, pp: int, stage: int, vpp: int = 1) -> t
     if spec.experts:
         experts = [f"mlp.experts.local_experts.{number}" for number in range(spec.experts.num_experts)]
         layer += ["mlp.router.weight", *(f"{e}.linear_fc{i}.weight" for e in experts for i in (1, 2))]
+        if spec.experts.shared_ffn_size:
+            layer += [f"mlp.shared_experts.{name}.weight" for name in ("linear_fc1", "linear_fc2")]
+        if spec.experts.shared_gate:
+            layer += ["mlp.shared_experts.gate_weight"]
     else:
         layer += _linear("mlp.linear_fc1", spec.mlp_bias) + _linear("mlp.linear_fc2", spec.mlp_bias)
     numbers = [number for layers in chunk_layers(spec, pp, stage, vpp) for number in layers]

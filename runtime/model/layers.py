@@ -29,6 +29,7 @@ from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
 from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
@@ -37,6 +38,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
+from meshwright.profiles.experts import Experts
 from meshwright.profiles.model_parts.adapter import Linear
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.device import host
@@ -63,7 +65,7 @@ def block_of_layers(
             self_attention=_attention(spec, layers.start, kernels),
             self_attn_bda=residual if has_residual else get_bias_dropout_add,
             pre_mlp_layernorm=norm,
-            mlp=_experts() if spec.experts else _gated_mlp(spec, kernels),
+            mlp=_experts(spec.experts) if spec.experts else _gated_mlp(spec, kernels),
             mlp_bda=residual if has_residual else get_bias_dropout_add,
         ),
     )
@@ -152,10 +154,22 @@ def _rows(spec: ModelSpec, name: Linear, *, has_bias: bool) -> type:
     return linear_class(RowParallelLinear, AdaptedRowParallelLinear, spec, name)
 
 
-def _experts() -> ModuleSpec:
+def _experts(experts: Experts) -> ModuleSpec:
     linears = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
-    experts = ModuleSpec(module=SequentialMLP, submodules=linears)
-    return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=experts, router=_Router))
+    routed = ModuleSpec(module=SequentialMLP, submodules=linears)
+    shared = ModuleSpec(module=_SharedExperts, submodules=linears) if experts.shared_ffn_size else None
+    return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=routed, router=_Router, shared_experts=shared))
+
+
+class _SharedExperts(SharedExpertMLP):
+    """Megatron's shared experts, whose gate it makes on the CPU, on the device of the model.
+
+    https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/transformer/moe/shared_experts.py#L57
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.to(host.device())
 
 
 def keep_tokens_apart(layer: MoELayer, mesh: Mesh) -> None:

@@ -326,6 +326,8 @@ def _routing(spec: ModelSpec, layout: Layout) -> dict[str, Any]:
         "moe_router_topk": spec.experts.experts_per_token,
         "moe_router_pre_softmax": not spec.experts.normalized,
         "moe_router_load_balancing_type": "none",
+        "moe_shared_expert_intermediate_size": spec.experts.shared_ffn_size or None,
+        "moe_shared_expert_gate": spec.experts.shared_gate,
         "expert_model_parallel_size": layout.ep,
         "expert_tensor_parallel_size": layout.etp,
     }

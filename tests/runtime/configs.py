@@ -48,6 +48,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "use_sliding_window": False,
         "sliding_window": 4,
     },
+    "Qwen2Moe": _BASE
+    | {
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 48,
+        "norm_topk_prob": True,
+        "qkv_bias": True,
+        "decoder_sparse_step": 1,
+        "use_sliding_window": False,
+    },
     "Olmo2": _BASE | {"attention_bias": True, "head_dim": 16},
     "Phi3": _BASE | {"sliding_window": None, "partial_rotary_factor": 0.5, "head_dim": 16},
     "Granite": _BASE
