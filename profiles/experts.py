@@ -217,7 +217,7 @@ class Indexer:
         return (query_rank, self.num_heads * self.head_dim), (hidden_size, self.head_dim + self.num_heads)
 
 
-RUN_EXPERT_FAMILIES = ("Mixtral", "Qwen3Moe")
+RUN_EXPERT_FAMILIES = ("Mixtral", "Qwen2Moe", "Qwen3Moe")
 """MoE families that the runtime can run."""
 
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")

@@ -35,6 +35,7 @@ from meshwright.profiles.model_parts.hf_config import (
     required_size,
     rope_from_config,
     size_or,
+    unrotated_layers_from_config,
     window_from_config,
 )
 from meshwright.profiles.model_parts.layer_kinds import LayerKind, layer_kinds_from_config
@@ -84,6 +85,8 @@ class ModelSpec:
     rope_theta: float = 10000.0
     local_rope_theta: float = 0.0  # rotary base of layers with a sliding window; 0: the same as of the others
     rotary_share: float = 1.0  # the first part of a head that is rotated
+    adjacent_pairs: bool = False  # a head is rotated in pairs of adjacent elements (GLM 4), not of its two halves
+    unrotated_layers: tuple[int, ...] = ()  # layers whose attention has no rotary embedding (SmolLM3)
     rope_scaling: RopeScaling | None = None
     planned_rope: str = ""  # a rope type that can be planned (no cost depends on it) but not run, e.g. "yarn"
     qkv_bias: bool = False
@@ -492,6 +495,8 @@ def model_from_config(config: Mapping[str, Any], *, name: str, scalar_head: bool
         qk_norm=parts.qk_norm or (flag(config, "use_qk_norm", name) and family != "Llama4"),
         whole_qk_norm=parts.whole_qk_norm,
         attention_gate=parts.attention_gate,
+        adjacent_pairs=parts.adjacent_pairs,
+        unrotated_layers=unrotated_layers_from_config(config, name),
         scalar_head=has_scalar_head if scalar_head is None else scalar_head,
         experts=experts,
         latent=latent,
@@ -587,6 +592,10 @@ def _nearest(architecture: str) -> str:
     return f"known: {', '.join(FAMILIES)}, each with {' or '.join(_HEADS)}."
 
 
+_WITHOUT_SCALAR_HEAD = ("Granite",)
+"""Families that run as language models and have no class with a scalar head in transformers."""
+
+
 def run_violations(spec: ModelSpec) -> Iterator[str]:
     """One sentence per reason why a model that can be planned cannot be run; none if it can."""
     if spec.experts and not spec.architecture.startswith(RUN_EXPERT_FAMILIES):
@@ -598,6 +607,11 @@ def run_violations(spec: ModelSpec) -> Iterator[str]:
         yield (
             f"model {spec.name} has sliding windows of {spec.window.num_tokens} tokens, which can be planned and "
             "simulated but not run; set sliding_window to null."
+        )
+    if spec.scalar_head and spec.architecture.startswith(_WITHOUT_SCALAR_HEAD):
+        yield (
+            f"model {spec.name} has a scalar head, and transformers has no sequence classification for "
+            f"{spec.architecture}; start it from another family."
         )
     if parts := _planned_parts(spec):
         yield (
@@ -624,12 +638,11 @@ def _listed(parts: Sequence[str]) -> str:
 def _planned_parts(spec: ModelSpec) -> list[str]:
     """What the model has that can be planned but not run, besides what has a sentence of its own."""
     named = {
-        "norms after attention and MLP": spec.norms != "before",
-        "multipliers of residuals, logits or scores": (spec.residual_scale, spec.logits_scale) != (1.0, 1.0)
-        or spec.attention_scale not in (None, spec.head_dim**-0.5),
+        f"the activation {spec.activation}": spec.activation not in ("silu", "gelu_tanh"),
+        "latent attention": spec.latent is not None,
+        "an odd number of rotated elements of a head": int(spec.head_dim * spec.rotary_share) % 2 == 1,
+        "another rotary base in layers with a window": spec.local_rope_theta not in (0.0, spec.rope_theta),
         "soft caps": bool(spec.attention_cap or spec.logits_cap),
-        "a partial rotary embedding": spec.rotary_share != 1,
-        "a norm of queries and keys over all heads": spec.whole_qk_norm,
         "a gate of the output of attention": spec.attention_gate,
         "layers with a state": spec.linear is not None,
         "experts in some layers between others": bool(spec.layer_kinds) and spec.linear is None,

@@ -37,6 +37,8 @@ class Parts:
     """The projections of queries, keys and values always have a bias."""
     output_bias: bool = True
     """`attention_bias` adds a bias to the output projection too."""
+    adjacent_pairs: bool = False
+    """The rotary embedding rotates pairs of adjacent elements of a head, not of its two halves."""
     attention_gate: bool = False
     """A gate of its own projection multiplies the output of attention."""
     latent: bool = False
@@ -59,6 +61,8 @@ class Parts:
     """The router and both matrices of each expert have biases."""
     expert_size: str = "moe_intermediate_size"
     """The key of the width of an expert."""
+    rope_types: tuple[str, ...] = ()
+    """The types of the rotary embedding that the family has, if it has fewer than others."""
     layer_rope: bool = False
     """Layers with a sliding window have a rotary embedding of their own."""
     local_rope_theta: float = 10000.0
@@ -85,6 +89,8 @@ class Family:
     parts: Parts = Parts()
     activation_key: str = "hidden_act"
     epsilon_key: str = "rms_norm_eps"
+    required: frozenset[str] = frozenset()
+    """Keys without which, or with null for which, transformers builds no model."""
     other_types: frozenset[str] = frozenset()
     """Other values of model_type whose models have the same class."""
 
@@ -140,6 +146,7 @@ FAMILIES: Mapping[str, Family] = {
         defaults=defaults.QWEN2_MOE,
         nullable=frozenset({_HEADS, _WINDOW}),
         added=_HEAD_DIM,
+        required=frozenset({_HEADS}),
         parts=replace(_GATED_EXPERTS, full_every=2),
     ),
     "Qwen3Moe": Family(
@@ -215,13 +222,13 @@ FAMILIES: Mapping[str, Family] = {
         model_type="phi3",
         defaults=defaults.PHI_3,
         added=_HEAD_DIM | _PARTIAL,
-        parts=Parts(planned=("projections that its checkpoint fuses",)),
+        parts=Parts(rope_types=("default", "longrope", "yarn")),
     ),
     "Glm4": Family(
         model_type="glm4",
         defaults=defaults.GLM_4,
         added=_PARTIAL,
-        parts=Parts(norms="both", output_bias=False, planned=("a rotary embedding of adjacent pairs",)),
+        parts=Parts(norms="both", output_bias=False, adjacent_pairs=True),
     ),
     "Glm4Moe": Family(
         model_type="glm4_moe",
@@ -258,13 +265,12 @@ FAMILIES: Mapping[str, Family] = {
         nullable=frozenset({_HEADS}),
         rope_theta=2_000_000.0,
         added=_HEAD_DIM,
-        parts=Parts(planned=("layers without positions",)),
     ),
     "Ministral": Family(
         model_type="ministral",
         defaults=defaults.MINISTRAL,
         nullable=frozenset({_WINDOW}),
-        parts=Parts(planned=(_UNREAD,)),
+        required=_HEAD_DIM,
     ),
     "Ministral3": Family(model_type="ministral3", defaults=defaults.MINISTRAL_3, parts=Parts(planned=(_UNREAD,))),
     "Llama4": Family(
@@ -277,7 +283,10 @@ FAMILIES: Mapping[str, Family] = {
             expert_size="intermediate_size",
             normalizes_experts=False,
             other_layers="chunked_attention",
-            planned=("layers without positions", "a router that scales the inputs of its experts"),
+            planned=(
+                "attention of another temperature for later tokens",
+                "a router that scales the inputs of its experts",
+            ),
         ),
     ),
     "NemotronH": Family(

@@ -91,8 +91,10 @@ def complete_config(config: Mapping[str, Any], family: str, name: str) -> dict[s
     for key, default in known.defaults.items():
         value = with_aliases.get(key, default)
         is_needed = key in _REQUIRED and not (key == "intermediate_size" and _EXPERT_SIZE in known.defaults)
-        if (is_needed and key not in with_aliases) or (
-            key in with_aliases and value is None and not known.may_be_null(key)
+        if (
+            (is_needed and key not in with_aliases)
+            or (key in known.required and value is None)
+            or (key in with_aliases and value is None and not known.may_be_null(key))
         ):
             kind = _KINDS.get(type(default), "a number")
             raise BadInput(f"model {name}: config key {key!r} is {with_aliases.get(key)!r}; it must be {kind}.")
@@ -239,6 +241,11 @@ def rope_from_config(config: Mapping[str, Any], max_positions: int, family: str,
         raise BadInput(f"model {name}: config key 'rope_theta' is {theta}; it must be above 0.")
     kind, share = form["rope_type"], _rotary_share(config, form, known, name)
     form = {key: value for key, value in form.items() if key != _PARTIAL}
+    if known.parts.rope_types and kind not in known.parts.rope_types:
+        raise BadInput(
+            f"model {name}: {family} models have no rotary embedding of type {kind!r}; give one of "
+            f"{', '.join(known.parts.rope_types)}."
+        )
     if kind in _PLANNABLE:
         return Rope(theta, planned_type=kind, share=share, local_theta=local_theta)
     more = {key: value for key, value in form.items() if value is not None}.keys() - {"rope_type", "rope_theta"}
@@ -425,15 +432,35 @@ def attention_types(config: Mapping[str, Any], family: str, name: str) -> Sequen
     return listed
 
 
+def unrotated_layers_from_config(config: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    """Return the layers whose attention has no rotary embedding, by a completed Hugging Face config.
+
+    Raises BadInput for an invalid number of layers.
+    """
+    if "no_rope_layer_interval" not in config:
+        return ()
+    num_layers = required_size(config, "num_hidden_layers", name)
+    if num_layers > MOST_LAYERS:
+        raise BadInput(f"model {name}: config key 'num_hidden_layers' is above {MOST_LAYERS}; no model has so many.")
+    return tuple(number for number in range(num_layers) if not _is_rotated(config, number, name))
+
+
+def _is_rotated(config: Mapping[str, Any], number: int, name: str) -> bool:
+    """Whether a layer has a rotary embedding, by `no_rope_layers`, which lists 1 for those that have it."""
+    listed = config.get("no_rope_layers")
+    if listed and isinstance(listed, list):
+        if len(listed) <= number:
+            raise BadInput(f"model {name}: config key 'no_rope_layers' must have a number for each layer.")
+        return bool(listed[number])
+    return (number + 1) % required_size(config, "no_rope_layer_interval", name) != 0
+
+
 def _is_other(config: Mapping[str, Any], family: str, number: int, name: str) -> bool:
     """Whether a layer does not attend to all tokens by the rule of its family, where its config lists no types."""
     every = FAMILIES[family].parts.full_every
-    last, rotated = config.get("max_window_layers"), config.get("no_rope_layers")
+    last = config.get("max_window_layers")
     if "no_rope_layer_interval" in config:
-        interval = required_size(config, "no_rope_layer_interval", name)
-        is_listed = isinstance(rotated, list) and len(rotated) > number
-        is_rotated = rotated[number] if is_listed and rotated else (number + 1) % interval != 0
-        return bool(is_rotated) is (FAMILIES[family].parts.other_layers == _CHUNKED)
+        return _is_rotated(config, number, name) is (FAMILIES[family].parts.other_layers == _CHUNKED)
     if every:
         interval = required_size(config, every, name) if isinstance(every, str) else every
         return (number + 1) % interval != 0 and not (last is not None and number >= last)

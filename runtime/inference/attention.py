@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -95,11 +96,15 @@ class GatheredAttention:
         return F.scaled_dot_product_attention(query, keys, values, attn_mask=self._mask).flatten(1)
 
 
+LayerAngles: TypeAlias = Sequence[tuple[Tensor, Tensor]]
+"""Cosines and sines of the rotary angles in each layer."""
+
+
 class PagedAttention:
     """Attention over the cache during a decode step with Triton kernels, which apply the rotary embedding too."""
 
-    def __init__(self, cache: PagedCache, reads: TableReads, angles: tuple[Tensor, Tensor], num_queries: int) -> None:
-        """`angles` are cos and sin [positions, D / 2]; `num_queries` query heads share a key-value head."""
+    def __init__(self, cache: PagedCache, reads: TableReads, angles: LayerAngles, num_queries: int) -> None:
+        """`angles` are cos and sin [positions, D / 2] of each layer; `num_queries` query heads share a key head."""
         _, _, kv_heads, _, size = cache.keys.shape
         from meshwright.runtime.kernels import paged_attention  # noqa: PLC0415 - needs Triton
 
@@ -113,7 +118,7 @@ class PagedAttention:
         """Return [B, heads * D] from queries, key and value [B, kv_heads, heads / kv_heads + 2, D] as projected; the
         new keys and values are cached."""
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        self._kernels.rotate_and_store(heads, self._query, keys, values, self._angles, self._reads)
+        self._kernels.rotate_and_store(heads, self._query, keys, values, self._angles[layer], self._reads)
         return self._kernels.paged_attention(self._query, keys, values, self._reads, self._scratch)
 
 
@@ -168,11 +173,11 @@ class PrefillAttention:
         self,
         cache: PagedCache,
         reads: PrefillReads,
-        angles: tuple[Tensor, Tensor],
+        angles: LayerAngles,
         num_queries: int,
         kernel: VarlenKernel,
     ) -> None:
-        """`angles` are cos and sin [positions, D / 2]; `num_queries` query heads share a key-value head."""
+        """`angles` are cos and sin [positions, D / 2] of each layer; `num_queries` query heads share a key head."""
         from meshwright.runtime.kernels import paged_attention  # noqa: PLC0415 - needs Triton
 
         num_tokens, (_, _, kv_heads, _, size) = len(reads.positions), cache.keys.shape
@@ -186,7 +191,8 @@ class PrefillAttention:
         """Return [S, heads * D] from queries, key and value [S, kv_heads, heads / kv_heads + 2, D] as projected; the
         new keys and values are cached."""
         cached = self._cache.keys[layer], self._cache.values[layer]
-        self._rotate_and_store(heads, (self._query, self._key, self._value), cached, self._angles, self._write_index)
+        new, angles = (self._query, self._key, self._value), self._angles[layer]
+        self._rotate_and_store(heads, new, cached, angles, self._write_index)
         query, key, value = (one.unsqueeze(1) for one in (self._query.flatten(1, 2), self._key, self._value))
         return attend_rows(query, key, value, self._bounds, self._kernel).flatten(1)
 

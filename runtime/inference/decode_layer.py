@@ -8,16 +8,17 @@ layer computes into scratch tensors that all layers share, whose views are made 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from meshwright.runtime.model.adapters import AdaptedColumnParallelLinear, AdaptedRowParallelLinear
+from meshwright.runtime.model.attention import score_scale
 from meshwright.runtime.model.fp8_linears import QuantisedWeight
-from meshwright.runtime.model.layers import RMSNorm
+from meshwright.runtime.model.layers import Residual, RMSNorm, WholeNorm
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder
 
@@ -84,12 +85,16 @@ class Scratch:
 class RotaryAttention:
     """Applies the rotary embedding, whose angles are in the scratch tensors, and then attends."""
 
-    def __init__(self, scratch: Scratch, attention: RotatedAttention) -> None:
-        self._scratch, self._attention = scratch, attention
+    def __init__(self, scratch: Scratch, attention: RotatedAttention, unrotated: Container[int] = ()) -> None:
+        """Layers of this stage in `unrotated` have no rotary embedding."""
+        self._scratch, self._attention, self._unrotated = scratch, attention, unrotated
 
     def attend(self, layer: int, heads: Tensor) -> Tensor:
         """Return [B, heads * D], as `StepAttention.attend` does."""
         scratch = self._scratch
+        if layer in self._unrotated:
+            scratch.rotated.copy_(heads)
+            return self._attention.attend(layer, scratch.query, scratch.new)
         torch.mul(heads, scratch.cos, out=scratch.rotated)
         for half, swapped, sin in scratch.halves:
             half.addcmul_(swapped, sin)
@@ -122,8 +127,11 @@ class DecodeLayer:
         attention, mlp = layer.self_attention, layer.mlp
         group = mesh.groups.tp if mesh.layout.tp > 1 else None
         by_kernel = model.kernels.decode == "paged"
-        self._input_norm = Norm(layer.input_layernorm, by_kernel=by_kernel)
-        self._mlp_norm = Norm(layer.pre_mlp_layernorm, by_kernel=by_kernel)
+        self._input_norm = _norm_before(layer.input_layernorm, by_kernel=by_kernel)
+        self._mlp_norm = _norm_before(layer.pre_mlp_layernorm, by_kernel=by_kernel)
+        self._attention_residual = layer.self_attn_bda if isinstance(layer.self_attn_bda, Residual) else None
+        self._mlp_residual = layer.mlp_bda if isinstance(layer.mlp_bda, Residual) else None
+        self._score_scale = score_scale(model.spec)
         self._query_norm, self._key_norm = attention.q_layernorm, attention.k_layernorm
         self._qkv, self._projection = _ColumnParallel(attention.linear_qkv), _RowParallel(attention.linear_proj, group)
         self._experts: Callable[[Tensor], tuple[Tensor, None]] | None = mlp if model.spec.experts else None
@@ -137,8 +145,9 @@ class DecodeLayer:
 
     def refresh_weights(self) -> None:
         """Look up the weights again: they may have been updated or moved."""
-        self._input_norm.refresh_weight()
-        self._mlp_norm.refresh_weight()
+        for norm in (self._input_norm, self._mlp_norm):
+            if norm is not None:
+                norm.refresh_weight()
         for linear in self.linears:
             linear.refresh_weight()
 
@@ -148,31 +157,52 @@ class DecodeLayer:
 
     def attention_output(self, hidden: Tensor, scratch: Scratch, index: int, cache: StepAttention) -> Tensor:
         """Return the output of the heads of layer `index` of this stage, before the projection, [B, heads * D]."""
-        self._qkv.into(scratch.projected, self._input_norm(hidden, scratch))
+        self._qkv.into(scratch.projected, hidden if self._input_norm is None else self._input_norm(hidden, scratch))
         heads = scratch.heads
-        if self._query_norm is not None:
+        if isinstance(self._query_norm, WholeNorm):
+            for norm, part in ((self._query_norm, heads[:, :, :-2]), (self._key_norm, heads[:, :, -2:-1])):
+                part.copy_(norm(part.flatten(1, 2).unsqueeze(1)).view(part.shape))
+        elif self._query_norm is not None:
             query, key = heads[:, :, :-2], heads[:, :, -2:-1]
             query.copy_(self._query_norm(query))
             key.copy_(self._key_norm(key))
+        if self._score_scale != 1.0:
+            heads[:, :, :-2].mul_(self._score_scale)
         return cache.attend(index, heads)
 
     def project(self, hidden: Tensor, attended: Tensor) -> None:
         """Add the projection of the heads' output [B, heads * D] to `hidden` [B, hidden]."""
-        self._projection.add_to(hidden, attended)
+        _add(self._projection, self._attention_residual, hidden, attended)
 
     def feed_forward(self, hidden: Tensor, scratch: Scratch) -> None:
         """Add the gated MLP, or megatron's own layer of experts, to `hidden` [B, hidden]."""
-        normed = self._mlp_norm(hidden, scratch)
+        normed = hidden if self._mlp_norm is None else self._mlp_norm(hidden, scratch)
         if self._experts is not None:
             hidden.add_(self._experts(normed.unsqueeze(0))[0].squeeze(0))
             return
         self._up.into(scratch.up, normed)
         if self._multiply_gates is not None and scratch.gated is not None:
             self._multiply_gates(scratch.up, scratch.gated)
-            self._down.add_to(hidden, scratch.gated)
+            _add(self._down, self._mlp_residual, hidden, scratch.gated)
             return
         gate = torch._C._nn.silu_(scratch.gate) if self._is_silu else self._activation(scratch.gate)
-        self._down.add_to(hidden, gate.mul_(scratch.linear))
+        _add(self._down, self._mlp_residual, hidden, gate.mul_(scratch.linear))
+
+
+def _norm_before(module: nn.Module, *, by_kernel: bool) -> Norm | None:
+    """The norm before attention or MLP; None if it is after them only."""
+    return Norm(module, by_kernel=by_kernel) if isinstance(module, RMSNorm) else None
+
+
+def _add(linear: _RowParallel, residual: Residual | None, hidden: Tensor, inputs: Tensor) -> None:
+    """Add the output of `linear` for `inputs` to `hidden`, through the norm and the scale of `residual` if there is
+    one."""
+    if residual is None:
+        linear.add_to(hidden, inputs)
+        return
+    output = torch.zeros_like(hidden)
+    linear.add_to(output, inputs)
+    hidden.add_(residual.branch(output))
 
 
 class Norm:

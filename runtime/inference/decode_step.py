@@ -80,7 +80,12 @@ class DecodeStep:
         self._signed_angles = torch.stack((cos, torch.cat((-low, high), dim=-1)), dim=1)
         """[positions, 2, D]: cos and sin, with the sine of the low half negated, as a head is rotated by x cos + (x
         with its halves swapped) sin."""
-        self._angles = cos.chunk(2, dim=-1)[0].contiguous(), high.contiguous()
+        rotated = cos.chunk(2, dim=-1)[0].contiguous(), high.contiguous()
+        unrotated = torch.ones_like(rotated[0]), torch.zeros_like(rotated[1])
+        is_rotated = [layer not in model.spec.unrotated_layers for layer in model.layers]
+        self._angles = [rotated if is_one else unrotated for is_one in is_rotated]
+        """Cosines and sines [positions, D / 2] of each layer."""
+        self._unrotated = frozenset(layer for layer, is_one in enumerate(is_rotated) if not is_one)
         self._largest_scratch: Scratch | None = None
         self._padded_attention = PaddedAttention(cache, self._queries_per_group)
         self._block_attention: BlockAttention | None = None
@@ -132,7 +137,7 @@ class DecodeStep:
             if self._model.kernels.decode == "paged":
                 return PagedAttention(self.cache, reads, self._angles, self._queries_per_group)
         scratch.set_angles(self._signed_angles.index_select(0, reads.lengths))
-        return RotaryAttention(scratch, self._rotated_attention(reads))
+        return RotaryAttention(scratch, self._rotated_attention(reads), self._unrotated)
 
     def _rotated_attention(self, reads: StepReads) -> RotatedAttention:
         """Return the attention for heads that are already rotated."""
@@ -163,7 +168,7 @@ class DecodeStep:
         """Return logits [B, V / tp] from normed hidden states [B, hidden]."""
         logits = normed.new_empty(len(normed), self._num_logits)
         self._head_product.into(logits, normed)
-        return logits
+        return logits if self._model.spec.logits_scale == 1.0 else logits.mul_(self._model.spec.logits_scale)
 
     def _head_weight(self) -> Tensor:
         tied = self._model.share_embeddings_and_output_weights
@@ -241,7 +246,9 @@ class PackedStep(DecodeStep):
         rotated_attention = (
             packed if attention is None else _StepThenPacked(attention, packed, len(hidden) - len(reads.positions))
         )
-        return self._through_layers(hidden, scratch, RotaryAttention(scratch, rotated_attention), output_positions)
+        return self._through_layers(
+            hidden, scratch, RotaryAttention(scratch, rotated_attention, self._unrotated), output_positions
+        )
 
 
 class _StepThenPacked:

@@ -139,23 +139,30 @@ class CoreAttention(nn.Module):
         layer_number: int,
         varlen: VarlenKernel | None = None,
         rotate_kernel: Rotate | None = None,
+        score_scale: float = 1.0,
+        unrotated: Sequence[int] = (),
         **_: Any,
     ) -> None:
         """`layer_number` counts from 1 through the whole model; `first_layer` layers are on earlier stages.
 
-        `varlen` computes passes without cached tokens, and `rotate_kernel` replaces `rotate`. The ignored arguments are
-        Megatron's for its own kinds of attention.
+        `varlen` computes passes without cached tokens, and `rotate_kernel` replaces `rotate`. Scores are multiplied by
+        `score_scale` besides 1 / sqrt(D). Layers in `unrotated`, counted from 0, have no rotary embedding. The ignored
+        arguments are Megatron's for its own kinds of attention.
         """
         super().__init__()
         self.layer = layer_number - 1 - first_layer
         self._varlen, self._rotate = varlen, rotate_kernel or rotate
+        self._score_scale, self._is_rotated = score_scale, layer_number - 1 not in unrotated
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *_: Any, packed_seq_params: Packing, **__: Any
     ) -> Tensor:
         """The output [S, 1, heads * D] for query [S, 1, heads, D], key and value [S, 1, kv_heads, D]."""
         packing = packed_seq_params
-        query, key = (self._rotate(heads, packing.cos, packing.sin) for heads in (query, key))
+        if self._is_rotated:
+            query, key = (self._rotate(heads, packing.cos, packing.sin) for heads in (query, key))
+        if self._score_scale != 1.0:
+            query = query * self._score_scale
         if packing.shard is not None:
             return _attend_parts(query, key, value, packing, packing.shard)
         if packing.cache is not None:
@@ -296,10 +303,16 @@ class Rotary:
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
+def score_scale(spec: ModelSpec) -> float:
+    """The factor of attention scores besides 1 / sqrt(head_dim)."""
+    return 1.0 if spec.attention_scale is None else spec.attention_scale * math.sqrt(spec.head_dim)
+
+
 def frequencies(spec: ModelSpec) -> Tensor:
-    """Radians per position, [head_dim / 2], as Hugging Face computes them in fp32."""
-    steps = torch.arange(0, spec.head_dim, 2, dtype=torch.int64).float() / spec.head_dim
-    plain = 1.0 / spec.rope_theta**steps
+    """Radians per position, [head_dim / 2], as Hugging Face computes them in fp32; 0 for pairs that are not rotated."""
+    rotated = int(spec.head_dim * spec.rotary_share)
+    steps = torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated
+    plain = F.pad(1.0 / spec.rope_theta**steps, (0, (spec.head_dim - rotated) // 2))
     return plain if spec.rope_scaling is None else _scale_frequencies(plain, spec.rope_scaling)
 
 

@@ -6,6 +6,7 @@ Parameters have Megatron's names, with layers numbered through the whole model.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -34,15 +35,23 @@ _EXPERT = re.compile(r"(mlp\.experts\.local_experts\.)([0-9]+)\.(linear_fc[12])"
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a checkpoint, by its name and whole shape."""
+    """A tensor of a checkpoint, by its name and shape; or some rows of a tensor of `num_rows` rows, from `first_row`
+    on."""
 
     name: str
     shape: tuple[int, ...]
+    first_row: int = 0
+    num_rows: int = 0
 
     @property
     def num_elements(self) -> int:
-        """Number of elements of the whole tensor."""
+        """Number of elements, of these rows only."""
         return math.prod(self.shape)
+
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        """The shape of the tensor in the checkpoint."""
+        return (self.num_rows, *self.shape[1:]) if self.num_rows else self.shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +66,8 @@ class Recipe:
     are simply concatenated."""
     padded_rows: int = 0
     """Number of rows of the parameter over all ranks if it is padded with zeros; 0 if it is not."""
+    head_order: tuple[int, ...] = ()
+    """For each row of a query or key head in the parameter, its row in the stored head; empty if they are the same."""
 
     def span(self, stored: StoredTensor, tp_rank: int, tp: int) -> tuple[int, int]:
         """Start and stop of one tensor-parallel rank's part of `stored` along `axis`.
@@ -71,6 +82,8 @@ class Recipe:
         """One rank's shard of the parameter [rows, ...] from its parts of the stored tensors."""
         if len(parts) == 1:
             return parts[0]
+        if self.head_order:
+            parts = [*(_reordered(part, self.head_order) for part in parts[:-1]), parts[-1]]
         heads = self.heads // tp or 1
         return torch.cat([part.unflatten(0, (heads, -1)) for part in parts], dim=1).flatten(0, 1)
 
@@ -86,10 +99,35 @@ class Recipe:
         rows = [(self.padded_rows or stored.shape[0]) // heads for stored in self.tensors]
         rows = [count // tp if self.axis == 0 else count for count in rows]
         by_shard = [shard.unflatten(0, (heads, -1)).split(rows, dim=1) for shard in shards]
-        return {
-            stored.name: torch.cat([parts[i].flatten(0, 1) for parts in by_shard], dim=self.axis)[: stored.shape[0]]
-            for i, stored in enumerate(self.tensors)
-        }
+        rows_of: dict[str, list[Tensor]] = {}
+        for i, stored in enumerate(self.tensors):
+            whole = torch.cat([parts[i].flatten(0, 1) for parts in by_shard], dim=self.axis)[: stored.shape[0]]
+            if self.head_order and stored is not self.tensors[-1]:
+                whole = _reordered(whole, sorted(range(len(self.head_order)), key=self.head_order.__getitem__))
+            rows_of.setdefault(stored.name, []).append(whole)
+        return {name: rows[0] if len(rows) == 1 else torch.cat(rows) for name, rows in rows_of.items()}
+
+
+def _reordered(rows: Tensor, order: Sequence[int]) -> Tensor:
+    """The rows [heads * D, ...] with those of each head in another order."""
+    return rows.unflatten(0, (-1, len(order)))[:, list(order)].flatten(0, 1)
+
+
+def head_order(spec: ModelSpec) -> tuple[int, ...]:
+    """The order in which a head's rows are kept: rotated pairs as the two halves of the head, so that all models rotate
+    alike; empty if they are stored so. Scores do not depend on the order, which queries and keys share.
+
+    The rows that are not rotated take the places of pairs whose angle is always 0 (`attention.frequencies`).
+    """
+    rotated, half = int(spec.head_dim * spec.rotary_share), spec.head_dim // 2
+    if rotated == spec.head_dim and not spec.adjacent_pairs:
+        return ()
+    pairs = rotated // 2
+    first, second = (
+        (range(0, rotated, 2), range(1, rotated, 2)) if spec.adjacent_pairs else (range(pairs), range(pairs, rotated))
+    )
+    rest = range(rotated, spec.head_dim)
+    return (*first, *rest[: half - pairs], *second, *rest[half - pairs :])
 
 
 def recipe(spec: ModelSpec, parameter: str) -> Recipe:
@@ -118,10 +156,17 @@ def _layer_recipe(spec: ModelSpec, layer: str, parameter: str) -> Recipe:
         tensors = tuple(
             StoredTensor(f"{layer}.self_attn.{x}_proj.{kind}", (size, *columns)) for x, size in rows.items()
         )
-        return Recipe(tensors=tensors, axis=0, heads=spec.num_kv_heads)
+        if _family(spec) in _FUSED_QKV:
+            tensors = _rows_of(f"{layer}.self_attn.qkv_proj.{kind}", tensors)
+        return Recipe(tensors=tensors, axis=0, heads=spec.num_kv_heads, head_order=head_order(spec))
     if module == "mlp.linear_fc1":
         tensors = tuple(StoredTensor(f"{layer}.mlp.{x}_proj.{kind}", (spec.ffn_size, *columns)) for x in ("gate", "up"))
+        if _family(spec) in _FUSED_GATES:
+            tensors = _rows_of(f"{layer}.mlp.gate_up_proj.{kind}", tensors)
         return Recipe(tensors=tensors, axis=0)
+    if spec.whole_qk_norm and module in _QK_NORMS:
+        name, heads = _QK_NORMS[module], spec.num_kv_heads if "k_" in module else spec.num_heads
+        return Recipe(tensors=(StoredTensor(f"{layer}.self_attn.{name}.weight", (heads * spec.head_dim,)),), axis=0)
     output = {
         "self_attention.linear_proj": ("self_attn.o_proj", spec.attention_size),
         "mlp.linear_fc2": ("mlp.down_proj", spec.ffn_size),
@@ -130,10 +175,8 @@ def _layer_recipe(spec: ModelSpec, layer: str, parameter: str) -> Recipe:
         name, size = output[module]
         return Recipe(tensors=(StoredTensor(f"{layer}.{name}.weight", (spec.hidden_size, size)),), axis=1)
     whole = {
-        "input_layernorm": ("input_layernorm", spec.hidden_size),
-        "pre_mlp_layernorm": ("post_attention_layernorm", spec.hidden_size),
-        "self_attention.q_layernorm": ("self_attn.q_norm", spec.head_dim),
-        "self_attention.k_layernorm": ("self_attn.k_norm", spec.head_dim),
+        **{norm: (stored, spec.hidden_size) for norm, stored in _norms(spec).items()},
+        **{norm: (f"self_attn.{stored}", spec.head_dim) for norm, stored in _QK_NORMS.items()},
         "self_attention.linear_proj": ("self_attn.o_proj", spec.hidden_size),
         "mlp.linear_fc2": ("mlp.down_proj", spec.hidden_size),
     }
@@ -141,12 +184,64 @@ def _layer_recipe(spec: ModelSpec, layer: str, parameter: str) -> Recipe:
     return _whole(f"{layer}.{name}.{kind}", size)
 
 
+_QK_NORMS = {"self_attention.q_layernorm": "q_norm", "self_attention.k_layernorm": "k_norm"}
+_FUSED_QKV = ("Phi3",)
+"""Families that store queries, keys and values as one tensor."""
+_FUSED_GATES = ("Phi3", "Glm4")
+"""Families that store gate and up projection as one tensor."""
+
+_AFTER_ATTENTION, _AFTER_MLP = "self_attn_bda.norm", "mlp_bda.norm"
+
+
+def _norms(spec: ModelSpec) -> dict[str, str]:
+    """The stored names of the norms of a layer, in its order."""
+    if spec.norms == "before":
+        return {"input_layernorm": "input_layernorm", "pre_mlp_layernorm": "post_attention_layernorm"}
+    if spec.norms == "after":
+        return {_AFTER_ATTENTION: "post_attention_layernorm", _AFTER_MLP: "post_feedforward_layernorm"}
+    if _family(spec).startswith("Gemma"):
+        return {
+            "input_layernorm": "input_layernorm",
+            _AFTER_ATTENTION: "post_attention_layernorm",
+            "pre_mlp_layernorm": "pre_feedforward_layernorm",
+            _AFTER_MLP: "post_feedforward_layernorm",
+        }
+    return {
+        "input_layernorm": "input_layernorm",
+        _AFTER_ATTENTION: "post_self_attn_layernorm",
+        "pre_mlp_layernorm": "post_attention_layernorm",
+        _AFTER_MLP: "post_mlp_layernorm",
+    }
+
+
+def _family(spec: ModelSpec) -> str:
+    return spec.architecture.removesuffix("ForCausalLM").removesuffix("ForSequenceClassification")
+
+
+def _rows_of(name: str, parts: Sequence[StoredTensor]) -> tuple[StoredTensor, ...]:
+    """The parts as rows of one tensor, one behind the other."""
+    ends = [*itertools.accumulate((part.shape[0] for part in parts), initial=0)]
+    return tuple(
+        StoredTensor(name, part.shape, first_row=first, num_rows=ends[-1])
+        for part, first in zip(parts, ends[:-1], strict=True)
+    )
+
+
 def _experts_recipe(spec: ModelSpec, experts: Experts, layer: str, module: str) -> Recipe:
-    """The recipe of a router's weight, or of one of the two weights of an expert."""
+    """The recipe of a router's weight, of a weight of the shared experts or their gate, or of one of the two weights of
+    an expert."""
     mixtral = spec.architecture.startswith("Mixtral")
     block = f"{layer}.block_sparse_moe" if mixtral else f"{layer}.mlp"
     if module == "mlp.router":
         return _whole(f"{block}.gate.weight", experts.num_experts, spec.hidden_size)
+    if module.startswith("mlp.shared_experts"):
+        shared, wide = f"{block}.shared_expert", (experts.shared_ffn_size, spec.hidden_size)
+        if module == "mlp.shared_experts":
+            return _whole(f"{shared}_gate.weight", 1, spec.hidden_size)
+        if module.endswith("linear_fc1"):
+            stored = tuple(StoredTensor(f"{shared}.{x}_proj.weight", wide) for x in ("gate", "up"))
+            return Recipe(tensors=stored, axis=0)
+        return Recipe(tensors=(StoredTensor(f"{shared}.down_proj.weight", wide[::-1]),), axis=1)
     match = _EXPERT.fullmatch(module)
     assert match, module
     gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
@@ -163,14 +258,18 @@ def _whole(name: str, *shape: int) -> Recipe:
 def parameters_of_stage(spec: ModelSpec, pp: int, stage: int, vpp: int = 1) -> tuple[str, ...]:
     """The parameters that pipeline stage `stage` of `pp` stores in a checkpoint; a tied head is stored as the
     embedding."""
-    layer = ["input_layernorm.weight", *_linear("self_attention.linear_qkv", spec.qkv_bias)]
+    layer = _linear("self_attention.linear_qkv", spec.qkv_bias)
     layer += _linear("self_attention.linear_proj", spec.output_bias)
-    if spec.qk_norm:
-        layer += ["self_attention.q_layernorm.weight", "self_attention.k_layernorm.weight"]
-    layer += ["pre_mlp_layernorm.weight"]
+    if spec.qk_norm or spec.whole_qk_norm:
+        layer += [f"{norm}.weight" for norm in _QK_NORMS]
+    layer += [f"{norm}.weight" for norm in _norms(spec)]
     if spec.experts:
         experts = [f"mlp.experts.local_experts.{number}" for number in range(spec.experts.num_experts)]
         layer += ["mlp.router.weight", *(f"{e}.linear_fc{i}.weight" for e in experts for i in (1, 2))]
+        if spec.experts.shared_ffn_size:
+            layer += [f"mlp.shared_experts.{name}.weight" for name in ("linear_fc1", "linear_fc2")]
+        if spec.experts.shared_gate:
+            layer += ["mlp.shared_experts.gate_weight"]
     else:
         layer += _linear("mlp.linear_fc1", spec.mlp_bias) + _linear("mlp.linear_fc2", spec.mlp_bias)
     numbers = [number for layers in chunk_layers(spec, pp, stage, vpp) for number in layers]
@@ -250,11 +349,14 @@ class TensorFiles:
             )
         view = self._file(self._file_of[stored.name]).get_slice(stored.name)
         shape = tuple(view.get_shape())
-        if shape != stored.shape:
+        if shape != stored.whole_shape:
             raise BadInput(
                 f"checkpoint {self._directory}: tensor {stored.name!r} has shape {shape} and model {self._model} "
-                f"needs {stored.shape}; give the weights that belong to its config.json."
+                f"needs {stored.whole_shape}; give the weights that belong to its config.json."
             )
+        if stored.num_rows:
+            assert axis == 0, stored
+            start, stop = start + stored.first_row, stored.first_row + (stored.shape[0] if stop is None else stop)
         if len(shape) == 1:  # safetensors needs one slice per axis
             tensor: Tensor = view[start:stop]
         else:

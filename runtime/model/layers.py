@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,44 +12,88 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
-from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.tensor_parallel.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    set_tensor_model_parallel_attributes,
+)
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+)
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
 from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
+from meshwright.profiles.experts import Experts
 from meshwright.profiles.model_parts.adapter import Linear
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.device import host
 from meshwright.runtime.model.adapters import AdaptedColumnParallelLinear, AdaptedRowParallelLinear, linear_class
-from meshwright.runtime.model.attention import CoreAttention, Rotate, torch_varlen_kernel
+from meshwright.runtime.model.attention import CoreAttention, Rotate, score_scale, torch_varlen_kernel
 from meshwright.runtime.model.kernel_choice import PLAIN, ChosenKernels
 from meshwright.runtime.model.mesh import Mesh
 
 
-def block_of_layers(spec: ModelSpec, layers: range, kernels: ChosenKernels = PLAIN) -> TransformerBlockSubmodules:
-    """The module spec of one pipeline stage's decoder layers, given by their numbers in the whole model."""
+def block_of_layers(
+    spec: ModelSpec, layers: range, kernels: ChosenKernels = PLAIN, config: TransformerConfig | None = None
+) -> TransformerBlockSubmodules:
+    """The module spec of one pipeline stage's decoder layers, given by their numbers in the whole model.
+
+    `config` is needed for norms after attention and MLP.
+    """
+    norm = IdentityOp if spec.norms == "after" else RMSNorm
+    has_residual = spec.norms != "before" or spec.residual_scale != 1.0
+    residual = ModuleSpec(module=Residual, params={"spec": spec, "config": config})
     layer = ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
-            input_layernorm=RMSNorm,
+            input_layernorm=norm,
             self_attention=_attention(spec, layers.start, kernels),
-            self_attn_bda=get_bias_dropout_add,
-            pre_mlp_layernorm=RMSNorm,
-            mlp=_experts() if spec.experts else _gated_mlp(spec, kernels),
-            mlp_bda=get_bias_dropout_add,
+            self_attn_bda=residual if has_residual else get_bias_dropout_add,
+            pre_mlp_layernorm=norm,
+            mlp=_experts(spec.experts) if spec.experts else _gated_mlp(spec, kernels),
+            mlp_bda=residual if has_residual else get_bias_dropout_add,
         ),
     )
     return TransformerBlockSubmodules(layer_specs=[layer] * len(layers), layer_norm=RMSNorm)
+
+
+class Residual(nn.Module):
+    """The residual connection around attention or MLP: their output is normalised if a norm comes after them, and
+    multiplied by the residual scale of the model."""
+
+    def __init__(self, spec: ModelSpec, config: TransformerConfig) -> None:
+        super().__init__()
+        self.scale = spec.residual_scale
+        self.norm = RMSNorm(config, spec.hidden_size, spec.norm_epsilon) if spec.norms != "before" else None
+
+    def forward(self, *_: Any) -> Callable[[tuple[Tensor, Tensor | None], Tensor, float], Tensor]:
+        """The function that megatron calls with an output [S, B, hidden] and its bias [hidden], the residual [S, B,
+        hidden], and the dropout, which is 0."""
+        return self._add
+
+    def _add(self, output_and_bias: tuple[Tensor, Tensor | None], residual: Tensor, _: float) -> Tensor:
+        output, bias = output_and_bias
+        return residual + self.branch(output if bias is None else output + bias)
+
+    def branch(self, output: Tensor) -> Tensor:
+        """What is added to the residual, for `output` [..., hidden] of attention or MLP."""
+        normed: Tensor = output if self.norm is None else self.norm(output)
+        return normed if self.scale == 1.0 else normed * self.scale
 
 
 def _attention(spec: ModelSpec, first_layer: int, kernels: ChosenKernels) -> ModuleSpec:
@@ -62,12 +107,21 @@ def _attention(spec: ModelSpec, first_layer: int, kernels: ChosenKernels) -> Mod
                 first_layer=first_layer,
                 varlen=torch_varlen_kernel() if kernels.attention == "varlen" else None,
                 rotate_kernel=_rotary_kernel() if kernels.operators == "fused" else None,
+                score_scale=score_scale(spec),
+                unrotated=spec.unrotated_layers,
             ),
             linear_proj=_rows(spec, "linear_proj", has_bias=spec.output_bias),
-            q_layernorm=RMSNorm if spec.qk_norm else None,
-            k_layernorm=RMSNorm if spec.qk_norm else None,
+            q_layernorm=_head_norm(spec, spec.num_heads),
+            k_layernorm=_head_norm(spec, spec.num_kv_heads),
         ),
     )
+
+
+def _head_norm(spec: ModelSpec, num_heads: int) -> type | ModuleSpec | None:
+    """The norm of queries or keys, in every head or over all heads; None if there is none."""
+    if spec.whole_qk_norm:
+        return ModuleSpec(module=WholeNorm, params={"num_heads": num_heads})
+    return RMSNorm if spec.qk_norm else None
 
 
 def _rotary_kernel() -> Rotate:
@@ -100,10 +154,22 @@ def _rows(spec: ModelSpec, name: Linear, *, has_bias: bool) -> type:
     return linear_class(RowParallelLinear, AdaptedRowParallelLinear, spec, name)
 
 
-def _experts() -> ModuleSpec:
+def _experts(experts: Experts) -> ModuleSpec:
     linears = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
-    experts = ModuleSpec(module=SequentialMLP, submodules=linears)
-    return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=experts, router=_Router))
+    routed = ModuleSpec(module=SequentialMLP, submodules=linears)
+    shared = ModuleSpec(module=_SharedExperts, submodules=linears) if experts.shared_ffn_size else None
+    return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=routed, router=_Router, shared_experts=shared))
+
+
+class _SharedExperts(SharedExpertMLP):
+    """Megatron's shared experts, whose gate it makes on the CPU, on the device of the model.
+
+    https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/transformer/moe/shared_experts.py#L57
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.to(host.device())
 
 
 def keep_tokens_apart(layer: MoELayer, mesh: Mesh) -> None:
@@ -222,6 +288,50 @@ class RMSNorm(nn.Module):
         # In fp32, because a small weight would be rounded away when 1 is added to it in bf16.
         weight = self.weight.float() + self.offset
         return F.rms_norm(hidden.float(), weight.shape, weight, self.epsilon).to(hidden.dtype)
+
+
+class WholeNorm(nn.Module):
+    """Root-mean-square norm over all heads of a token together, of which each tensor-parallel rank has a part."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float, num_heads: int) -> None:
+        """`hidden_size` is the size of one head, and `num_heads` counts those of all ranks."""
+        super().__init__()
+        self.epsilon, self._num_ranks = eps, config.tensor_model_parallel_size
+        self._size = num_heads * hidden_size
+        # Ranks have different parts of the weight, and whole sequences of their heads.
+        self.weight = nn.Parameter(
+            torch.ones(self._size // self._num_ranks, device=host.device(), dtype=config.params_dtype)
+        )
+        set_tensor_model_parallel_attributes(self.weight, True, 0, 1)
+        self.tp_group: dist.ProcessGroup | None = None
+        """The tensor-parallel ranks, set by the model."""
+
+    def forward(self, heads: Tensor) -> Tensor:
+        """`heads` [S, B, heads / tp, D], normalised, in the same shape and dtype."""
+        flat = heads.flatten(2)
+        wide = flat.float()
+        squares = wide.square().sum(-1, keepdim=True)
+        if self._num_ranks > 1:
+            assert self.tp_group is not None
+            # Both ways a sum over the ranks: the norm of a rank's heads depends on the heads of all.
+            squares = reduce_from_tensor_model_parallel_region(squares, group=self.tp_group)
+            squares = copy_to_tensor_model_parallel_region(squares, group=self.tp_group)
+        normed = wide * torch.rsqrt(squares / self._size + self.epsilon)
+        return (self.weight.float() * normed).to(heads.dtype).view(heads.shape)
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The state for a checkpoint, whose weight is sharded along its only axis."""
+        state: dict[str, Any] = make_sharded_tensors_for_checkpoint(
+            self.state_dict(prefix="", keep_vars=True),
+            prefix,
+            {"weight": 0},
+            sharded_offsets,
+            tp_group=self.tp_group,
+            dp_cp_group=(metadata or {}).get("dp_cp_group"),
+        )
+        return state
 
 
 class ScalarHead(nn.Module):

@@ -28,7 +28,14 @@ from meshwright.runtime.model.context_parallel import num_padding_tokens, sequen
 from meshwright.runtime.model.hf_checkpoint import global_name
 from meshwright.runtime.model.kernel_choice import PLAIN, ChosenKernels
 from meshwright.runtime.model.kv_cache import ContinuedRows
-from meshwright.runtime.model.layers import RMSNorm, ScalarHead, block_of_layers, has_fused_gates, keep_tokens_apart
+from meshwright.runtime.model.layers import (
+    RMSNorm,
+    ScalarHead,
+    WholeNorm,
+    block_of_layers,
+    has_fused_gates,
+    keep_tokens_apart,
+)
 from meshwright.runtime.model.mesh import Mesh
 
 
@@ -93,7 +100,7 @@ class Decoder(GPTModel):
         is_last = mesh.is_last_stage and chunk == layout.vpp - 1
         super().__init__(
             config=config,
-            transformer_layer_spec=block_of_layers(spec, layers, kernels),
+            transformer_layer_spec=block_of_layers(spec, layers, kernels, config),
             vocab_size=spec.padded_vocab_size,
             max_sequence_length=spec.max_positions,
             pre_process=is_first,
@@ -111,6 +118,9 @@ class Decoder(GPTModel):
         self.rotary = Rotary(spec, host.device())
         if is_last and spec.scalar_head:
             self._attach_scalar_head()
+        for module in self.modules():
+            if isinstance(module, WholeNorm):
+                module.tp_group = mesh.groups.tp
         if spec.experts and layout.tp > 1 and not layout.sp:
             for layer in self.decoder.layers:
                 keep_tokens_apart(layer.mlp, mesh)
@@ -153,6 +163,8 @@ class Decoder(GPTModel):
         output, _ = self.output_layer(hidden_states, weight=tied)
         if self.spec.scalar_head:
             return output.squeeze(2).transpose(0, 1).contiguous()
+        if self.spec.logits_scale != 1.0:
+            output = output * self.spec.logits_scale
         if (num_columns := self._num_token_columns()) < output.shape[-1]:
             output[..., num_columns:] = -torch.inf
         return output
@@ -270,6 +282,7 @@ def _config(
         normalization="RMSNorm",
         layernorm_epsilon=spec.norm_epsilon,
         layernorm_zero_centered_gamma=spec.norm_offset == 1.0,
+        # Megatron would sum gradients over the ranks also for a norm over all heads, of which each rank has its part.
         qk_layernorm=spec.qk_norm,
         add_bias_linear=False,
         add_qkv_bias=spec.qkv_bias,
@@ -313,6 +326,8 @@ def _routing(spec: ModelSpec, layout: Layout) -> dict[str, Any]:
         "moe_router_topk": spec.experts.experts_per_token,
         "moe_router_pre_softmax": not spec.experts.normalized,
         "moe_router_load_balancing_type": "none",
+        "moe_shared_expert_intermediate_size": spec.experts.shared_ffn_size or None,
+        "moe_shared_expert_gate": spec.experts.shared_gate,
         "expert_model_parallel_size": layout.ep,
         "expert_tensor_parallel_size": layout.etp,
     }

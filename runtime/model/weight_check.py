@@ -139,10 +139,10 @@ def _mismatches(
                 f"checkpoint {directory} has no tensor {name!r}, which model {spec.name} needs; give the weights that "
                 "belong to its config.json."
             )
-        elif header.shape != stored.shape:
+        elif header.shape != stored.whole_shape:
             yield (
                 f"checkpoint {directory}: tensor {name!r} has shape {header.shape} and model {spec.name} needs "
-                f"{stored.shape}; give the weights that belong to its config.json."
+                f"{stored.whole_shape}; give the weights that belong to its config.json."
             )
         elif header.dtype not in _DTYPES:
             yield (

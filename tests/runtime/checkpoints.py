@@ -34,7 +34,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen2": {"tie_word_embeddings": True},
     "Qwen3": {"tie_word_embeddings": False, "head_dim": 32},
     "Gemma": {"tie_word_embeddings": True, "head_dim": 32, "num_key_value_heads": 4},
+    "Olmo2": {"tie_word_embeddings": False},
+    "Phi3": {"tie_word_embeddings": False, "partial_rotary_factor": 0.75},
+    "Granite": {
+        "tie_word_embeddings": True,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.5,
+        "logits_scaling": 2.0,
+    },
+    "Glm4": {"tie_word_embeddings": False, "head_dim": 16},
+    "SmolLM3": {"tie_word_embeddings": True, "no_rope_layer_interval": 2},
+    "Ministral": {"tie_word_embeddings": False, "sliding_window": 128, "head_dim": 16},
 }
+PLAIN = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma")
+"""Families with two norms a layer, whole rotary embeddings and a stored tensor for each projection."""
 BIASED_LLAMA = {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}
 
 

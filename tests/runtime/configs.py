@@ -48,6 +48,31 @@ SHAPES: dict[str, dict[str, Any]] = {
         "use_sliding_window": False,
         "sliding_window": 4,
     },
+    "Qwen2Moe": _BASE
+    | {
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 48,
+        "norm_topk_prob": True,
+        "qkv_bias": True,
+        "decoder_sparse_step": 1,
+        "use_sliding_window": False,
+    },
+    "Olmo2": _BASE | {"attention_bias": True, "head_dim": 16},
+    "Phi3": _BASE | {"sliding_window": None, "partial_rotary_factor": 0.5, "head_dim": 16},
+    "Granite": _BASE
+    | {
+        "attention_bias": True,
+        "mlp_bias": True,
+        "embedding_multiplier": 2.0,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.3,
+        "logits_scaling": 3.0,
+    },
+    "Glm4": _BASE | {"attention_bias": True, "head_dim": 16, "partial_rotary_factor": 0.25},
+    "SmolLM3": _BASE | {"no_rope_layer_interval": 2, "attention_bias": True, "use_sliding_window": False},
+    "Ministral": _BASE | {"sliding_window": 64, "head_dim": 16, "layer_types": None},
 }
 """Configs as older versions of transformers wrote them, `rope_theta` at the top."""
 
@@ -73,6 +98,7 @@ class Case:
         found = {
             "architectures": [f"{self.family}ForCausalLM"],
             "model_type": FAMILIES[self.family].model_type,
+            "pad_token_id": 0,  # the default of some families is above the small vocabulary
             **SHAPES[self.family],
             **self.changes,
         }

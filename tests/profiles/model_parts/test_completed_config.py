@@ -23,7 +23,8 @@ BASE: dict[str, Any] = {
 def test_keys_left_out_have_the_values_of_the_family(family: str) -> None:
     known = FAMILIES[family].defaults
     given = {key: value for key, value in BASE.items() if key in known}
-    assert complete_config(BASE, family, "m") == {**known, **given}
+    given |= dict.fromkeys(FAMILIES[family].required, 16)
+    assert complete_config(BASE | given, family, "m") == {**known, **given}
 
 
 def test_keys_of_other_families_shape_nothing() -> None:
@@ -47,6 +48,7 @@ def test_another_name_of_a_key_is_read() -> None:
         ("Llama", {"logits_scaling": 8.0}, "'logits_scaling' is 8.0, which Llama models ignore"),
         ("Gemma", {"hidden_activation": "gelu"}, "Gemma models compute 'hidden_act', which is 'gelu_pytorch_tanh'"),
         ("Mixtral", {"num_local_experts": 4, "num_experts": 8}, "are two numbers of experts"),
+        ("Ministral", {}, "'head_dim' is None; it must be a number"),
         ("Llama", {"query_pre_attn_scalar": 64}, "'query_pre_attn_scalar' is 64, which Llama models ignore"),
         ("Gemma2", {"no_rope_layers": [1, 0]}, "'no_rope_layers' is [1, 0], which Gemma2 models ignore"),
         ("Gemma2", {"hidden_act": "gelu"}, "Gemma2 models compute 'hidden_activation', which is 'gelu_pytorch_tanh'"),

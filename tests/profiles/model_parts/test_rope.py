@@ -51,6 +51,11 @@ def test_the_rotated_share_of_a_head_is_read_from_its_parameters_first(config: d
     assert rope_from_config(config, 4096, "Phi3", "m").share == 0.25
 
 
+def test_a_type_that_a_family_does_not_have_is_refused() -> None:
+    with pytest.raises(BadInput, match="Phi3 models have no rotary embedding of type 'llama3'; give one of default"):
+        rope_from_config({"rope_scaling": LLAMA3}, 4096, "Phi3", "m")
+
+
 def test_the_rotated_dimensions_may_be_given_instead() -> None:
     assert rope_from_config({"rotary_dim": 64, "head_dim": 256}, 4096, "MiniMaxM2", "m").share == 0.25
     with pytest.raises(BadInput, match=r"partial_rotary_factor is 1\.5; it must be above 0 and 1 at most"):

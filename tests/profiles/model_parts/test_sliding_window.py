@@ -16,7 +16,8 @@ TYPES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "qwen2_moe": "Qwen2Moe", "gpt_oss":
 
 
 def window(family: str, **changes: Any) -> SlidingWindow | None:
-    return window_from_config(complete_config(SIZES | BASE | changes, family, "m"), family, "m")
+    given = SIZES | BASE | changes | ({"head_dim": 8} if family == "Ministral" else {})
+    return window_from_config(complete_config(given, family, "m"), family, "m")
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_rows_are_answered_alike_and_what_is_new_is_kept(seed: int, part: int, m
     monkeypatch.setattr(paged_attention, "_MIN_PART", part)
     monkeypatch.setattr(paged_attention, "_MAX_PART", part)
     cache, reads, heads, angles = asked(seed)
-    found = PagedAttention(cache, reads, angles, QUERIES).attend(0, heads)
+    found = PagedAttention(cache, reads, [angles], QUERIES).attend(0, heads)
     kept = cache.keys.clone(), cache.values.clone()
     queries_and_key = turned(heads[:, :, :-1], angles, reads.lengths)
     new = torch.stack([queries_and_key[:, :, -1], heads[:, :, -1]], dim=2)
@@ -54,7 +54,7 @@ def test_rows_are_answered_alike_and_what_is_new_is_kept(seed: int, part: int, m
 def test_rows_that_nobody_asks_for_write_to_the_spare_block_alone() -> None:
     cache, reads, heads, angles = asked(0)
     before = cache.keys.clone()
-    PagedAttention(cache, TableReads(reads.lengths * 0, reads.tables * 0), angles, QUERIES).attend(0, heads)
+    PagedAttention(cache, TableReads(reads.lengths * 0, reads.tables * 0), [angles], QUERIES).attend(0, heads)
     assert torch.equal(cache.keys[:, 1:], before[:, 1:])
     assert not torch.equal(cache.keys[:, 0], before[:, 0])
 

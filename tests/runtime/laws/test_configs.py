@@ -22,8 +22,11 @@ from meshwright.runtime.model.weights import load_weights
 from meshwright.runtime.training.trainer import MicroBatch, forward_logprobs
 from tests.runtime.configs import SHAPES, Case, given_twice, left_out, write
 from tests.runtime.ranks import run_on_ranks
+from tests.seeds import cases
 
 TOLERANCE = 1e-4
+FIRST = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Mixtral", "Qwen3Moe")
+"""Families whose configs are checked in the first tier."""
 IDS = torch.randint(0, 67, (2, 17), generator=torch.Generator().manual_seed(1))
 
 
@@ -76,7 +79,7 @@ def check(some: Iterable[Case], directory: Path) -> tuple[int, int]:
     return len(found) - len(sentences), len(sentences)
 
 
-@pytest.mark.parametrize("family", SHAPES)
+@cases("family", SHAPES, few=(*FIRST, "Granite"))
 def test_a_config_with_a_key_left_out_is_the_model_of_transformers_or_refused(tmp_path: Path, family: str) -> None:
     same, refused = check(left_out(family), tmp_path)
     assert same >= 8
@@ -84,7 +87,12 @@ def test_a_config_with_a_key_left_out_is_the_model_of_transformers_or_refused(tm
 
 
 @pytest.mark.parametrize(
-    "family", [family if family == "Llama" else pytest.param(family, marks=pytest.mark.slow) for family in SHAPES]
+    "family",
+    [
+        "Llama",
+        *(pytest.param(family, marks=pytest.mark.slow) for family in FIRST[1:]),
+        *(pytest.param(family, marks=pytest.mark.check_all) for family in SHAPES if family not in FIRST),
+    ],
 )
 def test_a_config_that_says_something_twice_is_the_model_of_transformers_or_refused(
     tmp_path: Path, family: str

@@ -51,6 +51,13 @@ FAMILIES: dict[str, dict[str, int | bool]] = {
         "head_dim": 32,
         "norm_topk_prob": True,
     },
+    "Qwen2Moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 32,
+        "decoder_sparse_step": 1,
+    },
 }
 
 
@@ -87,6 +94,12 @@ def test_experts_of_a_width_of_their_own_agree_with_transformers(tmp_path: Path,
     check_logprobs(directory, layout, expected_logprobs(directory, tokens()))
 
 
+@cases("layout", ["tp2,dp2,ep2,sp", "tp1", "tp2,pp2,ep2,etp1,sp", *DIVIDED], few=1)
+def test_shared_experts_and_their_gate_agree_with_transformers(tmp_path: Path, layout: str) -> None:
+    directory = mixture(tmp_path / "model", "Qwen2Moe")
+    check_logprobs(directory, layout, expected_logprobs(directory, tokens()))
+
+
 def test_weights_of_a_tokens_experts_need_not_sum_to_one(tmp_path: Path) -> None:
     changes = FAMILIES["Qwen3Moe"] | {"norm_topk_prob": False}
     directory = write_checkpoint(tmp_path / "model", "Qwen3Moe", **changes)
@@ -101,6 +114,11 @@ HOWS = {
         How("tp2,dp2,ep2,etp1,sp", 1, "full"),
         How("tp2,pp2,ep2,etp1,sp", 2),
         How("pp2,dp2,ep2", 1, "full"),
+        How("pp2,dp2,ep2,vpp2", 1),
+    ],
+    "Qwen2Moe": [
+        How("tp2,sp", 2, "full"),
+        How("tp2,dp2,ep2,etp1,sp", 1, "full"),
         How("pp2,dp2,ep2,vpp2", 1),
     ],
 }
@@ -176,20 +194,21 @@ def test_a_generator_offered_layouts_draws_what_its_trainer_scores(tmp_path: Pat
         assert answer is None or [r.tokens for r in answer[0]] == [r.tokens for r in alone[0]]
 
 
-def write_mixture_job(directory: Path) -> Path:
-    """The small job on two ranks with a Mixtral for its actor and reference."""
+def write_mixture_job(directory: Path, family: str = "Mixtral") -> Path:
+    """The small job on two ranks with a mixture for its actor and reference."""
     path = write_job(directory, num_ranks=2)
     rmtree(directory / "actor")
-    mixture(directory / "actor", vocab_size=small_job.VOCAB_SIZE)
+    mixture(directory / "actor", family, vocab_size=small_job.VOCAB_SIZE)
     name_end_tokens(directory / "actor", small_job.EOS)
     return path
 
 
 @pytest.mark.check_all
-def test_a_job_whose_experts_are_divided_runs_and_is_resumed_in_other_layouts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["Mixtral", "Qwen2Moe"])
+def test_a_job_whose_experts_are_divided_runs_and_is_resumed_in_other_layouts(tmp_path: Path, family: str) -> None:
     """At first two replicas hold half of the experts each, then two ranks of one half of each expert, and half of them
     whole in the end."""
-    job, out = write_mixture_job(tmp_path), tmp_path / "out"
+    job, out = write_mixture_job(tmp_path, family), tmp_path / "out"
     stages = ("actor_generate", "actor_logprob", "actor_train")
     spread = [f"{stage}.layout=dp2,ep2" for stage in stages]
     cut = [f"{stage}.layout=tp2{'' if stage == 'actor_generate' else ',sp'}" for stage in stages]
@@ -220,9 +239,10 @@ def test_experts_are_moved_to_those_who_hold_them(tmp_path: Path, source: Place,
     check_refit(mixture(tmp_path / "model"), source, target)
 
 
+@cases("family", ["Mixtral", "Qwen2Moe"], few=1)
 @cases("layout", ["tp2", "pp2,dp2,ep2", "dp4,ep4", "tp2,dp2,ep4,etp1", "tp2,pp2,ep2,etp1"], few=1)
-def test_written_experts_are_those_that_were_read(tmp_path: Path, layout: str) -> None:
-    directory = mixture(tmp_path / "model")
+def test_written_experts_are_those_that_were_read(tmp_path: Path, layout: str, family: str) -> None:
+    directory = mixture(tmp_path / "model", family)
     run_on_ranks(4, _convert, directory, layout, directory, tmp_path / "copy")
     copy, stored = written(tmp_path / "copy"), written(directory)
     assert copy.keys() == stored.keys()
