@@ -88,9 +88,9 @@ def test_models_with_experts_that_are_not_built_are_refused(asked: RunRequest) -
 
 
 def test_a_plan_for_the_engine_of_another_trainer_is_refused(asked: RunRequest) -> None:
-    facts = asked.plan.facts.model_copy(update={"engine": "vllm"})
+    facts = asked.plan.facts.model_copy(update={"engine": "sglang"})
     plan = asked.plan.model_copy(update={"facts": facts})
-    refused(replace(asked, plan=plan), "the plan is for engine vllm, which meshwright does not run; export it to a")
+    refused(replace(asked, plan=plan), "the plan is for engine sglang, which meshwright does not run; export it to a")
 
 
 def test_a_plan_of_another_job_is_refused(asked: RunRequest) -> None:
