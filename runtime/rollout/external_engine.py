@@ -136,11 +136,13 @@ def start_engine(plan: Plan, job: Job, directory: Path, out: Path, num_tokens: i
     """Start the engine of this rank; None on a rank that does not generate, and for our own engine.
 
     Tokens from `num_tokens` on are never sampled. What the process prints is in a file of the directory `out`. Raises
-    RunFailed if it cannot be started.
+    RunFailed if it cannot be started, BadInput if the plan, which may be one for fewer nodes, asks for what does not
+    run.
     """
     rank, placement, facts = dist.get_rank(), plan.placement(GENERATE), plan.facts
     if facts.engine in OWN_ENGINES or rank not in plan.pool_of(GENERATE).ranks:
         return None
+    require_none(_violations(plan, job), "engine vllm")
     actor, workload, schedule = facts.models.spec(Role.ACTOR), facts.workload.wave, placement.schedule
     dtype = DTYPES[facts.precision]
     cached_tokens = (workload.cache_need(schedule, placement.layout.dp).blocks + 1) * BLOCK_TOKENS  # one is vLLM's own
