@@ -22,7 +22,10 @@ EAGER: EngineName = "meshwright-eager"
 GRAPH: EngineName = "meshwright-graph"
 
 OWN_ENGINES: tuple[EngineName, ...] = (EAGER, GRAPH)
-"""The engines that this project runs; the others generate for other trainers."""
+"""The engines of this project."""
+
+RUN_ENGINES: tuple[EngineName, ...] = (*OWN_ENGINES, "vllm")
+"""The engines that `run` starts; the others generate for other trainers."""
 
 
 class Framework(Document):
@@ -172,12 +175,12 @@ def require_graph_support(name: EngineName, kind: str, *, has_experts: bool) -> 
     raise BadInput(f"engine={GRAPH} records decode steps on a GPU, and {reason}; use {EAGER}.")
 
 
-def require_own_engine(name: EngineName) -> None:
-    """Raises BadInput for an engine that this project does not run."""
-    if name not in OWN_ENGINES:
+def require_run_engine(name: EngineName) -> None:
+    """Raises BadInput for an engine that `run` does not start."""
+    if name not in RUN_ENGINES:
         raise BadInput(
             f"the plan is for engine {name}, which meshwright does not run; export it to a trainer that does, or plan "
-            f"the job with engine: {' or '.join(OWN_ENGINES)}."
+            f"the job with engine: {' or '.join(RUN_ENGINES)}."
         )
 
 

@@ -31,6 +31,7 @@ from meshwright.planner.job.algorithm_rules import (
 )
 from meshwright.planner.job.algorithm_settings import GRPO, PPO, RLOO, SETTINGS, Distill, LearningSettings, Reinforce
 from meshwright.planner.job.custom_graph import OwnGraph
+from meshwright.planner.job.engine_environments import EngineEnvironments
 from meshwright.planner.job.limits import position_violations, require_within_limits
 from meshwright.planner.job.rewards_and_tools import Reward, RewardLoad, Tool, from_plan, require_unique_names
 from meshwright.planner.job.sections import (
@@ -60,8 +61,9 @@ _CACHE = (
 )
 _ENGINE = (
     "generation engine: our own, eager or with decode steps as CUDA graphs (the default on a GPU for models without "
-    "experts), or another trainer's, which can only be planned for"
+    "experts), vllm, which run starts on CPUs, or another trainer's, which can only be planned for"
 )
+_ENGINES = "environments of the engines that run in processes of their own"
 _GENERATION_WEIGHTS = (
     "number format of the weights that the actor generates with, and of the activations they multiply; default: the "
     "precision"
@@ -128,6 +130,7 @@ class Job(Document):
     controllers: bool = Field(default=False, description=_CONTROLLERS)
     cache_after_refit: CacheAfterRefit = Field(default="keep", description=_CACHE)
     engine: EngineName | None = Field(default=None, description=_ENGINE)
+    engines: EngineEnvironments = Field(default=EngineEnvironments(), description=_ENGINES)
     generation_weights: GenerationWeights | None = Field(default=None, description=_GENERATION_WEIGHTS)
     rewards: tuple[Reward, ...] = Field(default=(), max_length=16, description=_REWARDS)
     reward_model_weight: float = Field(default=1.0, description=_REWARD_MODEL_WEIGHT)

@@ -19,7 +19,7 @@ from meshwright.planner.simulation.simulate import Simulation
 from meshwright.planner.simulation.simulate import simulate as simulation
 from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput, suggestion
-from meshwright.profiles.frameworks import require_own_engine
+from meshwright.profiles.frameworks import require_run_engine
 from meshwright.profiles.table import Table
 from meshwright.runtime.api.arguments import Pathname, cost_model_builder, require_number
 from meshwright.runtime.execution.early_checks import require_data, require_nodes
@@ -186,7 +186,7 @@ def export_scripts(plan: Pathname, job: Pathname, output: Pathname, *, to: str) 
     plan_path, job_path, target = Path(plan), Path(job), Path(output)
     document = read_plan(plan_path)
     require_valid(document)
-    require_own_engine(document.facts.engine)
+    require_run_engine(document.facts.engine)
     document.require_made_for(read_job(job_path), job_path.resolve().parent)
     if os.path.lexists(target):
         raise BadInput(f"{target} exists already; export overwrites nothing, so name another directory.")

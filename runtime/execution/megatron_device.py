@@ -25,6 +25,7 @@ from meshwright.runtime.device.used_memory import peak_bytes, reset_peak
 from meshwright.runtime.environment.environment import Environment, require_scores, reward_metrics
 from meshwright.runtime.environment.worker_pool import ToolWorkers
 from meshwright.runtime.inference.chunk_streaming import ChunkedStage, ChunkScorer
+from meshwright.runtime.inference.engine_process import EngineProcess
 from meshwright.runtime.inference.in_flight import GenerationState
 from meshwright.runtime.inference.slots import ResumedSample
 from meshwright.runtime.messages.experience import StepExperience
@@ -68,12 +69,13 @@ class StageRunner:
         out: Path,
         environment: Environment | None = None,
         tools: ToolWorkers | None = None,
+        engine: EngineProcess | None = None,
     ) -> None:
         """`steps` are those of the run and `out` is its directory.
 
         Held-out batches may run in addition; they never stream.
         `environment` is set on ranks that own the responses they generate, `tools` on the rank of a replica that calls
-        them.
+        them, `engine` on a rank that generates with an engine in another process.
         """
         self._host_memory, self._control = host_memory, control
         self._plan, self._job, self._data, self._steps = plan, job, data, steps
@@ -81,7 +83,15 @@ class StageRunner:
         generation = self._copies[GENERATE]
         self._generating = (
             GenerationStage(
-                plan, job, data, generation, steps=steps, streaming=streaming, environment=environment, tools=tools
+                plan,
+                job,
+                data,
+                generation,
+                steps=steps,
+                streaming=streaming,
+                environment=environment,
+                tools=tools,
+                engine=engine,
             )
             if generation.model
             else None

@@ -13,7 +13,7 @@ from meshwright.planner.program.check_program import require_sound
 from meshwright.planner.program.program import Program, lower, split_waves
 from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput, require_none
-from meshwright.profiles.frameworks import require_own_engine
+from meshwright.profiles.frameworks import OWN_ENGINES, require_run_engine
 from meshwright.profiles.model_shape import run_violations
 from meshwright.profiles.table import Table
 from meshwright.runtime.device import host
@@ -25,6 +25,7 @@ from meshwright.runtime.model.weight_check import require_weights
 from meshwright.runtime.records.outputs import require_directory
 from meshwright.runtime.records.run_directory import RunFile, read_run_file, require_unlocked
 from meshwright.runtime.records.run_lines import completed_steps
+from meshwright.runtime.rollout.external_engine import require_engine
 from meshwright.runtime.rollout.prompts import PromptData
 
 
@@ -84,7 +85,7 @@ def check(request: RunRequest, rendezvous: Rendezvous, data: PromptData | None =
     `data` is the job's if it has been read already. Raises BadInput for whatever is wrong.
     """
     plan, cluster = request.plan, request.plan.facts.cluster
-    require_own_engine(plan.facts.engine)
+    require_run_engine(plan.facts.engine)
     for placement in plan.placements:
         require_none(
             run_violations(plan.facts.models.spec(plan.stage(placement.stage).role)), f"plan: {placement.stage}"
@@ -94,6 +95,7 @@ def check(request: RunRequest, rendezvous: Rendezvous, data: PromptData | None =
     if waves := split_waves(lower(plan), plan).waves:
         require_sound(Program(waves.instructions), plan.graph)
     plan.require_made_for(request.job, request.directory)
+    require_engine(plan, request.job, request.directory)
     _require_known_losses(request.job)
     if request.replan_every:
         _require_replannable(request)
@@ -111,7 +113,14 @@ def check(request: RunRequest, rendezvous: Rendezvous, data: PromptData | None =
 
 
 def _require_replannable(request: RunRequest) -> None:
-    """Raise BadInput for a plan whose run cannot measure what re-planning needs."""
+    """Raise BadInput for a plan whose run cannot measure what re-planning needs, or whose engine a later plan could not
+    use."""
+    engine = request.plan.facts.engine
+    if engine not in OWN_ENGINES:
+        raise BadInput(
+            f"--replan-every {request.replan_every}: a later plan may shard the generation over ranks, which engine "
+            f"{engine} does not do here; leave the option out, or plan the job with engine: {OWN_ENGINES[0]}."
+        )
     try:
         require_calibratable(request.plan, request.table)
     except BadInput as error:

@@ -122,6 +122,7 @@ RULES = MappingProxyType(
         "controllers": _AT_ONCE,
         "cache_after_refit": _AT_ONCE,
         "engine": _AT_ONCE,
+        "engines": _AT_ONCE,
         "generation_weights": _AT_ONCE,
         "rewards": _AT_ONCE,
         "reward_model_weight": _AT_ONCE,

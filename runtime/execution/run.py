@@ -100,7 +100,8 @@ class RankRun:
         self._agreed, self._waited = RankRequest(), 0.0
         self._ended = time.perf_counter()
         """Time at which the last period ended, or the evaluation, checkpoint or export after it."""
-        self.recorder = recorder_of(request, models, progress)
+        self._engine = models.engine
+        self.recorder = recorder_of(request, models, progress, connections.engine_facts)
 
     def run_period(self, period: int) -> StepExperience:
         """Execute one period; return what this rank holds of the experience that it trained on.
@@ -176,6 +177,8 @@ class RankRun:
         self._watch.close()
         if self._tools:
             self._tools.close()  # otherwise the process would wait for every queued call
+        if self._engine:
+            self._engine.close()
         self.recorder.stop()
         return Stopped(done=max(done, self.steps.start), saved=self._saved, continues=continues)
 
@@ -238,6 +241,8 @@ class RankRun:
             self._environment.close()
         if self._tools:
             self._tools.close()
+        if self._engine:
+            self._engine.close()
         for group in self._groups:
             dist.destroy_process_group(group)
         return self.recorder.close()

@@ -39,6 +39,7 @@ from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.resume import LoadedState, ResumePolicy, changes, load_step
 from meshwright.runtime.execution.sample_selection import GroupSampling, SampleFilter
 from meshwright.runtime.execution.watchdog import RunWatch
+from meshwright.runtime.inference.engine_process import EngineFacts, EngineProcess
 from meshwright.runtime.inference.in_flight import InFlightState
 from meshwright.runtime.inference.slots import ResumedSample
 from meshwright.runtime.messages.experience import ExperienceTransport, StepExperience
@@ -50,6 +51,7 @@ from meshwright.runtime.records.record import Recorder
 from meshwright.runtime.records.run_directory import RunFile, read_run_file
 from meshwright.runtime.records.run_lines import elapsed_seconds, observations
 from meshwright.runtime.rollout.controllers import RunControllers
+from meshwright.runtime.rollout.external_engine import VLLM_VERSION, start_engine
 from meshwright.runtime.rollout.prompts import PromptData, read_data
 from meshwright.runtime.training.checkpoint import Saver
 from meshwright.runtime.training.offload import OffloadedStages
@@ -90,14 +92,19 @@ class Models:
 
     kernels: ChosenKernels
     copies: Mapping[str, WeightCopy]
+    engine: EngineProcess | None
+    """The engine beside this rank, which may still be starting; None on a rank that generates with our own, or not."""
 
 
 def build(request: RunRequest, inputs: Inputs) -> Models:
-    """Build this rank's copies of the models, with their meshes and trainers, and load the weights of the job."""
+    """Start the engine of this rank if it has one, and build this rank's copies of the models, with their meshes and
+    trainers, and load the weights of the job."""
     plan, job = request.plan, request.job
+    engine = start_engine(plan, job, request.directory, request.out, inputs.data.num_tokens)
     specs = map(plan.facts.models.spec, plan.graph.roles)
     kernels = agree_on_kernels(choose_kernels(device_capabilities(host.device().type), plan.facts.precision, specs))
-    return Models(kernels=kernels, copies=build_copies(plan, job, request.directory, inputs.data.num_tokens, kernels))
+    copies = build_copies(plan, job, request.directory, inputs.data.num_tokens, kernels)
+    return Models(kernels=kernels, copies=copies, engine=engine)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +203,8 @@ class Connections:
     evaluator: Executor
     """The executor of evaluations."""
     next_plan: NextPlan | None
+    engine_facts: EngineFacts | None
+    """What generates instead of our own engine; the same on every rank."""
 
 
 def connect(request: RunRequest, inputs: Inputs, models: Models, progress: Progress) -> Connections:
@@ -222,6 +231,7 @@ def connect(request: RunRequest, inputs: Inputs, models: Models, progress: Progr
         out=request.out,
         environment=environment,
         tools=tools,
+        engine=models.engine,
     )
     stages.migrate(progress.partial_responses)
     if progress.in_flight is not None:
@@ -263,9 +273,18 @@ def connect(request: RunRequest, inputs: Inputs, models: Models, progress: Progr
         executor=executor_with(transport),
         evaluator=executor_with(evaluating),
         next_plan=NextPlan.for_rank(request, steps.start),
+        engine_facts=_engine_facts(models.engine, control),
     )
     dist.barrier(group=control)
     return connections
+
+
+def _engine_facts(engine: EngineProcess | None, control: dist.ProcessGroup) -> EngineFacts | None:
+    """Wait until the engines of all ranks have started; return what they are, None if there are none."""
+    mine = engine.wait_until_ready(VLLM_VERSION) if engine else None
+    by_rank: list[EngineFacts | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(by_rank, mine, group=control)
+    return next((facts for facts in by_rank if facts), None)
 
 
 def _gloo_group() -> dist.ProcessGroup:
@@ -287,7 +306,7 @@ def _tools(request: RunRequest, models: Models) -> ToolWorkers | None:
     return ToolWorkers(tool) if tool and calls_tool else None
 
 
-def recorder_of(request: RunRequest, models: Models, progress: Progress) -> Recorder:
+def recorder_of(request: RunRequest, models: Models, progress: Progress, engine_facts: EngineFacts | None) -> Recorder:
     """Return the recorder of a run, with the notes on its checkpoint, data and rewards and on changes of the job."""
     run_file, is_writer = request.run_file(progress.data), dist.get_rank() == 0
     return Recorder(
@@ -297,7 +316,7 @@ def recorder_of(request: RunRequest, models: Models, progress: Progress) -> Reco
         is_writer=is_writer,
         run_file=run_file,
         ends=progress.data.ends,
-        kernels=models.kernels.description,
+        kernels=models.kernels.description + (f", generation by {engine_facts}" if engine_facts else ""),
         notes=(
             *progress.notes,
             *progress.data.notes,

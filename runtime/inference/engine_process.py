@@ -41,6 +41,7 @@ _END_SECONDS = 5.0
 
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -67,7 +68,7 @@ class EngineSettings:
     num_slots: int
     """Sequences that are decoded at a time."""
     max_round_tokens: int
-    """Tokens of one round, prefilled ones included."""
+    """Tokens of one round, prefilled ones included; at least `max_tokens`, because no prefill is split."""
     block_tokens: int
     """Tokens of a KV block."""
     cache_bytes: int

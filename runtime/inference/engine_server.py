@@ -212,6 +212,9 @@ class VllmEngine:
                 max_model_len=settings["max_tokens"],
                 max_num_seqs=settings["num_slots"],
                 max_num_batched_tokens=settings["max_round_tokens"],
+                # Part of a prefill would set back the random numbers of its request, which fails on a CPU
+                # (v1/worker/gpu_model_runner.py of vLLM 0.32).
+                enable_chunked_prefill=False,
                 block_size=settings["block_tokens"],
                 kv_cache_memory_bytes=settings["cache_bytes"],
                 enable_prefix_caching=True,

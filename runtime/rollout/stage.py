@@ -32,7 +32,11 @@ from meshwright.runtime.environment.samples import RewardSample, ToolCall
 from meshwright.runtime.environment.worker_pool import ToolWorkers
 from meshwright.runtime.inference.chunk_streaming import Chunk, Chunker, Listeners, SampledSequence
 from meshwright.runtime.inference.engine import Generator
+from meshwright.runtime.inference.engine_process import EngineProcess
+from meshwright.runtime.inference.external_replica import ExternalReplica, stored_tensors
 from meshwright.runtime.inference.in_flight import GenerationState
+from meshwright.runtime.inference.replica_engine import ReplicaEngine
+from meshwright.runtime.inference.sampling import Sampling
 from meshwright.runtime.inference.slots import Finish, Prompt, Response, ResumedSample
 from meshwright.runtime.inference.stopping import StopStrings
 from meshwright.runtime.inference.tool_turns import RolloutTurn, ToolTurns, TurnLimits
@@ -61,15 +65,16 @@ class GenerationStage:
         streaming: Streaming,
         environment: Environment | None = None,
         tools: ToolWorkers | None = None,
+        engine: EngineProcess | None = None,
     ) -> None:
         """`environment` scores the responses on the rank that owns its replica's responses; `tools` answer turns of
         rollouts on the rank that calls them for its replica. `streaming` lists the stages that read responses in
-        chunks."""
-        self._tools = tools
+        chunks. `engine` generates instead of our own engine."""
+        self._tools, self._engine = tools, engine
         self._scoring = Scoring(environment, data) if environment else None
         self._plan, self._job, self._data, self._copy = plan, job, data, copy
         self._admission = Admission(plan, data, copy.mesh.dp_rank, steps)
-        self._generator: Generator | None = None
+        self._generator: ReplicaEngine | None = None
         self._tool_turns: ToolTurns | None = None
         self._resumed: dict[int, ResumedSample] = {}
         """Samples made under another plan for prompts that are not admitted yet, by sample id."""
@@ -244,8 +249,18 @@ class GenerationStage:
         slots = self._plan.placement(GENERATE).schedule.generation_slots
         return rounds.mean_live_per_group * min(self._copy.mesh.layout.pp, slots)
 
-    def _new_generator(self, group_size: int = 1) -> Generator:
+    def _new_generator(self, group_size: int = 1) -> ReplicaEngine:
         workload, schedule = self._plan.facts.workload.wave, self._plan.placement(GENERATE).schedule
+        if self._engine:
+            return ExternalReplica(
+                self._engine,
+                functools.partial(stored_tensors, self._copy.decoder),
+                num_slots=schedule.generation_slots,
+                max_response=workload.max_response,
+                eos_tokens=frozenset(self._data.ends.tokens),
+                sampling=Sampling(temperature=self._job.settings.temperature),
+                seed=self._data.seed,
+            )
         self._tool_turns = self._new_tool_turns() if workload.turns else None
         return Generator(
             self._copy.decoder,

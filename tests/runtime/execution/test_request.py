@@ -12,7 +12,7 @@ from meshwright.planner.job.job import read_job, resolve
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.hardware import device_named
-from meshwright.runtime.execution.request import RunRequest, check, check_launched_rank
+from meshwright.runtime.execution.request import RunRequest, _require_replannable, check, check_launched_rank
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.launch.torchrun import LaunchedRank
 from meshwright.runtime.records import run_directory
@@ -88,9 +88,20 @@ def test_models_with_experts_that_are_not_built_are_refused(asked: RunRequest) -
 
 
 def test_a_plan_for_the_engine_of_another_trainer_is_refused(asked: RunRequest) -> None:
-    facts = asked.plan.facts.model_copy(update={"engine": "vllm"})
+    facts = asked.plan.facts.model_copy(update={"engine": "sglang"})
     plan = asked.plan.model_copy(update={"facts": facts})
-    refused(replace(asked, plan=plan), "the plan is for engine vllm, which meshwright does not run; export it to a")
+    refused(replace(asked, plan=plan), "the plan is for engine sglang, which meshwright does not run; export it to a")
+
+
+def test_an_engine_in_a_process_of_its_own_is_not_planned_again_and_needs_an_environment(asked: RunRequest) -> None:
+    facts = asked.plan.facts.model_copy(update={"engine": "vllm"})
+    job = asked.job.model_copy(update={"engine": "vllm"})
+    served = replace(asked, job=job, plan=asked.plan.model_copy(update={"facts": facts}))
+    refused(
+        served, r"^engine vllm: its attention on a CPU has heads of .* elements, and the actor's have 16; plan the job"
+    )
+    with pytest.raises(BadInput, match=r"^--replan-every 5: a later plan may shard the generation"):
+        _require_replannable(replace(served, replan_every=5))
 
 
 def test_a_plan_of_another_job_is_refused(asked: RunRequest) -> None:

@@ -12,6 +12,7 @@ import pytest
 from pydantic.fields import FieldInfo
 
 from meshwright.planner.job.algorithm_settings import Distill
+from meshwright.planner.job.engine_environments import EngineEnvironment, EngineEnvironments
 from meshwright.planner.job.job import DEFAULT_SETTINGS, JOB_KINDS, Job, read_job
 from meshwright.planner.job.rewards_and_tools import Reward, Tool
 from meshwright.planner.plan.plan import Plan
@@ -102,7 +103,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 def asked(tmp_path: Path, request: pytest.FixtureRequest) -> RunFile:
     """Of a job of the algorithm that has settings under the key that is asked about; of PPO for all others, with an
     adapter of the actor where its models are asked about, with turns where they or their tool are, and with dynamic
-    sampling where that is."""
+    sampling or the environment of an engine where that is."""
     job, called = read_job(write_job(tmp_path, num_ranks=1)), getattr(request.node, "callspec", None)
     key = called.params["key"] if called else ""
     own = "grpo" if key.startswith("workload.dynamic_sampling.") else key.partition(".")[0]
@@ -116,6 +117,9 @@ def asked(tmp_path: Path, request: pytest.FixtureRequest) -> RunFile:
     elif own == "models":
         actor = job.models.actor.model_copy(update={"adapter": Adapter(rank=2, alpha=2.0)})
         job = job.model_copy(update={"models": job.models.model_copy(update={"actor": actor})})
+    if key.startswith("engines."):
+        engines = EngineEnvironments(vllm=EngineEnvironment(python="bin/python"))
+        job = job.model_copy(update={"engines": engines})
     if key.startswith(("tool.", "workload.turns.")):
         workload = job.workload.model_copy(update={"turns": TURNS})
         job = job.model_copy(update={"tool": Tool(function="calculator"), "workload": workload})

@@ -98,7 +98,7 @@ def opened(engine: str, directory: Path) -> Opened:
         dtype="float32",
         max_tokens=MAX_TOKENS,
         num_slots=64,
-        max_round_tokens=1024,
+        max_round_tokens=MAX_TOKENS,  # the prompts are prefilled in several rounds
         block_tokens=BLOCK_TOKENS,
         cache_bytes=2**24,
         logprobs="processed_logprobs",

@@ -1,0 +1,102 @@
+"""Runs that generate with vLLM beside the rank learn as others do, with the weights of every update, and go on after
+its end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from benchmarks.hosts import LOOPBACK
+from meshwright.planner.plan.plan import write_plan
+from meshwright.runtime.execution.train import run_plan
+from meshwright.runtime.records.record import RunSummary
+from tests.runtime.checkpoints import name_end_tokens, write_checkpoint
+from tests.runtime.inference.vllm_environment import VLLM_PYTHON, needs_vllm
+from tests.runtime.laws.test_restarts import command, ranks_of, wait_for_steps
+from tests.runtime.rewarded import lines, rewarded, stopped_and_resumed, write_rewarded
+from tests.runtime.small_job import EOS, VOCAB_SIZE, request, write_job
+
+pytestmark = [pytest.mark.check_all, needs_vllm]
+
+THIRD = {"name": "third", "function": "tests.runtime.rewarding:third_word"}
+TWO_REPLICAS = ("actor_generate.layout=tp1,dp2",)
+APART = ("actor_generate.pool=0:1", "actor_train.pool=1:1")
+BY_VLLM: dict[str, Any] = {"engine": "vllm", "engines": {"vllm": {"python": str(VLLM_PYTHON)}}}
+
+
+def with_wide_heads(directory: Path) -> Path:
+    """The directory, with models whose heads have the 32 elements that vLLM needs on a CPU."""
+    for role, head in (("actor", "ForCausalLM"), ("reward", "ForSequenceClassification")):
+        write_checkpoint(directory / role, head=head, vocab_size=VOCAB_SIZE, head_dim=32)
+        name_end_tokens(directory / role, EOS)
+    return directory
+
+
+def written(directory: Path, algorithm: str = "grpo", **changes: Any) -> Path:
+    path = write_rewarded(directory, THIRD, algorithm=algorithm, **BY_VLLM, **changes)
+    with_wide_heads(directory)
+    return path
+
+
+def require_same_weights(out: Path) -> None:
+    """What the engine gave each token, and what the trainer gives it with weights of the same version, are equal."""
+    for line in lines(out):
+        if "max_generator_gap" in line:
+            assert line["max_generator_gap"] < 1e-4
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_rewards_rise_and_every_update_reaches_the_engine(algorithm: str, tmp_path: Path) -> None:
+    summary = run_plan(rewarded(written(tmp_path, algorithm), tmp_path / "run", *TWO_REPLICAS, steps=12))
+    assert isinstance(summary, RunSummary)
+    rise, error = summary.improvement() or (0.0, 1.0)
+    assert rise > 3 * error
+    assert {line["max_staleness"] for line in lines(tmp_path / "run")} == {0}
+    require_same_weights(tmp_path / "run")
+    assert "generation by vllm 0.32" in summary.kernels
+
+
+def test_batches_in_flight_keep_the_bound_on_staleness(tmp_path: Path) -> None:
+    path = written(tmp_path, staleness=2, cache_after_refit="recompute")
+    asked = rewarded(path, tmp_path / "run", *APART, "actor_generate.batches_in_flight=2", steps=12)
+    summary = run_plan(asked)
+    assert isinstance(summary, RunSummary)
+    rise, error = summary.improvement() or (0.0, 1.0)
+    assert rise > 3 * error
+    assert max(line["max_staleness"] for line in lines(asked.out)) == asked.plan.staleness > 0
+    require_same_weights(asked.out)
+
+
+def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    one, other = stopped_and_resumed(rewarded(written(tmp_path), tmp_path / "whole", *TWO_REPLICAS, steps=4))
+    for key in ("score", "actor_grad_norm", "reward_third"):
+        assert [line[key] for line in one] == [line[key] for line in other]
+
+
+def test_an_engine_that_is_killed_is_named_and_started_again_with_its_rank(tmp_path: Path) -> None:
+    path = write_job(tmp_path, num_ranks=2)
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **BY_VLLM}))
+    with_wide_heads(tmp_path)
+    write_plan(tmp_path / "plan.json", request(path, tmp_path, *TWO_REPLICAS).plan)
+    agent = LOOPBACK[0].start(command(tmp_path, tmp_path / "run", "--max-restarts", 1))
+    wait_for_steps(tmp_path / "run", 2, [agent])
+    engines = [
+        process
+        for rank in ranks_of(agent)
+        for process in rank.children(recursive=True)
+        if any("engine_server.py" in word for word in process.cmdline())
+    ]
+    engines[0].kill()
+    ended = agent.end(300)
+    assert ended.code == 0, ended.err
+    assert "was ended by SIGKILL; what it printed is in" in ended.err
+    assert [line["step"] for line in lines(tmp_path / "run")] == list(range(6))
+    assert not any(psutil.pid_exists(engine.pid) for engine in engines)
+    require_same_weights(tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert "generation by vllm" in summary["kernels"]

@@ -1,0 +1,144 @@
+"""vLLM as the engine of a run: what does not run with it is refused by name, and so is a wrong environment."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.planner.job.engine_environments import EngineEnvironment, EngineEnvironments
+from meshwright.planner.job.job import Job, read_job, resolve
+from meshwright.planner.job.sections import ClusterSpec
+from meshwright.planner.plan.plan import Plan
+from meshwright.profiles.environment.turns import ToolTurns
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.model_parts.adapter import Adapter
+from meshwright.profiles.stages import GENERATE
+from meshwright.runtime.rollout.external_engine import VLLM_VERSION, require_engine
+from tests.runtime.checkpoints import write_checkpoint
+from tests.runtime.inference.vllm_environment import VLLM_PYTHON, needs_vllm
+from tests.runtime.plans_by_hand import Where, plan_by_hand
+from tests.runtime.small_job import VOCAB_SIZE, write_job
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Job, Path]:
+    """A plan for vLLM on two ranks in which nothing is wrong but that its environment is not given."""
+    path = write_job(tmp_path_factory.mktemp("job"), num_ranks=2)
+    write_checkpoint(path.parent / "actor", vocab_size=VOCAB_SIZE, head_dim=32)
+    job = read_job(path).model_copy(update={"engine": "vllm"})
+    plan = plan_by_hand(resolve(job, path.parent), {GENERATE: Where("0:2", "dp2"), "other": Where("0:1")})
+    return plan, job, path.parent
+
+
+def with_python(job: Job, python: str) -> Job:
+    engines = EngineEnvironments(vllm=EngineEnvironment(python=python))
+    return job.model_copy(update={"engines": engines})
+
+
+def with_facts(plan: Plan, **changes: Any) -> Plan:
+    return plan.model_copy(update={"facts": plan.facts.model_copy(update=changes)})
+
+
+def with_actor(plan: Plan, **changes: Any) -> Plan:
+    models = plan.facts.models
+    return with_facts(plan, models=models.model_copy(update={"actor": replace(models.actor, **changes)}))
+
+
+def with_generation(plan: Plan, layout: str | None = None, **schedule: Any) -> Plan:
+    found = plan.placement(GENERATE)
+    changed = found.model_copy(
+        update={
+            "layout": Layout.parse(layout) if layout else found.layout,
+            "schedule": replace(found.schedule, **schedule),
+        }
+    )
+    placements = tuple(changed if placement is found else placement for placement in plan.placements)
+    return plan.model_copy(update={"placements": placements})
+
+
+def with_turns(plan: Plan) -> Plan:
+    turns = ToolTurns.model_validate(
+        {"number": {"max": 2, "fixed": 2}, "result": {"max": 4, "fixed": 2}, "max_tokens": 24}
+    )
+    return with_facts(plan, workload=plan.facts.workload.model_copy(update={"turns": turns}))
+
+
+CHANGED: Mapping[str, tuple[Callable[[Plan], Plan], str]] = {
+    "architecture": (lambda plan: with_actor(plan, architecture="PhiForCausalLM"), "and the actor is PhiForCausalLM"),
+    "heads": (lambda plan: with_actor(plan, head_dim=16), "elements, and the actor's have 16"),
+    "adapter": (lambda plan: with_actor(plan, adapter=Adapter(rank=4, alpha=8.0)), "the actor trains an adapter"),
+    "shards": (
+        lambda plan: with_generation(plan, "tp2"),
+        "each of its replicas is one rank, and actor_generate has tp2,pp1,dp1; plan with --pin actor_generate.tp=1",
+    ),
+    "8 bits": (lambda plan: with_facts(plan, generation_weights="fp8"), "generation_weights is fp8"),
+    "turns": (with_turns, "a rollout has one turn"),
+    "chunks": (lambda plan: with_generation(plan, chunk_tokens=8), "--pin STAGE.chunk_tokens=0"),
+    "batches in flight": (lambda plan: with_generation(plan, batches_in_flight=2), "cache_after_refit: recompute"),
+    "overcommit": (lambda plan: with_generation(plan, overcommit=4), "cache_after_refit: recompute"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_what_does_not_run_is_refused_by_name(name: str, whole: tuple[Plan, Job, Path]) -> None:
+    (plan, job, directory), (change, says) = whole, CHANGED[name]
+    with pytest.raises(BadInput, match=f"^engine vllm: .*{re.escape(says)}"):
+        require_engine(change(plan), job, directory)
+
+
+def test_a_gpu_is_refused(whole: tuple[Plan, Job, Path]) -> None:
+    plan, job, directory = whole
+    cluster = ClusterSpec(device="a100-80gb").resolve()
+    with pytest.raises(BadInput, match="started on CPUs only, and the cluster is cuda"):
+        require_engine(with_facts(plan, cluster=cluster), job, directory)
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [({"top_k": 5}, "under top_k or top_p"), ({"top_p": 0.5}, "under top_k"), ({"stop": ("x",)}, "stop strings")],
+)
+def test_settings_of_sampling_that_do_not_run_are_refused(
+    setting: dict[str, Any], says: str, whole: tuple[Plan, Job, Path]
+) -> None:
+    plan, job, directory = whole
+    changed = job.model_copy(update={"ppo": job.settings.model_copy(update=setting)})
+    with pytest.raises(BadInput, match=says):
+        require_engine(plan, changed, directory)
+
+
+def test_a_job_that_does_not_say_where_the_engine_is_gets_the_key(whole: tuple[Plan, Job, Path]) -> None:
+    with pytest.raises(BadInput, match=re.escape("give engines: {vllm: {python: PATH}}")):
+        require_engine(*whole)
+
+
+@pytest.mark.parametrize(
+    ("python", "says"),
+    [
+        ("no/python", "/no/python does not run (No such file or directory); give the interpreter"),
+        ("/bin/false", "/bin/false does not run (CalledProcessError)"),
+        (sys.executable, f"has no vLLM, and meshwright runs {VLLM_VERSION}x; `make engines` builds one"),
+    ],
+)
+def test_an_environment_that_is_none_is_refused(python: str, says: str, whole: tuple[Plan, Job, Path]) -> None:
+    plan, job, directory = whole
+    with pytest.raises(BadInput, match=re.escape(says)):
+        require_engine(plan, with_python(job, python), directory)
+
+
+def test_our_own_engine_needs_no_environment(whole: tuple[Plan, Job, Path]) -> None:
+    plan, job, directory = whole
+    require_engine(with_facts(plan, engine="meshwright-eager"), job, directory)
+
+
+@pytest.mark.check_all
+@needs_vllm
+def test_the_environment_of_make_engines_is_the_one_that_runs(whole: tuple[Plan, Job, Path]) -> None:
+    plan, job, directory = whole
+    require_engine(plan, with_python(job, str(VLLM_PYTHON)), directory)
