@@ -13,7 +13,7 @@ from meshwright.runtime.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md")))
-_MADE_BY_THE_DEMO = "examples/tiny/build/"
+_MADE_BY_MAKE = "examples/tiny/build/", "build/engines/"
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _CODE = re.compile(r"^```.*?^```$|`[^`\n]+`", re.M | re.S)
@@ -51,7 +51,7 @@ def _files(code: str) -> Iterator[str]:
     """A path is looked up if it begins in the repository or is of a Python file; a file's name alone, anywhere."""
     for path in _PATH.findall(code):
         is_ours = path.endswith(".py") or (ROOT / path.split("/")[0]).exists()
-        if is_ours and not path.startswith(_MADE_BY_THE_DEMO):
+        if is_ours and not path.startswith(_MADE_BY_MAKE):
             found = (ROOT / path).exists() if "/" in path else path in {file.name for file in _python_files()}
             if not found:
                 yield path
