@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -103,8 +102,7 @@ def opened(engine: str, directory: Path) -> Opened:
         cache_bytes=2**24,
         logprobs="processed_logprobs",
     )
-    log = Path(tempfile.gettempdir()) / f"engine-{directory.name}.log"
-    process = EngineProcess(VLLM_PYTHON, settings, log=log)
+    process = EngineProcess(VLLM_PYTHON, settings, log=directory.with_suffix(".log"))
     process.wait_until_ready("0.32.")
     return Opened(theirs, load)
 
