@@ -58,7 +58,7 @@ attention."""
 
 
 _STATE_COLUMNS = 128
-"""Columns of the products inside a layer with a state: the size of a head in published models."""
+"""Columns of the products inside a layer of linear attention or Mamba: the size of a head in published models."""
 
 _MANY_PASSES = 16
 """Number of passes from which costing all of them together is faster than one by one."""
@@ -351,8 +351,8 @@ class AnalyticShard(Shard):
         return forward * (1 + self._attention_backward) if trains else forward
 
     def _forward_attention(self, rows: N, tokens: N, context: N) -> N:
-        """Return the forward seconds of one layer's core attention, or of its work on a state, on average over
-        layers."""
+        """Return the forward seconds of one layer's core attention (in linear attention and Mamba, of its work on the
+        state), on average over layers."""
         attention, size = self._kernels.attention, self._cache_bytes
         seconds = [
             share * attention(rows, tokens, context, heads, cache_bytes=size) for share, heads in self._new_heads
@@ -362,9 +362,10 @@ class AnalyticShard(Shard):
         return sum_of(seconds)
 
     def _state_seconds(self, rows: N, tokens: N, linear: LinearAttention) -> N:
-        """Return the forward seconds of a layer with a state besides its projections.
+        """Return the forward seconds of a layer with a state (linear attention or Mamba), without its projections.
 
-        In chunks, its products are those of matrices as long as all tokens; every row reads and writes its state.
+        It works in chunks, whose matrix products are costed as one product over all tokens. Every row reads and writes
+        its state once.
         """
         computing: N = self._kernels.computing(rows * tokens, linear.work / _STATE_COLUMNS, _STATE_COLUMNS)
         moving: N = self._kernels.elementwise(2 * linear.state_bytes(self._cache_bytes) * rows)
@@ -528,8 +529,8 @@ def _kernels_of_format(name: str, device: Device, efficiency: Efficiency, size: 
 def _attention_kernels(model: ModelSpec, *, cached: bool) -> tuple[tuple[float, Heads], ...]:
     """Return the attention kernels of the layers, each with the share of layers that have it.
 
-    With an indexer, a token attends to as many tokens as a window of the same number has, and each of the indexer's
-    heads takes one product with the keys of all of them: half an attention head's.
+    An indexer (DeepSeek-V3.2) selects the tokens that a token attends to: a fixed number, as in a sliding window. Each
+    of the indexer's heads takes one product with the keys of all tokens, half the work of an attention head.
     """
     heads = _heads(model)[cached]
     full = model.num_full_layers / model.num_layers

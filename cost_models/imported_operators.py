@@ -1,5 +1,5 @@
-"""A table built from individually measured operators: forward, prefill and decode passes of shards, summed kernel by
-kernel.
+"""A table built from the operators that NVIDIA's aiconfigurator-core has measured: forward, prefill and decode passes
+of shards, summed kernel by kernel.
 
 GEMMs and attention take the seconds of the equations in `kernels` times the ratio of measured to predicted seconds,
 interpolated in the logarithms of the sizes; beyond the measured sizes the outermost ratio is used. Element-wise work
@@ -32,7 +32,7 @@ from meshwright.profiles.workload import Workload
 
 
 class MeasuredKernels(Kernels):
-    """Kernel times on the device and in the precision of these operators."""
+    """Kernel times from measured operators, on their device and in their precision."""
 
     def __init__(self, operators: Operators, device: Device, efficiency: Efficiency) -> None:
         number_format, flops = PRECISIONS[operators.precision], device.flops_per_second[operators.precision]

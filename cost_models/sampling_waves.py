@@ -39,8 +39,8 @@ def processes_all_samples(stage: Stage) -> bool:
 
 @dataclass(frozen=True)
 class WavesModel(DelegatingCostModel):
-    """A cost model of a step: that of the batch, combined with the cost model of a `wave` for stages that process all
-    samples.
+    """The cost model of a step with waves: that of a `wave` for stages that process all samples, that of the batch for
+    other stages.
 
     `num_waves` is the expected number of waves, `reward_seconds` how long each waits for host rewards.
     """

@@ -58,7 +58,8 @@ class ModelSpec:
     """The sizes of a decoder-only transformer. `name` appears in messages only; no cost depends on it.
 
     A model with `experts` has the plain MLP of `ffn_size` in its first `experts.num_dense_layers` layers only, unless
-    `layer_kinds` lists what each layer has.
+    `layer_kinds` lists what each layer has. A layer with a state is one of linear attention or Mamba (`linear`), which
+    keeps one state per sequence instead of a KV cache.
     """
 
     name: str
@@ -74,16 +75,16 @@ class ModelSpec:
     tied_embeddings: bool
     activation: str  # "silu" | "gelu_tanh" | "relu2"
     norm_epsilon: float
-    norms: NormPlaces = "before"  # of attention and MLP, after them (OLMo 2), or both (Gemma 2, GLM 4)
+    norms: NormPlaces = "before"  # norms are before attention and MLP, after (OLMo 2), or both (Gemma 2, GLM 4)
     norm_offset: float = 0.0  # 1.0 when the stored norm weight is relative to one (Gemma)
     embedding_scale: float = 1.0  # Gemma multiplies embeddings by sqrt(hidden_size)
-    residual_scale: float = 1.0  # of the outputs of attention and MLP (Granite)
-    logits_scale: float = 1.0  # of the logits (Granite)
-    attention_scale: float | None = None  # of the scores; None: 1 / sqrt(head_dim)
+    residual_scale: float = 1.0  # multiplies the outputs of attention and MLP (Granite)
+    logits_scale: float = 1.0  # multiplies the logits (Granite)
+    attention_scale: float | None = None  # multiplies the scores; None: 1 / sqrt(head_dim)
     attention_cap: float = 0.0  # scores are cap * tanh(score / cap) (Gemma 2); 0: they are not capped
-    logits_cap: float = 0.0  # as `attention_cap`, of the logits
+    logits_cap: float = 0.0  # as `attention_cap`, for the logits
     rope_theta: float = 10000.0
-    local_rope_theta: float = 0.0  # rotary base of layers with a sliding window; 0: the same as of the others
+    local_rope_theta: float = 0.0  # rotary base of layers with a sliding window; 0: that of the others
     rotary_share: float = 1.0  # the first part of a head that is rotated
     adjacent_pairs: bool = False  # a head is rotated in pairs of adjacent elements (GLM 4), not of its two halves
     unrotated_layers: tuple[int, ...] = ()  # layers whose attention has no rotary embedding (SmolLM3)
@@ -150,7 +151,10 @@ class ModelSpec:
             )
 
     def with_balance(self, balance: Balance | None) -> ModelSpec:
-        """The model whose experts are kept even as stated. Raises BadInput for a model without experts."""
+        """The model with this way of balancing the load of its experts; None changes nothing.
+
+        Raises BadInput for a model without experts.
+        """
         if balance is None:
             return self
         if self.experts is None:
@@ -235,7 +239,7 @@ class ModelSpec:
 
     @property
     def blocks_per_layer(self) -> float:
-        """Mean number of blocks (attention or state, MLP or experts) of a layer; 2 but for Nemotron-H."""
+        """Mean number of blocks (attention or state, MLP or experts) of a layer; 2 except in Nemotron-H."""
         return sum(kind.num_blocks for kind in self.layer_kinds) / self.num_layers if self.layer_kinds else 2.0
 
     def active_ffn_size(self, imbalance: float = 1.0) -> float:
@@ -283,7 +287,7 @@ class ModelSpec:
 
     @property
     def mixed_elements(self) -> float:
-        """Elements per token of `attention_elements`, or of a layer with a state, on average over layers."""
+        """Mean over layers of the elements per token: `attention_elements`, or those of a layer with a state."""
         linear = self.linear.elements * self.linear_layers_share if self.linear else 0.0
         return self.attention_elements * self.attention_layers_share + linear
 
@@ -370,7 +374,7 @@ class ModelSpec:
 
     @property
     def num_params(self) -> int:
-        """All parameters without those of an adapter."""
+        """Number of all parameters, without those of an adapter."""
         layers = self.params_between(0, self.num_layers)
         return layers + self.embedding_params + self.head_params + self.hidden_size
 
@@ -510,7 +514,7 @@ def model_from_config(config: Mapping[str, Any], *, name: str, scalar_head: bool
 
 
 def _with_layers(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config with a number of layers, which a list of blocks may stand for."""
+    """The config with its number of layers, which is the length of the list of blocks if the config has only that."""
     listed = config.get("layers_block_type") or config.get("hybrid_override_pattern")
     if config.get("num_hidden_layers") is None and isinstance(listed, list | str):
         return {**config, "num_hidden_layers": len(listed)}
@@ -518,7 +522,7 @@ def _with_layers(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _require_supported(config: Mapping[str, Any], known: Family, experts: Experts | None, name: str) -> None:
-    """Raises BadInput for a key of the family that shapes its models in a way that is not counted here."""
+    """Raises BadInput for a key that changes the models of the family in a way that `ModelSpec` cannot express."""
     keys = ["use_bias", "moe_latent_size", *(["mlp_bias"] if experts or known.parts.latent else [])]
     for key in keys:
         if config.get(key) and key in known.defaults:
@@ -636,7 +640,7 @@ def _listed(parts: Sequence[str]) -> str:
 
 
 def _planned_parts(spec: ModelSpec) -> list[str]:
-    """What the model has that can be planned but not run, besides what has a sentence of its own."""
+    """Parts of the model that can be planned but not run, except those with a sentence of their own."""
     named = {
         f"the activation {spec.activation}": spec.activation not in ("silu", "gelu_tanh"),
         "latent attention": spec.latent is not None,

@@ -2,10 +2,10 @@
 
 Megatron-core trains the policy and the value model, vLLM generates, and a PyTorch worker runs the reward model. The
 reference and log-probability stages have the parallel degrees of the policy, and the value stage those of the value
-model; both models train on the same ranks. Generation runs on these ranks too or on its own, which are whole nodes if
-the cluster has several. If it runs one batch ahead, it needs its own ranks, the asynchronous engine and the importance
-sampling correction (examples/configs/ppo_math_1B.yaml). A reward model is an environment on its own ranks, with tensor
-parallelism alone; a reward function is an environment that a program registers.
+model; both models train on the same ranks. Generation runs on these ranks too or on ranks of its own, which are whole
+nodes if the cluster has several. If it runs one batch ahead, it needs its own ranks, the asynchronous engine and the
+importance sampling correction (examples/configs/ppo_math_1B.yaml). A reward model is an environment on its own ranks,
+with tensor parallelism alone; a reward function is an environment that a program registers.
 
 `TABLES` has a row for each key. The functions above it read and write the rows that only NeMo-RL has.
 """
@@ -156,8 +156,11 @@ def _mode(name: str, pool_pins: tuple[str, ...], *, steps_ahead: int = 0) -> Dep
 
 
 def _is_megatron(config: TrainerConfig) -> bool:
-    """True if Megatron-core trains: by its key, by the name of a base file that is absent, by keys that only Megatron
-    has, or by default."""
+    """True if Megatron-core trains.
+
+    Its key decides. Without that key, the names of absent base files decide, then whether any key of Megatron is set;
+    if no base file is absent, the default of the key does.
+    """
     key = "policy.megatron_cfg.enabled"
     if not config.has(key):
         names = [Path(name).name for name in config.missing]
@@ -181,7 +184,8 @@ def _has_reward_model(setup: TrainingSetup) -> bool:
 
 
 def _pools(config: TrainerConfig) -> Iterator[tuple[str, str]]:
-    """The pools: the reward model and generation take theirs from the cluster, and the remaining ranks train."""
+    """Yield the name of each pool and its ranks: those that the reward model and generation take from the cluster, and
+    the remaining ranks, which train."""
     per_node = config.integer("cluster.gpus_per_node")
     num_ranks = config.integer("cluster.num_nodes") * per_node
     taken = {}
@@ -203,7 +207,7 @@ def _num_train_ranks(config: TrainerConfig) -> int:
 
 
 def _read_pools(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
-    """The cluster and the pool of every stage."""
+    """Read the cluster and the pool of every stage."""
     config, per_node_key = setup.config, "cluster.gpus_per_node"
     pools = dict(_pools(config))
     for what, key in (("nodes", row.key), ("ranks_per_node", per_node_key)):
@@ -236,7 +240,7 @@ def _expert_notes(setup: TrainingSetup) -> Iterator[str]:
 
 
 def _read_layout(model: str) -> Read:
-    """The layout of a model's stages."""
+    """Read the layout of a model's stages."""
 
     def read(setup: TrainingSetup, _row: Row) -> Iterator[ParsedField]:
         layout = _layout(setup.config, model, _num_train_ranks(setup.config))
@@ -321,13 +325,13 @@ def _read_response(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
 
 
 def _num_sequences(group: str) -> Callable[[TrainingSetup], int]:
-    """The sequences of a step."""
+    """Return a function that reads the number of sequences of a step."""
     keys = (f"{group}.num_prompts_per_step", f"{group}.num_generations_per_prompt")
     return lambda setup: setup.config.integer(keys[0]) * setup.config.integer(keys[1])
 
 
 def _read_steps_ahead(group: str) -> Read:
-    """Generation works one step ahead, also where the configuration allows more."""
+    """Read how many steps generation works ahead: at most one, even where the configuration allows more."""
 
     def read(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
         if setup.config.value(f"{group}.async_{group}.enabled"):
@@ -376,14 +380,14 @@ def _write_offload(source: ExportInput, _row: Row) -> ConfigValue:
 
 
 def _write_environment(source: ExportInput, row: Row) -> ConfigValue | KeyValue:
-    """The environment that scores: a reward model, or the one that calls the job's function."""
+    """Write the environment that scores: a reward model, or the one that calls the job's function."""
     if source.reward_function is None:
         return "reward_model"
     return KeyValue(row.key, HOOK_MODULE, "job: rewards.function")
 
 
 def _write_kl(source: ExportInput, row: Row) -> ConfigValue | KeyValue:
-    """The coefficient of the KL penalty, in the reward with PPO and in the loss with GRPO."""
+    """Write the coefficient of the KL penalty, which is in the reward with PPO and in the loss with GRPO."""
     return (
         write_field(source, row)
         if Role.REF in source.plan.graph.roles
@@ -392,13 +396,13 @@ def _write_kl(source: ExportInput, row: Row) -> ConfigValue | KeyValue:
 
 
 def _write_token_mean(source: ExportInput, _row: Row) -> ConfigValue:
-    """Whether the loss is averaged over tokens; nothing for a mean that NeMo-RL does not have."""
+    """Write whether the loss is averaged over tokens; write nothing for a mean that NeMo-RL does not have."""
     mean = source.settings.loss_mean if isinstance(source.settings, CriticFreeSettings) else None
     return {"token": True, "sequence": False}.get(mean or "")
 
 
 def _write_engine_experts(source: ExportInput, _row: Row) -> ConfigValue:
-    """The expert-parallel size of vLLM: all ranks of the neighbouring replicas that together hold all experts."""
+    """Write the expert-parallel size of vLLM: the ranks of all replicas that together hold one copy of the experts."""
     layout = source.plan.placement(GENERATE).layout
     return layout.expert_replicas * layout.tp if layout.ep > 1 else None
 
@@ -622,7 +626,7 @@ TABLES = {group: _table(group) for group in ("ppo", "grpo")}
 
 
 def settings(source: ExportInput) -> Iterator[KeyValue]:
-    """The keys of NeMo-RL's configuration that express a plan. Raises BadInput for a GRPO of several epochs."""
+    """The keys of NeMo-RL's configuration that express a plan. Raises BadInput for GRPO with several epochs."""
     group, epochs = _group(source), source.plan.facts.workload.num_epochs
     if group == "grpo" and epochs > 1:
         raise BadInput(f"workload.num_epochs={epochs}: NeMo-RL trains GRPO for one epoch in a step; use 1.")

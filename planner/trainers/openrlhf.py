@@ -6,7 +6,7 @@ batch ahead on its own ranks, and the models share the rest, all together or act
 reward. There is one micro-batch size for training and one for scoring (cli/train_ppo_ray.py). Recomputation of
 activations is full or none.
 
-`TABLE` has a row for each key; above it are the functions with which only OpenRLHF's rows read and write.
+`TABLE` has a row for each key. The functions above it read and write the rows that only OpenRLHF has.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _modes(
     )
 
 
-# What is peculiar to OpenRLHF in an import
+# Functions that read rows which only OpenRLHF has
 
 
 def _has_reward_model(config: TrainerConfig) -> bool:
@@ -196,7 +196,7 @@ def _pools(setup: TrainingSetup) -> dict[str, str]:
 
 
 def _read_pools(setup: TrainingSetup, _row: Row) -> Iterator[ParsedField]:
-    """The cluster and the pool of every stage."""
+    """Read the cluster and the pool of every stage."""
     nodes, per_node = cluster_of(_pool_sizes(setup))
     yield ParsedField("cluster.nodes", nodes, ("actor.num_nodes", "train.colocate_all"))
     yield ParsedField("cluster.ranks_per_node", per_node, ("actor.num_gpus_per_node",))
@@ -209,7 +209,7 @@ def _read_pools(setup: TrainingSetup, _row: Row) -> Iterator[ParsedField]:
 
 
 def _read_layouts(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
-    """One pair of degrees for the stages of all models."""
+    """Read the layouts of all stages, which have the same degrees of tensor parallelism and ring attention."""
     keys = (row.key, "ds.ring_attn_size")
     degrees, pools = dict(zip(("tp", "cp"), map(setup.config.integer, keys), strict=True)), _pools(setup)
     for model, stages in _STAGES.items():
@@ -232,7 +232,7 @@ def _read_rows(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
 
 
 def _read_budget(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
-    """Tokens of a micro-batch; forward passes without a budget of their own have that of training."""
+    """Read the tokens of a micro-batch; forward passes without a budget of their own have that of training."""
     config = setup.config
     if config.value("train.dynamic_batch_enable"):
         for stage in _micro_batch_stages(setup, row):
@@ -261,7 +261,7 @@ def _read_weight_offload(setup: TrainingSetup, row: Row) -> Iterator[ParsedField
 
 
 def _read_lengths(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
-    """The longest response, by default half of the longest sequence, and the longest prompt, which is the rest."""
+    """Read the longest response, by default half of the longest sequence, and the longest prompt, which is the rest."""
     longest = setup.config.integer("data.max_len")
     response = setup.config.integer_or(row.key, longest // 2)
     yield ParsedField("workload.prompt", max(1, longest - response), ("data.max_len", row.key))
@@ -283,7 +283,7 @@ def _read_engine_degrees(setup: TrainingSetup, row: Row) -> Iterator[ParsedField
 
 
 def _read_critic_path(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
-    """The critic; if no flag names it, it starts from the weights of the reward model, or else of the actor."""
+    """Read the critic's path; without a flag of its own, that of the reward model, or else of the actor."""
     config = setup.config
     actor, reward = config.text("actor.model_name_or_path"), config.text("reward.model_name_or_path")
     path = config.text(row.key) or (str(reward).split(",")[0] if reward else actor)
@@ -292,26 +292,26 @@ def _read_critic_path(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
 
 
 def _read_reward_path(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
-    """The first of the reward models."""
+    """Read the path of the first reward model."""
     if _has_reward_model(setup.config):
         yield ParsedField("models.reward", str(setup.config.text(row.key)).split(",")[0], (row.key,))
 
 
 def _read_learning_rate(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
-    """A learning rate, only if a flag sets it, because its default depends on the optimizer."""
+    """Read a learning rate only if a flag sets it, because its default depends on the optimizer."""
     if setup.config.has(row.key):
         yield from setup.number_setting(row.setting, row.key)
 
 
 def _read_clip(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
-    """The low and the high clip of the policy ratio, from two numbers or from one for both."""
+    """Read the low and the high clip of the policy ratio, from two numbers or from one for both."""
     config, both = setup.config, "actor.eps_clip"
     low, high = config.pair(row.key) if config.has(row.key) else (config.number(both),) * 2
     for name, value in (("clip_ratio", low), ("clip_ratio_high", high)):
         yield from setup.setting(name, value, row.key if config.has(row.key) else both)
 
 
-# What is peculiar to OpenRLHF in an export
+# Functions that write rows which only OpenRLHF has
 
 
 def _shares_one_pool(plan: Plan) -> bool:
@@ -336,7 +336,7 @@ def _recomputes_all(plan: Plan) -> bool:
 
 
 def _write_kl(source: ExportInput, row: Row) -> ConfigValue | KeyValue:
-    """The coefficient of the KL penalty; 0 without a reference model."""
+    """Write the coefficient of the KL penalty; 0 without a reference model."""
     return (
         write_field(source, row)
         if Role.REF in source.plan.graph.roles
@@ -467,7 +467,7 @@ TABLE = (
     Row("ds.lora.rank", "job: models.actor.adapter.rank", reads.adapter_rank, None),
     Row("ds.lora.alpha", "job: models.actor.adapter.alpha", reads.adapter_alpha("ds.lora.rank"), None),
 )  # fmt: skip
-"""OpenRLHF's flags and our fields, in the order of an export."""
+"""OpenRLHF's flags and the fields of a job or plan, in the order of an export."""
 
 
 def _files(source: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, str]:

@@ -7,7 +7,7 @@ trainer/ppo/v1/trainer_separate_async.py). An engine has no pipeline parallelism
 model may have its own pool, and must with `separate_async`. A configuration is a YAML file, or hydra overrides in a
 script.
 
-`TABLE` has a row for each key; above it are the functions with which only verl's rows read and write.
+`TABLE` has a row for each key. The functions above it read and write the rows that only verl has.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _mode(name: str, pool_pins: tuple[str, ...], *, steps_ahead: int = 0) -> Dep
     )
 
 
-# What is peculiar to verl in an import
+# Functions that read rows which only verl has
 
 
 def _is_megatron(config: TrainerConfig) -> bool:
@@ -176,7 +176,7 @@ def _pool_sizes(config: TrainerConfig) -> dict[str, tuple[int, int]]:
 
 
 def _read_pools(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
-    """The cluster and the pool of every stage."""
+    """Read the cluster and the pool of every stage."""
     sizes = _pool_sizes(setup.config)
     keys = (row.key, "trainer.n_gpus_per_node")
     nodes, per_node = cluster_of(sizes)
@@ -194,7 +194,7 @@ def _read_steps_ahead(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
 
 
 def _degrees(config: TrainerConfig, model: str) -> dict[str, int]:
-    """The degrees of a model's training by axis: 1 where no key sets one, but 0 for etp, which is then that of tp."""
+    """The degrees of a model's training by axis: 1 where no key sets one, except that etp is then 0, which means tp."""
     keys = {axis: f"{model}.megatron.{name}" for axis, name in _DEGREES.items()}
     return {
         axis: int(axis != "etp") if config.value(key) is None else config.integer(key) for axis, key in keys.items()
@@ -215,7 +215,7 @@ def _expert_notes(setup: TrainingSetup) -> Iterator[str]:
 
 
 def _read_layout(model: str) -> Read:
-    """The layout of a model's stages; a pipeline is interleaved in training alone."""
+    """Read the layout of a model's stages; the pipeline is interleaved in training only."""
 
     def read(setup: TrainingSetup, _row: Row) -> Iterator[ParsedField]:
         layout = _layout(setup.config, model)
@@ -235,12 +235,12 @@ def _read_recompute(model: str) -> Read:
 
 
 def _cpu_offload(model: str) -> str:
-    """The optimizer's own key of its offload."""
+    """The key among the optimizer's own settings that offloads its state to host memory."""
     return f"{model}.optim.override_optimizer_config.optimizer_cpu_offload"
 
 
 def _read_optimizer_offload(model: str) -> Read:
-    """The optimizer's offload, by Megatron's key or by the optimizer's own."""
+    """Read whether the optimizer is offloaded, from Megatron's key or the optimizer's own."""
 
     def read(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
         keys = (row.key, _cpu_offload(model))
@@ -255,7 +255,7 @@ def _read_weight_offload(setup: TrainingSetup, row: Row) -> Iterator[ParsedField
 
 
 def _read_micro_batch(*stages: str) -> Read:
-    """The micro-batch of stages of a model: tokens where the flag beside the key is set, else rows.
+    """Read the micro-batch of stages of one model: in tokens where the dynamic-batch flag is set, else in rows.
 
     Nothing is read from a key without a value, since verl then uses another key, whose value is for all ranks together.
     """
@@ -283,7 +283,7 @@ def _read_engine(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
 
 
 def _read_engine_tp(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
-    """An engine's degree. Raises BadInput where it does not divide the ranks that generate."""
+    """Read the tensor-parallel degree of an engine. Raises BadInput if it does not divide the ranks that generate."""
     sizes = _pool_sizes(setup.config)
     nodes, ranks = sizes.get("generate", sizes["train"])
     tp = setup.config.integer(row.key)
@@ -301,7 +301,7 @@ def _read_fp8(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
 
 
 def _read_reward_path(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
-    """The reward model under its present key or, where that has no value, its former one."""
+    """Read the path of the reward model from its present key or, where that has no value, its former one."""
     if not _has_reward_model(setup.config):
         return
     present, former = f"{_RM}.model_path", f"{_OLD_RM}.model.path"
@@ -320,7 +320,7 @@ def _if_set(key: str, read: Read) -> Read:
     return reads.if_(lambda setup: bool(setup.config.value(key)), read)
 
 
-# What is peculiar to verl in an export
+# Functions that write rows which only verl has
 
 
 def _write_trainer_mode(source: ExportInput, _row: Row) -> ConfigValue:
@@ -337,10 +337,10 @@ def _write_offload(stage: str, offload: Offload) -> Write:
 
 
 def _write_reference_layers(source: ExportInput, _row: Row) -> ConfigValue:
-    """The layers of the first and the last stage of the reference's pipeline, as a whole mapping.
+    """Write the layers of the first and the last pipeline stage of the reference model, as a whole mapping.
 
-    The default of the mapping is the actor's, with the actor's layers. Hydra adds no key below it, so it is replaced:
-    by an empty one where the reference's pipeline is even and the actor's is not.
+    verl's default for the mapping is the actor's, with the actor's layers. Hydra cannot add a key below it, so the
+    whole mapping is replaced: by an empty one where the reference's pipeline is even and the actor's is not.
     """
     if (layers := uneven_stage_layers(source.plan, "ref_logprob")) is None:
         return "{}" if uneven_stage_layers(source.plan, "actor_train") else None
@@ -349,7 +349,7 @@ def _write_reference_layers(source: ExportInput, _row: Row) -> ConfigValue:
 
 
 def _write_engine_experts(times_tp: bool) -> Write:
-    """Write how many replicas of an engine share the experts; with `times_tp`, how many ranks. Nothing without ep."""
+    """Write how many replicas of an engine share the experts or, with `times_tp`, how many ranks; nothing for ep=1."""
 
     def write(source: ExportInput, _row: Row) -> ConfigValue:
         layout = source.plan.placement(GENERATE).layout
@@ -366,7 +366,7 @@ def _if_fp8(write: Write) -> Write:
 
 
 def _write_reward_model(source: ExportInput, row: Row) -> ConfigValue | KeyValue:
-    """True if a reward model scores, False if a function does."""
+    """Write True if a reward model scores, False if a function does."""
     has_model = source.reward_function is None
     return KeyValue(row.key, True, "placements.reward_score") if has_model else False
 
@@ -386,12 +386,12 @@ def _write_estimator(source: ExportInput, _row: Row) -> ConfigValue:
 
 
 def _has_kl(*, in_loss: bool) -> Write:
-    """Whether the KL penalty is in the loss, where GRPO has it, or in the reward."""
+    """Write whether the KL penalty is in the loss (`in_loss`), as in GRPO, or in the reward, as in other algorithms."""
     return lambda source, _row: Role.REF in source.plan.graph.roles and (source.algorithm == "grpo") is in_loss
 
 
 def _write_kl(*, in_loss: bool) -> Write:
-    """The coefficient of the KL penalty, in the place where the algorithm has it."""
+    """Write the coefficient of the KL penalty, only for the place (loss or reward) where the algorithm has it."""
     has_kl = _has_kl(in_loss=in_loss)
     return lambda source, row: getattr(source.settings, row.setting, None) if has_kl(source, row) else None
 
@@ -616,7 +616,7 @@ TABLE = (
     *_adapter_rows("actor_rollout_ref.model.lora."),
     *_adapter_rows("actor_rollout_ref.model.lora_", instead_of="actor_rollout_ref.model.lora.rank"),
 )  # fmt: skip
-"""verl's keys and our fields, in the order of an export."""
+"""verl's keys and the fields of a job or plan, in the order of an export."""
 
 
 def _files(source: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, str]:
