@@ -87,7 +87,7 @@ def _closed_seconds(case: Case, node: Closed, number: int, max_seconds: float) -
 
 
 def _differences(proof: Proof, plan: Plan) -> Iterator[str]:
-    """Yield what the proof is about that differs from the plan."""
+    """Yield a sentence for each input of the proof that differs from that of the plan."""
     if proof.facts != digest(plan.facts):
         yield "the proof is for other facts than the plan's; prove this plan again."
     if proof.profile != plan.digests.get("profile"):

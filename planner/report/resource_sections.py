@@ -175,7 +175,7 @@ def _rank_memory(plan: Plan, stages: tuple[str, ...], ranks: list[int]) -> RankM
 
 
 def _ranks_label(group: RankMemory) -> str:
-    """The ranks of a group, or only their number where they are scattered."""
+    """The ranks of a group, or only their number if the list does not fit."""
     name = f"ranks {formatting.ranks(group.ranks)}"
     return name if len(name) <= _MAX_NAME_LENGTH else f"{len(group.ranks)} ranks"
 
@@ -219,7 +219,7 @@ _POOL_LANE_HEIGHT = 30.0
 """Height of a bar in pixels, with room for its text."""
 
 _MAX_CAUSES, _MIN_CAUSE_SHARE = 4, 0.0005
-"""Limits of the listed causes of waiting of a pool: their number, and the least share, which does not round to 0."""
+"""The maximum number of causes of waiting that are listed for a pool, and the smallest share that is not shown as 0."""
 
 
 def idle(simulation: Simulation, graph: StageGraph) -> Markup:

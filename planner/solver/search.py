@@ -1,4 +1,7 @@
-"""The search for the best answer to a problem, with a proven lower bound; it is the same for both models.
+"""The search for the best answer to a problem, with a proven lower bound.
+
+A model (`planner.solver.model`) is one of two ways to state a problem as an integer program. The search is the same for
+both:
 
     incumbent  = the best of the model's local search or, if it has none, among a few modes per task
     bound      = the bound of the problem in which short tasks have only representative modes (`coarse_problem.py`)
@@ -16,9 +19,9 @@
                 incumbent  = if that did not suffice and layouts were few, the best among all layouts on as many ranks,
                              even beyond the aim if it is within the gap of the bound
     until the gap or the limit is reached
-    incumbent  = the answer at which the model's local search from it ends: as short, often with less ticks x ranks
+    incumbent  = the answer at which the model's local search from it ends: as short, often with less work
 
-A model (`planner.solver.model`) states the integer program, reads an answer from its solution, gives the relaxation,
+Work is measured in ticks x ranks. A model also reads an answer from a solution of its program, gives the relaxation,
 and has a local search or none. The further a target lies above the bound of the relaxation, the more modes may meet it.
 Hence the search starts near the bound: an answer found there leaves little to prove, and the absence of one is proven
 with few modes. Everything is deterministic.
@@ -56,7 +59,7 @@ _FIRST_ANSWER_RANGE = 4
 """A first answer is searched for within this multiple of the bound, and only then without a limit."""
 
 _MEMORY_PARTS = 64
-"""Number of parts of a device in which memory is counted at first."""
+"""Number of units into which a device's memory is divided in rounded problems."""
 
 _MERGE_GAPS = (2, 1 / 8)
 """Multiples of the requested gap: layouts whose transfer times differ by less are merged, in a first and a second pass.
@@ -80,7 +83,7 @@ The problem with representatives is solved to a gap finer by the second factor.
 _TICKS_PER_GAP = 128
 """Times are rounded to the requested gap divided by this number.
 
-Ten activities in sequence then lose at most a tenth of the gap.
+Ten activities (runs and transfers) in sequence then lose at most a tenth of the gap.
 """
 
 
@@ -317,8 +320,7 @@ class _SearchState:
     def _search_beyond_aim(self, problem: Problem, picked: Sequence[Mode], limit: float) -> None:
         """Search all layouts on as many ranks as those picked for an answer within the gap, even beyond the aim.
 
-        To prove that no answer lies between the bound and an aim just below an answer takes longer than to find that
-        answer.
+        If an answer lies just above the aim, finding it is faster than proving that none lies below the aim.
         """
         names = [task.name for task in problem.tasks]
         self._search_among(
@@ -348,6 +350,7 @@ class _SearchState:
             self.progress(self.makespan if self.answer else None, self._proven)
 
     def offer(self, answer: Answer) -> None:
+        """Keep an answer, in the shortest period with its order of activities, if that is the shortest so far."""
         picked = picked_modes(self.problem, answer)
         position = {name: index for index, name in enumerate(self.problem.order)}
         order = sorted(position, key=lambda name: (answer.starts[name], position[name]))

@@ -40,7 +40,8 @@ def prove(plan: Plan, table: Table | None = None) -> Proof:
     """Prove a lower bound on the period of every plan of the same facts; `verify` checks the proof without a search.
 
     The proof ignores pins, so it holds whatever is pinned. Its bound may be lower than the solver's. The table is the
-    one that the plan was made with. Raises BadInput for a plan that `verify` finds something wrong with.
+    one that the plan was made with. Raises BadInput for a plan that `verify` finds something wrong with, for one with
+    paces measured in a run, and if the table is missing.
     """
     require_none((*_unknown_costs(plan, table), *verify(plan, table)), "plan")
     return proof_of(plan, cost_model_builder(table)(plan.facts))

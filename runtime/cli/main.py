@@ -197,7 +197,7 @@ def global_options(
 
 
 def main() -> None:
-    """Run the command line; an error is one sentence and an exit code."""
+    """Run the command line; an error is printed as one sentence and sets the exit code."""
     open_standard_streams()
     try:
         code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)

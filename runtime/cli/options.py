@@ -114,7 +114,7 @@ class SchemaOf(StrEnum):
 
 
 _MAX_SIZES = 64
-"""Maximum number of sizes, since each takes a search."""
+"""Maximum number of cluster sizes in --sizes; each takes a search."""
 
 
 def parse_sizes(text: str | None) -> tuple[int, ...]:

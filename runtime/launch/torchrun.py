@@ -84,8 +84,9 @@ class LaunchedRank:
 class NodeOptions:
     """The settings of this process from the user's command line.
 
-    `preparation` sets up the process. `work` is a digest of what it is to run, which has to be equal on all nodes,
-    `logs` the directory for tracebacks, `token` the secret token of the run.
+    `preparation` sets up the process. `node_rank` is this node's number in the plan if the user gave one. `work` is a
+    digest of what the process is to run, which has to be equal on all nodes, `logs` the directory for tracebacks,
+    `token` the secret token of the run.
     """
 
     preparation: ProcessSetup

@@ -80,7 +80,10 @@ class ChunkReader:
     """The reading end of one stream, on a rank of a stage that reads it."""
 
     def __init__(self, owners: Sequence[int], replica: Sequence[int], transport: Transport, channel: int) -> None:
-        """`replica` are the ranks of this rank's replica; the first of them receives from the owners."""
+        """`owners` are the ranks that send: one for each replica that generates.
+
+        `replica` are the ranks of this rank's replica; the first of them receives from the owners.
+        """
         self._owners, self._replica, self._transport, self._channel = owners, replica, transport, channel
 
     def messages(self) -> Iterator[ChunkMessage]:

@@ -62,9 +62,10 @@ class _Adapted:
     def _add_adapter(
         self, linear_output: tuple[Tensor, Tensor | None], input_: Tensor, communicate: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Tensor | None]:
-        """Adds the adapter's product to the linear's output, [S, B, outputs of this rank] and a bias.
+        """Adds the adapter's product to the linear's output, [sequence, batch, outputs of this rank] and a bias.
 
-        `communicate` is the collective between A and B: it turns A's output into B's input [S, B, rank] on this rank.
+        `communicate` is the collective between the matrices A and B: it turns the output of A into the input of B,
+        [sequence, batch, rank], on this rank.
         """
         if not self.uses_adapter:
             return linear_output

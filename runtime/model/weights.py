@@ -1,7 +1,7 @@
 """Loading and saving of weights in Hugging Face format, and of adapters in the format of PEFT.
 
-Each rank reads its shard only, and each stage writes its own files. PEFT stores two tensors for each projection;
-projections that are fused here share one A, which PEFT stores once for each of them.
+Each rank reads only its shard, and each pipeline stage writes its own files. PEFT stores two tensors for each
+projection; projections that are fused here share one A, which PEFT stores once for each of them.
 https://huggingface.co/docs/peft/developer_guides/checkpoint
 """
 
@@ -90,9 +90,9 @@ def save_weights(
     """Saves the model, with its adapter merged, as a Hugging Face directory.
 
     The configuration and tokenizer are copied from `config_from`; if that has no tokenizer, it is copied from
-    `tokenizer`, a directory or a tokenizer.json. All members of the mesh call it, on a shared file system. Each stage
-    of the first replica writes its own files of about `file_bytes` bytes; experts that the first replica does not have
-    are written by others. The directory is complete once it exists. Raises BadInput if it exists already.
+    `tokenizer`, a directory or a tokenizer.json. All members of the mesh call it, on a shared file system. Each
+    pipeline stage of the first replica writes its own files of about `file_bytes` bytes; experts that the first replica
+    does not have are written by others. The directory is complete once it exists. Raises BadInput if it exists already.
     """
     if directory.exists():
         raise BadInput(f"{directory} exists already; give a new directory for the weights.")
@@ -119,7 +119,7 @@ def save_weights(
 
 @dataclass(frozen=True)
 class _File:
-    """The parameters of one file, written by one tensor-parallel rank of one stage of one replica."""
+    """The parameters of one file, written by one tensor-parallel rank of one pipeline stage of one replica."""
 
     stage: int
     replica: int
@@ -244,8 +244,8 @@ def save_adapter(
 
 
 def _adapter_tensors(model: ModelChunks, spec: ModelSpec, mesh: Mesh) -> dict[str, Tensor]:
-    """The whole adapter tensors of this rank's stage by PEFT names, on the first tensor-parallel rank of the first
-    replica; empty on others."""
+    """The whole adapter tensors of this rank's pipeline stage by PEFT names, on the first tensor-parallel rank of the
+    first replica; empty on others."""
     tensors: dict[str, Tensor] = {}
     parameters = dict(named_global_parameters(model))
     for name in parameters:
