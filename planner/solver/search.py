@@ -207,7 +207,7 @@ class _SearchState:
     def search_representatives(self, problem: Problem) -> None:
         """Solve the problem with representatives for short tasks, then search among the similar real modes.
 
-        A representative replaces all modes of a short task on one number of ranks.
+        One representative replaces all modes of a short task that use the same number of ranks.
         """
         short = short_tasks(problem, _SHORT_TASK_GAPS * self.limits.tolerance * self.bound)
         if not problem.anywhere or not self.is_open or not _are_quarter_of_modes(problem, short):
@@ -257,7 +257,7 @@ class _SearchState:
         self.bound, self.other_branches_bound, self.aim = min([longest + 1, *proven]), None, None
 
     def _prove(self, branch: Branch) -> None:
-        """Search a branch for better answers until none is left, or no time."""
+        """Search a branch for better answers until none is left or time runs out."""
         problem = branch.within(self.target)
         for gaps in _MERGE_GAPS:
             merged_ticks = int(self.limits.tolerance * self.bound * gaps)
