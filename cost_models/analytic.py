@@ -78,10 +78,10 @@ replica, the table, and which chunks are read."""
 
 
 class TablePasses(NamedTuple):
-    """The passes of every way in which a table's schedules split a batch, those of one way after those of another.
+    """The passes of every way in which a table's schedules split a batch, one way after another.
 
-    `columns` are the fields of `PassColumns`, [4, passes]; `sizes` are the numbers of passes, and `is_streamed` is true
-    where chunks are read, both [ways].
+    `columns` are the fields of `PassColumns`, [4, passes]; `sizes` are the numbers of passes of each way, and
+    `is_streamed` is true where chunks are read, both [ways].
     """
 
     columns: FloatArray
@@ -121,7 +121,7 @@ class WorkloadSplits(NamedTuple):
     def passes_of_table(self, table: ScheduleTable, num_rows: int, cp: int, chunks_of: ChunkFunction) -> TablePasses:
         """Return the passes of a table's ways to split `num_rows` rows, on one of `cp` context-parallel ranks.
 
-        A schedule that streams reads all chunks, or the last ones alone.
+        For a schedule that streams, `chunks_of` selects all chunks or only the last ones.
         """
 
         def make() -> TablePasses:
@@ -149,7 +149,7 @@ class AnalyticModel(QueryLoop):
 
     `make_shard` may replace the analytic times of a shard, `efficiency` the constants of the device's family. Without
     an `engine` the framework itself generates. `linear_format` is the number format of the linears of layers in
-    training, where it is not the precision.
+    training, if it differs from `precision`.
     """
 
     seconds_are_monotone = True
@@ -284,8 +284,9 @@ class AnalyticModel(QueryLoop):
     ) -> list[FloatArray]:
         """Return the amounts of `BatchCompute` on each layout for each schedule of its table, [amounts, schedules].
 
-        A schedule that streams reads all chunks, or the last ones alone. Layouts that compute the same on as many rows
-        are costed once, and all new ones that have a shard in common together.
+        For a schedule that streams, `chunks_of` selects all chunks or only the last ones. Layouts whose ranks compute
+        the same on equally many rows are costed once; layouts that are not cached yet are costed together if they have
+        the same shard.
         """
         keys = [
             (self._rank_compute(layout), layout.stage.trains, self._rows(layout), table, chunks_of)
@@ -302,7 +303,10 @@ class AnalyticModel(QueryLoop):
     def _new_tables(
         self, rank_compute: RankCompute, layouts: Mapping[_TableKey, StageQuery]
     ) -> Iterator[tuple[_TableKey, FloatArray]]:
-        """Yield the compute of new tables on layouts that compute the same, by key."""
+        """Yield the key and the amounts, [amounts, schedules], of each table that is not cached yet.
+
+        The ranks of all these layouts compute the same.
+        """
         all_passes = [
             self._splits.passes_of_table(table, rows, layout.layout.cp, chunks_of)
             for (_, _, rows, table, chunks_of), layout in layouts.items()
@@ -399,7 +403,7 @@ class AnalyticModel(QueryLoop):
         )
 
     def _updates(self, query: StageQuery) -> Updates[float]:
-        """Return the optimizer updates of a step of the call's stage."""
+        """Return the optimizer updates of the query's stage in one step."""
         time = self._rank_compute(query).shard.time(TimedPass.OPTIMIZER, 0, 0)
         return Updates(self._num_updates(query.stage), time.layer, time.ends, time.source)
 

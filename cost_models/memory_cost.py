@@ -1,12 +1,13 @@
 """Peak memory of a stage: bytes on the fullest rank of its pool, sized for the longest sequence of the workload.
 
-Resident, while other stages run: the weight copy under the term "weights" (which a planner drops if two stages share
-one copy), gradients, fp32 weights and moments of a training stage, and the KV cache of a generation whose sequences
-stay in flight between periods. Transient: activations, logits, any other KV cache, the buffer of a refit, and whatever
-is offloaded to the host while the stage does not run. A KV cache whose schedule limits its blocks counts those blocks.
+Resident, also while other stages run: the weight copy under the term "weights" (which a planner drops if two stages
+share one copy), gradients, fp32 weights and moments of a training stage, and the KV cache of a generation whose
+sequences stay in flight between periods. Transient: activations, logits, any other KV cache, the buffer of a refit, and
+whatever is offloaded to the host while the stage does not run. If a schedule limits the blocks of the KV cache, that
+limit is counted.
 
 The equations hold for numbers and for arrays alike; adding `0 * array` to a number makes it an array of that shape.
-Operators are either fused or those of torch, as on a CPU, where each of them stores its result in a tensor of its own.
+Operators are either fused or, on a CPU, single operators of torch, each of which stores its result in its own tensor.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ _LOGIT_CHUNK_ELEMENTS = 2**25
 """Logits held in fp32 at once when tokens are scored: `runtime.model.logprobs.CHUNK_ELEMENTS`."""
 
 _LOGIT_CHUNK_COPIES = 4
-"""fp32 tensors of a chunk alive at once: logits or their logarithms, exponentials, a product, a gradient."""
+"""fp32 tensors of a chunk alive at once: logits or log-probabilities, exponentials, a product, a gradient."""
 
 _LOGIT_CHUNK_GRADIENT_COPIES = 6
-"""fp32 tensors of a chunk alive at once in a backward pass by torch operators: logarithms, exponentials, the gradient
-of the log-probabilities, and three tensors for the gradient of the entropy (`runtime.model.logprobs`)."""
+"""fp32 tensors of a chunk alive at once in a backward pass by torch operators: log-probabilities, exponentials, the
+gradient of the log-probabilities, and three tensors for the gradient of the entropy (`runtime.model.logprobs`)."""
 
 _NORM_ELEMENTS, _LAYER_INPUTS = 2, 2
 """Elements that torch operators keep alive, in hidden sizes per token: the normalised inputs of both norms of a layer,
@@ -64,11 +65,11 @@ and the up projection plus its offset (Megatron's glu_linear_offset), besides th
 in a backward pass their gradients."""
 
 _SCORE_BYTES = 5
-"""Bytes per head and pair of tokens that attention keeps where it stores scores in 16 bits: the softmax, the mask of
-its dropout, and what the dropout leaves (Korthikanti et al., arXiv:2205.05198, section 4.1)."""
+"""Bytes per head and pair of tokens that attention keeps where it stores scores in 16 bits: the output of the softmax,
+the mask of the dropout, and the output of the dropout (Korthikanti et al., arXiv:2205.05198, section 4.1)."""
 
 _SAMPLING_BYTES = 16
-"""fp64 logits and log-probabilities of a token being sampled."""
+"""Bytes per logit of a token being sampled, besides the logit itself: an fp64 copy and an fp64 log-probability."""
 
 _GATHERED_COPIES = 2, 3
 """Copies of the gathered keys and values alive at once, forward and in training: as they arrive, in sequence order, and
@@ -83,8 +84,8 @@ class ShardSizes(Generic[N]):
     `vocab_size` the number of logits of a token. All other sizes are per token of one layer on a rank:
     `cached_elements` in the KV cache, `inputs_bytes` of its input, `working_bytes` alive at the widest point of its
     forward pass, and `kept_bytes` saved for its backward pass, or `kept_without_attention_bytes` if what flash
-    attention saves is recomputed. By torch operators, a layer saves `unfused_bytes` more, and `backward_bytes` are
-    alive in its backward pass; both are 0 if operators are fused.
+    attention saves is recomputed. If operators are not fused, a layer saves `unfused_bytes` more, and
+    `backward_bytes` are alive in its backward pass; both are 0 if operators are fused.
     """
 
     block_bytes: N
@@ -101,7 +102,8 @@ class ShardSizes(Generic[N]):
 
 class Operators(NamedTuple):
     """What decides which tensors are kept: whether the operators of a layer are fused or those of torch, whether
-    attention stores its scores, and the bytes per logit in training (None: those of this project, in chunks)."""
+    attention stores its scores, and the bytes per logit in training (None: those of this project's loss, which is
+    computed in chunks)."""
 
     is_fused: bool
     stores_scores: bool = False
@@ -144,10 +146,10 @@ def _kept_elements(shard: ModelSpec, imbalance: float, replicated_share: float, 
     Counted as in Korthikanti et al., arXiv:2205.05198, section 4, for this layer: no dropout and no stored scores
     (flash attention), a gated activation, grouped keys and values. Replicated on every rank, unless sequence
     parallel (equations 2 and 4): the inputs and outputs of both norms. Divided by tp: queries, keys, values,
-    attention output, and the gate, the up projection, the activated gate and their product. Experts count with the
-    widths of those that one token is routed to, on the rank to which most tokens are routed. Selective
-    recomputation drops what flash attention keeps, which is little. An adapter adds its low-rank activations on
-    every rank; the inputs of its first matmuls are kept already.
+    attention output, and the gate, the up projection, the activated gate and their product. Of the experts, those
+    that one token is routed to are counted, on the rank to which most tokens are routed. Selective recomputation
+    drops what flash attention keeps, which is little. An adapter adds its low-rank activations on every rank; the
+    inputs of its first matmuls are kept already.
     """
     mlp_elements = (2 + 2 * shard.gated_mlp) * shard.active_ffn_size(imbalance) * _mlp_share(shard)
     sharded_elements = shard.mixed_elements + mlp_elements
@@ -368,13 +370,13 @@ class RankMemory(Generic[N]):
     def _weights(self) -> TermSums[N]:
         """Return the weight copy of this rank.
 
-        Every rank counts the parameters of the fullest pipeline stage: another stage that shares the copy may need
-        most memory on another rank.
+        Every rank counts the parameters of the fullest pipeline stage, because another stage that shares the copy may
+        need the most memory on another rank.
         """
         return weight_copy(self._shards.max_params, self._size)
 
     def _known_working_memory(self, settings: PassSettings[N]) -> _WorkingMemory[N]:
-        """Return the working memory; of one schedule it is computed once, whatever is offloaded."""
+        """Return the working memory; that of a single schedule is cached, and does not depend on what is offloaded."""
         if not isinstance(settings, Schedule):
             return self._working_memory(settings)
         in_place = replace(settings, offload=Offload.NONE) if settings.offload is not Offload.NONE else settings
@@ -412,7 +414,7 @@ class RankMemory(Generic[N]):
         return tally.addends
 
     def _cache_bytes(self, num_blocks: N, num_rows: N) -> N:
-        """Return the bytes of the KV cache.
+        """Return the bytes of the KV cache, with a spare block in each layer.
 
         Layers with a sliding window keep only the blocks of a row that the window touches (vLLM, hybrid KV cache
         manager), and layers with a state one state for each row.
@@ -463,7 +465,7 @@ class RankMemory(Generic[N]):
     def _micro_batch_tokens(self, settings: PassSettings[N]) -> N:
         """Return the maximum number of tokens of a rank in one pass.
 
-        A row of a pass is a whole sequence or its context-parallel shard; of a stage that streams, it is a prompt or a
+        A row of a pass is a whole sequence or its context-parallel shard; in a stage that streams, it is a prompt or a
         chunk of a response. A token cap applies to all context-parallel ranks together.
         """
         workload, cp = self._workload, self._layout.cp
@@ -483,7 +485,10 @@ class RankMemory(Generic[N]):
         tally.add("gathered keys and values", where(cp > 1, num_bytes, 0 * num_bytes))
 
     def _add_logits(self, tally: TermSums[N], tokens: N, *, trains: bool) -> None:
-        """Add the logits of a micro-batch (and their gradient), and one chunk of them in fp32."""
+        """Add the logits of a micro-batch and one chunk of them in fp32; in training also their gradient.
+
+        In training, the bytes per logit of another framework replace all of these.
+        """
         if self._model.scalar_head:
             return
         elements = tokens * self._sizes.vocab_size

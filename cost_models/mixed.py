@@ -155,7 +155,7 @@ class MixedModel(QueryLoop):
         )
 
     def _over_fabric(self, part: Cluster) -> Cluster:
-        """Return the part with every link as slow as the fabric between parts."""
+        """Return the part with the slower of its network and the fabric between parts for every link."""
         slower = _slowest(self._cluster.between, part.inter_node)
         return part.model_copy(update={"intra_node": slower, "inter_node": slower})
 

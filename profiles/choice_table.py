@@ -99,7 +99,7 @@ class ScheduleTable:
 
     @cached_property
     def columns(self) -> ScheduleColumns:
-        """The settings of each schedule that decide its costs unless the stage generates, each [schedules]."""
+        """The settings that decide the costs of each schedule of a stage that does not generate, each [schedules]."""
         rows = np.array([_settings_of(schedule) for schedule in self.schedules], dtype=np.float64)
         return ScheduleColumns(*np.ascontiguousarray(rows.T))
 
@@ -141,7 +141,7 @@ def _settings_of(schedule: Schedule) -> tuple[float, ...]:
 
 
 class LayoutColumns:
-    """The layouts of some choices: `layouts[index[i]]` is that of choice i."""
+    """The layouts of some choices: `layouts[index[i]]` is the layout of choice i."""
 
     def __init__(self, layouts: Sequence[Layout], index: IntArray) -> None:
         self.layouts, self._index = layouts, index
@@ -155,7 +155,7 @@ class LayoutColumns:
         self.num_ranks: FloatArray = self.tp * self.pp * self.dp * self.cp
 
     def expand_to_choices(self, amounts: Sequence[Sequence[float]]) -> FloatArray:
-        """Return amounts of each of the `layouts`, [layouts][amounts], for each choice, [amounts, choices]."""
+        """Return for each choice the amounts of its layout, [amounts, choices]; `amounts` are [layouts][amounts]."""
         expanded: FloatArray = np.array(amounts, dtype=np.float64)[self._index].T
         return expanded
 
@@ -212,8 +212,10 @@ class ChoiceTable:
         return ChoiceTable(self.layouts, self.tables, self.layout_index[is_kept], self.schedule_index[is_kept])
 
     def gather_by_schedule(self, of_layouts: Sequence[FloatArray]) -> FloatArray:
-        """Return amounts of each layout's own table, [amounts, schedules of the table], for each choice, [amounts,
-        choices]."""
+        """Return for each choice the amounts of its layout and schedule, [amounts, choices].
+
+        `of_layouts` has for each layout the amounts of the schedules of its table, [amounts, schedules].
+        """
         starts = np.cumsum([0, *(len(table) for table in self.tables[:-1])])
         rows: FloatArray = np.concatenate(of_layouts, axis=-1)[..., starts[self.layout_index] + self.schedule_index]
         return rows

@@ -113,7 +113,7 @@ def observe_turns(spans: Sequence[Span], ranks_per_replica: int, num_rollouts: f
 
 
 def _with_mean(latency: LatencySpec, mean: float) -> LatencySpec:
-    """The latencies scaled to this mean; if all were 0, every call takes the mean."""
+    """The latencies scaled to this mean; if all are 0, a fixed latency of this mean."""
     latencies = latency.resolve()
     if not latencies.mean:
         return LatencySpec(fixed=mean)
@@ -175,7 +175,7 @@ class RunObservation:
     seconds: Mapping[str, float]  # by stage: median over steps
     spread: Mapping[str, float]  # by stage: interquartile range over steps / median
     refit_seconds: float | None  # median over steps of the sum of all refits; None without refits
-    step_seconds: float  # median over steps, from the first instruction's start to the last one's end
+    step_seconds: float  # median over steps, from the end of the previous step or a later start to the step's end
     response_tokens: float | None  # median over steps of the mean
     sequence_tokens: float | None  # prompt and response together
     truncated_share: float | None  # share of responses truncated at the length limit, over all steps
@@ -296,8 +296,9 @@ def collective_factor(groups: Iterable[Sequence[tuple[float, float, float]]]) ->
 
     A stage is (y, x, z): measured minus fixed, predicted compute and predicted collective seconds, as shares of its
     measured seconds. The model is y = f x + c z by least squares, with an unknown factor f for each group and one c for
-    all; f is eliminated. c is undetermined if collectives explain little of the residual that no f explains, if c
-    leaves more than half of that residual, or if c z exceeds the measured time of a stage.
+    all; f is eliminated. c is undetermined if collectives explain little of the residual that no f explains, if the
+    sum of squared residuals with the fitted c is more than half of that with c = 1, or if c z is at least the y of some
+    stage.
     """
     stages = [tuple(group) for group in groups]
     residuals = [pair for group in stages for pair in _residuals(group)]

@@ -1,7 +1,7 @@
 """How uncertain predictions are, read from `data/uncertainty.yaml`, and the range that follows for one prediction.
 
-Errors of a prediction are taken to be independent and log-normal. An input moves the prediction by its elasticity, and
-a law moves it as a whole.
+Errors of a prediction are assumed to be independent and log-normal. The error of an input changes the prediction by the
+prediction's elasticity to that input, and the error of a cost model scales the whole prediction.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Interval(NamedTuple):
 
 
 class Uncertainty(Document):
-    """Relative standard deviations: of the rates of a machine, and of what the laws themselves leave out."""
+    """Relative standard deviations: of the rates of a machine, and of what the cost models themselves leave out."""
 
     rates: dict[str, float] = Field(description="rates by name; launches of kernels are a time")
     engine_host: float = Field(ge=0, description="time of an engine's host for each round and sequence")
@@ -48,17 +48,17 @@ class Uncertainty(Document):
 
 @cache
 def uncertainty() -> Uncertainty:
-    """Return the uncertainties that predictions are given with."""
+    """Return the uncertainties of this project's predictions."""
     with as_file(files("meshwright.profiles") / "data" / "uncertainty.yaml") as path:
         return read_yaml(Uncertainty, path, "uncertainties")
 
 
 def interval(predicted: float, deviations: Iterable[float]) -> Interval:
-    """Return the range of a prediction that several independent relative standard deviations leave."""
+    """Return the 10th and 90th percentile of a quantity from its prediction and independent relative deviations."""
     spread = math.exp(_PERCENTILE_90 * math.hypot(*deviations))
     return Interval(predicted / spread, predicted * spread)
 
 
 def elasticity(predicted: float, shifted: float, factor: float) -> float:
-    """Return the relative change of a prediction over that of an input, which was multiplied by `factor`."""
+    """Return d log(prediction) / d log(input); an input multiplied by `factor` makes the prediction `shifted`."""
     return math.log(shifted / predicted) / math.log(factor)

@@ -6,8 +6,8 @@
     payback  = moving / (seconds of a step with the old plan - with the new plan), in steps
 
 Ranks are renumbered when nodes are lost. State that was lost with them comes from a replica or a checkpoint,
-which is assumed to be as fast. The start of processes is not counted. Observations come from the directory of a run;
-after a change of plan it keeps the earlier plan with its trace (`profiles/run_logs.py`).
+which is assumed to be as fast as a move between ranks. The start of processes is not counted. Observations come from
+the directory of a run; after a change of plan it keeps the earlier plan with its trace (`profiles/run_logs.py`).
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ class Replanned:
     """The result of re-planning.
 
     `old_plan_seconds` is the step time if the old plan is kept; None if that is impossible, and then `reason_not_kept`
-    is a sentence with the rule that it violates.
-    `break_even_steps` is None if moving never pays, and 0 if the old plan cannot be kept. `relative_error` is
-    that of the step time that was predicted for the old plan, if it came from re-planning too.
+    is a sentence with the rule that it violates. `break_even_steps` is the number of steps after which moving is paid
+    back: None if it never is, and 0 if the old plan cannot be kept. `relative_error` is the error of the step time that
+    was predicted for the old plan, if that plan came from re-planning too.
     """
 
     plan: Plan
@@ -103,8 +103,8 @@ class Replanned:
         """The number of steps after which moving, with a pause of the run, is paid back by the predicted or the
         simulated saving, whichever is less.
 
-        None if the relative saving is not larger than both the gap that a search may leave and `relative_error`; 0 if
-        the old plan cannot be kept.
+        None unless the relative saving exceeds both the gap that a search may leave and `relative_error`; 0 if the old
+        plan cannot be kept.
         """
         if self.old_plan_seconds is None:
             return 0
@@ -121,7 +121,7 @@ class Replanned:
 
 @dataclass(frozen=True)
 class PacedCostModel(DelegatingCostModel):
-    """A cost model whose seconds are scaled by the measured / predicted ratio of each stage in a run, its pace.
+    """A cost model whose seconds are scaled by the pace of each stage: its measured / predicted seconds in a run.
 
     `layout_factors` has the factors of layouts that the run has used. In any other layout a stage has its current
     factor, from `factors`.
@@ -174,8 +174,8 @@ def pace_factors(calibration: Calibration) -> dict[str, float]:
 def facts_of_run(plan: Plan, facts: Facts, spans: Sequence[Span], *, lost_nodes: int = 0) -> Facts:
     """Return the facts of a job with the lengths that a run of the plan observed, without the nodes that were lost.
 
-    Raises BadInput for a trace that cannot be used, if no node is left, and for lost nodes of a cluster of several
-    kinds.
+    Raises BadInput for a trace that cannot be used, if no node is left, and for lost nodes of a cluster that has
+    several kinds of nodes.
     """
     layouts = {placement.stage: placement.layout for placement in plan.placements}
     observation = observe(spans, layouts, plan.graph, plan.facts.workload.batch_size)
@@ -227,7 +227,7 @@ def replan(
     """Find the best plan for changed facts.
 
     The old plan and the choices in its neighbourhood are tried first. With limits, or if none of these fits, a full
-    search starts from the best of them. Raises BadInput if no plan fits.
+    search follows, which starts from the best of them if there is one. Raises BadInput if no plan fits.
     """
     kept = re_evaluated_or_violation(plan, facts, model, pins)
     is_kept = isinstance(kept, Plan)
@@ -301,7 +301,7 @@ def _move_to(old: Plan, new: Plan, placement: Placement) -> RefitQuery:
 
 
 def _bytes_in_flight(plan: Plan) -> float:
-    """Bytes of the sequences in flight at the end of a step, by the size of the transfers from generation."""
+    """Bytes of the sequences in flight at the end of a step, estimated from the transfers of finished ones."""
     schedule, batch_size = plan.placement(GENERATE).schedule, plan.facts.workload.batch_size
     sequences = (schedule.batches_in_flight - 1) * batch_size + schedule.overcommit
     transferred_bytes = max((edge.bytes for edge in plan.edges if edge.producer == GENERATE), default=0.0)
@@ -309,7 +309,7 @@ def _bytes_in_flight(plan: Plan) -> float:
 
 
 RECENT_STEPS = 20
-"""The number of last steps that are observed; earlier ones may be out of date."""
+"""Number of the most recent steps that are observed; earlier ones may be out of date."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,8 +317,8 @@ class ObservedRun:
     """The facts of a plan as its run observed them, and the measured / predicted ratio of each stage: `factors` for its
     current layout, and `layout_factors` for every layout that the run has used.
 
-    `relative_error` is the relative error of the plan's period against its prediction with these factors, at the
-    lengths that it was made for; 0 for the first plan of a run, which was made before any factor was known.
+    `relative_error` is the relative error of the period that the plan predicted, against a prediction with these
+    factors for the same lengths; 0 for the first plan of a run, which was made before any factor was known.
     """
 
     facts: Facts
@@ -409,7 +409,7 @@ def _factors(plan: Plan, spans: tuple[Span, ...], table: Table | None) -> dict[s
 
 
 def _earlier_plans(directory: Path, table: Table | None) -> Iterator[tuple[Plan, dict[str, float]]]:
-    """Each earlier plan of the run with its factors, except plans that ran too few steps to know them."""
+    """Each earlier plan of the run with its factors, except plans that ran too few steps to determine them."""
     for former in former_plans(directory):
         plan = read_plan(former.plan)
         try:

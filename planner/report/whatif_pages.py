@@ -82,8 +82,8 @@ def _size_numbers(size: int, metrics: PlanMetrics, planned: dict[int, PlanMetric
 
 @dataclass(frozen=True)
 class _Swept:
-    """The answers of a sweep. `field` is on the horizontal axis; each of `lines` is one combination of the values of
-    the other fields."""
+    """The answers of a sweep. `field` is on the horizontal axis; `lines` has the answers for each combination of values
+    of the other fields."""
 
     field: str
     lines: Mapping[str, tuple[Consequence, ...]]
@@ -155,7 +155,7 @@ def _axis_positions(swept: _Swept) -> _AxisPositions:
 
 
 def _sweep_plot(swept: _Swept, axis: _AxisPositions, y_label: str, value_of: Callable[[PlanMetrics], float]) -> Markup:
-    """A plot of one number of the answers against the field of the sweep."""
+    """A plot of one metric of the answers, `value_of`, against the field of the sweep."""
     series = []
     for number, (name, answers) in enumerate(swept.lines.items()):
         points = [

@@ -95,7 +95,7 @@ def legal_choice_table(
             violations = layout_rules(facts, stage, layout, part)
             if violations:
                 rejected[violations[0]] += 1
-                break  # every number of chunks violates the same rule
+                break  # every number of model chunks (vpp) violates the same rule
             table = schedule_table(facts, stage, layout, search_case, wanted)
             is_legal = _plain_schedules(table, facts.workload.max_tokens) if plain_only else np.full(len(table), True)
             is_legal = _without_illegal_chunks(facts, layout, table, is_legal, rejected, part=part)
@@ -120,7 +120,10 @@ def _without_illegal_chunks(
     *,
     part: int,
 ) -> BoolArray:
-    """Return which of the legal schedules of a table may stream on a layout, and count the others in `rejected`."""
+    """Return `is_legal`, [schedules], without the schedules that stream but may not do so on this layout.
+
+    Those are counted in `rejected`.
+    """
     for chunk_tokens, has_chunks in table.has_chunk_size.items():
         violations = streaming_rules(facts, layout, Schedule(chunk_tokens=chunk_tokens), part)
         if violations:
@@ -299,7 +302,7 @@ def _layouts(facts: Facts, stage: Stage, num_ranks: int, extra_choices: ExtraCho
 def _with_chunks(facts: Facts, stage: Stage, layout: Layout) -> Iterator[Layout]:
     """Yield the layout and, for a stage that trains, its interleaved variants.
 
-    Every number of chunks that divides the layers of a pipeline stage is offered.
+    Every number of model chunks (vpp) that divides the layers of a pipeline stage is offered.
     """
     yield layout
     num_layers = facts.models.spec(stage.role).num_layers

@@ -17,13 +17,14 @@ from meshwright.planner.solver.problem import Mode, Problem
 from meshwright.planner.solver.result import Limits
 
 _SWEEPS = 20
-"""Limit on sweeps over all tasks; descents have always ended long before it."""
+"""Limit on sweeps over all tasks; it is a safeguard, which no descent has reached."""
 
 
 def descend(greedy: Greedy, picks: Array) -> tuple[Array, Array]:
     """Return for each choice, [choices, tasks], one that no change of a single task improves, and their scores.
 
-    All descents advance together: a step seeks a better mode of one task, the same in every choice.
+    `picks` are overwritten. All descents advance together: a step seeks better modes of one task, which is the same
+    task for every choice.
     """
     scores, num_tasks = greedy.scores(picks), len(greedy.modes)
     num_unchanged = np.zeros(len(picks), dtype=np.int64)
@@ -58,6 +59,7 @@ def descents(problem: Problem, limits: Limits) -> Iterator[Incumbent]:
         if makespan is not None and limits.seconds_left <= 0:
             return
         picks, scores = descend(greedy, np.array(starts[first : first + num_together]))
+        # The first element of a score is the excess of memory; it is 0 for a choice that fits.
         for incumbent in (_incumbent(greedy, row) for row, score in zip(picks, scores, strict=True) if score[0] == 0):
             if makespan is None or incumbent.period.makespan < makespan:
                 makespan = incumbent.period.makespan

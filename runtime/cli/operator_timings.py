@@ -10,9 +10,9 @@ from meshwright.runtime.api.measurements import import_operators
 
 
 def import_table(job: Path | None, device: str | None, output: Path, *, fresh: bool = False) -> Table:
-    """Write the table for a job's shapes or, without a job, for the dense models that the package names.
+    """Write the table for a job's shapes or, without a job, for the dense models that `aiconfigurator-core` names.
 
-    Raises BadInput if the package has no timings of the device, if the device is not that of the job, and if `output`
+    Raises BadInput if that package has no timings of the device, if the device is not that of the job, and if `output`
     holds a table from another source.
     """
     table = import_operators(resolve(read_job(job), job.parent) if job else None, device=device)

@@ -2,7 +2,7 @@
 
 On a CPU the allocator's cached memory is returned to the system before each measurement, or reusing it would go
 unnoticed. File-backed pages of the resident set do not count: they are the code of libraries, mapped at first use and
-shared by all ranks of a host. A plan has no term for them, and a first step maps tens of MiB of them.
+shared by all ranks of a host. A plan has no term for them, and the first step of a run maps tens of MiB of them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def trim_host_memory() -> None:
 
 
 def release() -> None:
-    """Return the allocator's cached memory to the device, as after an out-of-memory error."""
+    """Return the allocator's cached memory to the device or, on a CPU, to the system."""
     gc.collect()
     if host.on_cuda():
         torch.cuda.empty_cache()

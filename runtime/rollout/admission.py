@@ -41,8 +41,8 @@ class Admission:
         self._num_replicas = placement.layout.dp
         self._in_flight, self._overcommits = placement.schedule.batches_in_flight, placement.schedule.overcommit > 0
         self.overcommit = placement.schedule.overcommit
-        """Sequences in flight beyond a batch, over all replicas, once enough have been deferred; at most the number in
-        the plan."""
+        """Limit on the sequences in flight beyond a batch, summed over replicas; it may be changed during a run, up to
+        the number in the plan."""
         self._in_waves = plan.facts.workload.selects_samples
         self._max_deferral = plan.staleness - placement.steps_ahead
         self._prompts_per_step = rows_per_replica(data.batch_size, self._num_replicas)[replica]
@@ -115,8 +115,11 @@ class Admission:
         return Admitted(prompts, self._delivery(step), self._pacer.min_rounds)
 
     def record_delivered(self, responses: Sequence[Response]) -> dict[str, float]:
-        """Record the responses that a period has delivered. Return statistics of the prompt batches of which this
-        replica's share is now complete: what was sampled for a batch is known only with its longest response."""
+        """Record the responses that a period has delivered.
+
+        Return statistics of the prompt batches of which this replica's share is now complete: how much was sampled for
+        a batch is known only when its longest response is delivered.
+        """
         self._pacer.record_delivered([response.num_sampled for response in responses])
         for response in responses:
             count, tokens = self._partial_batches.get(response.step, (0, 0))
@@ -152,7 +155,7 @@ class Admission:
 def replica_share(
     prompts: Sequence[Prompt], replica: int, num_replicas: int, group_size: int = 1
 ) -> tuple[Prompt, ...]:
-    """Return a replica's share of prompts that are numbered by row, the samples of a group consecutively."""
+    """Return a replica's share of prompts that are numbered by row; the samples of a group have consecutive rows."""
     by_row = {prompt.row: prompt for prompt in prompts}
     lengths = {row: len(prompt.tokens) for row, prompt in by_row.items()}
     return tuple(by_row[row] for row in generation_rows(list(lengths), lengths, replica, num_replicas, group_size))

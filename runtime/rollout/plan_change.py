@@ -3,8 +3,8 @@
 Keys, values, slots and scores belong to a plan; which prompts no update has used, and what was sampled for them, do
 not. The prompts are assigned to batches again, in the order of their sample ids, so that each is trained on once
 whatever the old plan had deferred or admitted early. A partial response is continued if the new plan would have allowed
-the policy that started it, with keys and values of the present policy; any other is sampled again, with the same random
-numbers.
+the policy version that started it, with keys and values of the current version; any other is sampled again, with the
+same random numbers.
 """
 
 from __future__ import annotations
@@ -189,5 +189,5 @@ def _is_within_staleness(plan: Plan, response: ResumedSample, step: int) -> bool
 
 
 def _fits(response: ResumedSample, max_response: int) -> bool:
-    """True if it is within the length limit, and below it if it has not ended."""
+    """True if the response is within the length limit, and below the limit if it has not ended."""
     return len(response.tokens) <= max_response - (response.finish is None)

@@ -75,7 +75,7 @@ OutputFunction = Callable[[Tensor, MicroBatch], Any]
 def forward_logprobs(
     model: Decoder, mesh: Mesh, micro_batches: Sequence[MicroBatch], *, temperature: float = 1.0
 ) -> list[Tensor]:
-    """Log-probabilities [T] fp32 of each micro-batch, on the ranks of the last stage; elsewhere an empty list.
+    """Log-probabilities [T] fp32 of each micro-batch, on the ranks of the last pipeline stage; elsewhere an empty list.
 
     Element t of a row is log p(token t + 1 | tokens up to t); the last element of a row has no next token and is zero.
     """
@@ -92,9 +92,9 @@ def forward_logprobs(
 
 
 def forward_scalars(model: Decoder, mesh: Mesh, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
-    """Outputs [T] fp32 of the scalar head for each micro-batch, values or scores, on the ranks of the last stage.
+    """Outputs [T] fp32 of the scalar head for each micro-batch: values or scores.
 
-    Elsewhere an empty list.
+    Only ranks of the last pipeline stage return them; elsewhere the list is empty.
     """
     return _forward(model, mesh, micro_batches, lambda values, micro_batch: _unshard(values[0], micro_batch, mesh))
 
@@ -123,7 +123,7 @@ def run_schedule(
     *,
     forward_only: bool,
 ) -> list[Any]:
-    """Runs the micro-batches through the pipeline; returns each result of `output` on the ranks of the last stage.
+    """Runs the micro-batches through the pipeline; returns the results of `output` on ranks of the last pipeline stage.
 
     On other ranks the list is empty. Several chunks run in Megatron's interleaved schedule, which needs a number of
     micro-batches that is a multiple of the pipeline stages. Unless `forward_only`, `output` returns the loss, a token
@@ -202,7 +202,7 @@ class Trainer:
         epsilon: float = 1e-8,
         buckets: Buckets | None = None,
     ) -> None:
-        """Copies the present weights of `model` as main weights; weight decay excludes norms and biases.
+        """Copies the current weights of `model` as main weights; weight decay excludes norms and biases.
 
         With `buckets` gradient reduction and weight gathering overlap with computation.
         """
@@ -321,7 +321,7 @@ class Trainer:
         finalize_model_grads(model, None, pg_collection=self.mesh.groups)
 
     def _sum(self, shares: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-        """Metrics summed over the mesh in rank order, counting one tensor-parallel rank of each last stage."""
+        """Metrics summed over the mesh in rank order; of tensor-parallel ranks, which have the same, one is counted."""
         local: dict[str, float] = {}
         for share in shares if self.mesh.tp_rank == 0 else ():
             for name, value in share.items():
