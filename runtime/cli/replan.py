@@ -63,7 +63,7 @@ def _plain(replanned: Replanned) -> dict[str, object]:
     return {
         "period_seconds": replanned.plan.period_seconds,
         "old_plan_seconds": replanned.old_plan_seconds,
-        "broken": replanned.reason_not_kept,
+        "reason_not_kept": replanned.reason_not_kept,
         "moving": [asdict(transfer) for transfer in replanned.moving],
         "moving_seconds": replanned.moving_seconds,
         "break_even_steps": replanned.break_even_steps,

@@ -62,7 +62,7 @@ def test_every_line_that_is_a_choice_says_what_it_means(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        (replace(ASKED, device="h100"), "did you mean 'h100-pcie' or 'h100-sxm'"),
+        (replace(ASKED, device="h10"), "device 'h10' is not known; did you mean"),
         (replace(ASKED, num_ranks=12), "12 devices are not whole nodes of 8; use 8 or 16."),
         (replace(ASKED, model=Path("nowhere")), "give a Hugging Face directory or a config.json"),
         (replace(ASKED, num_ranks=16, network="ib"), "network 'ib' is not known"),

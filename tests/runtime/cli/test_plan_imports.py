@@ -13,8 +13,8 @@ import meshwright.runtime.cli.plan, meshwright.planner.solver.solve
 print("\\n".join(sys.modules))
 """
 
-MAX_MODULES, MAX_OWN_MODULES = 650, 135
-"""Limits a little above the numbers of modules on Python 3.11: 590, and 128 of them of this program."""
+MAX_MODULES, MAX_OWN_MODULES = 650, 140
+"""Limits a little above the numbers of modules on Python 3.11: 633, and 136 of them of this program."""
 
 
 @pytest.fixture(scope="module")

@@ -39,9 +39,9 @@ def test_a_cluster_may_be_the_name_of_a_device(job: Path, tmp_path: Path) -> Non
 
 
 def test_a_device_that_is_not_known_is_told_the_nearest(call: Call, job: Path, tmp_path: Path) -> None:
-    outcome = call("plan", edited(job, tmp_path, cluster="h100"), "-o", tmp_path / "x.json")
+    outcome = call("plan", edited(job, tmp_path, cluster="h101"), "-o", tmp_path / "x.json")
     assert outcome.code == 2
-    assert "device 'h100' is not known; did you mean" in outcome.err
+    assert "device 'h101' is not known; did you mean" in outcome.err
 
 
 def test_prompts_that_leave_no_room_are_not_told_to_shorten_responses_to_nothing(
@@ -58,7 +58,7 @@ def test_a_new_search_keeps_the_rules_of_a_plan(call: Call, plan: Path) -> None:
         outcome = call("whatif", plan, "--set", "workload.response.max=100000", *again, "--json")
         (answer,) = json.loads(outcome.out)["answers"]
         assert not answer["fits"]
-        assert "exceeds the 512 positions" in answer["broken"][0]
+        assert "exceeds the 512 positions" in answer["violations"][0]
 
 
 def test_a_trace_of_another_plan_is_not_shown_beside(call: Call, plan: Path, tmp_path: Path) -> None:
