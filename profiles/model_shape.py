@@ -561,10 +561,10 @@ def _architecture(config: Mapping[str, Any], name: str) -> tuple[str, str, bool]
     A config with only `model_type` is a language model, as in transformers.
     """
     if isinstance(config.get("text_config"), dict):
-        kind = config["text_config"].get("model_type", "of its text")
+        kind = config["text_config"].get("model_type")
         raise BadInput(
             f"model {name} reads images and text; to plan its text model, write its text_config as a config.json with "
-            f"model_type {kind!r}."
+            f"{f'model_type {kind!r}' if kind else 'the model_type of its language model'}."
         )
     listed, model_type = config.get("architectures"), config.get("model_type")
     families = {kind: family for family, known in FAMILIES.items() for kind in (known.model_type, *known.other_types)}

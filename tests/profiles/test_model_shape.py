@@ -159,3 +159,15 @@ def test_a_model_is_called_as_its_directory_however_the_path_is_written(
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_2_7B))
     monkeypatch.chdir(tmp_path)
     assert read_model(Path()).name == read_model(Path("config.json")).name == tmp_path.name
+
+
+@pytest.mark.parametrize(
+    ("text_config", "says"),
+    [({"model_type": "qwen3"}, "with model_type 'qwen3'."), ({}, "with the model_type of its language model.")],
+)
+def test_a_model_of_images_and_text_is_told_how_its_text_model_is_planned(
+    text_config: dict[str, str], says: str
+) -> None:
+    with pytest.raises(BadInput) as refusal:
+        model_from_config({"model_type": "qwen3_vl", "text_config": text_config}, name="vision")
+    assert str(refusal.value).endswith(says)
