@@ -101,9 +101,9 @@ class ShardSizes(Generic[N]):
 
 
 class Operators(NamedTuple):
-    """What decides which tensors are kept: whether the operators of a layer are fused or those of torch, whether
-    attention stores its scores, and the bytes per logit in training (None: those of this project's loss, which is
-    computed in chunks)."""
+    """The facts that decide which tensors are kept: whether the operators of a layer are fused or those of torch,
+    whether attention stores its scores, and the bytes per logit in training (None: those of this project's loss, which
+    is computed in chunks)."""
 
     is_fused: bool
     stores_scores: bool = False

@@ -101,7 +101,7 @@ class MixedModel(QueryLoop):
         """Return the seconds of a refit, over the fabric if it goes between parts or involves a pair of parts."""
         if move.source_part == move.target_part < len(self._cluster.parts):
             return self._models[move.target_part].refit_seconds(move)
-        ends = (*self._cluster.parts_of(move.source_part), *self._cluster.parts_of(move.target_part))
+        ends = self._ends(move.source_part, move.target_part)
         return max((self._refit_between(move, part) for part in ends), key=lambda cost: cost.total)
 
     def seconds_of_refits(self, refits: RefitTable) -> FloatArray:
@@ -119,7 +119,7 @@ class MixedModel(QueryLoop):
         if source == target < len(self._cluster.parts):
             return self._models[target].seconds_of_refits(refits)
         slowest = np.zeros(len(refits))
-        for part in (*self._cluster.parts_of(source), *self._cluster.parts_of(target)):
+        for part in self._ends(source, target):
             efficiency = efficiency_of(part.kind, part.device.name)
             found = communication.seconds_of_refits(
                 refits,
@@ -131,6 +131,11 @@ class MixedModel(QueryLoop):
             )
             slowest = np.maximum(slowest, found)
         return slowest
+
+    def _ends(self, source: int, target: int) -> tuple[Cluster, ...]:
+        """Return the parts of the cluster that the two pools of a refit are on, each once."""
+        sources = self._cluster.parts_of(source)
+        return (*sources, *(part for part in self._cluster.parts_of(target) if part not in sources))
 
     def transfer_seconds(self, num_bytes: float) -> Cost:
         """Return the seconds of the slowest path: between parts, or within the slowest part."""
@@ -193,8 +198,8 @@ class PairModel(QueryLoop):
             return mine, num_rows - mine
 
         def seconds_with(each: int) -> tuple[float, float]:
-            split_call = replace(query, schedule=replace(query.schedule, rows=rows_with(each)))
-            mine, others = (_pass_seconds(cost) for cost in self._costs(split_call))
+            split_query = replace(query, schedule=replace(query.schedule, rows=rows_with(each)))
+            mine, others = (_pass_seconds(cost) for cost in self._costs(split_query))
             return mine, others
 
         candidates = range(1, -(-(num_rows - other) // first) + 1)
@@ -212,7 +217,7 @@ class PairModel(QueryLoop):
         return self.seconds(query).total
 
     def memory(self, query: StageQuery) -> Memory:
-        memories = (model.memory(mine) for model, mine in zip(self.models, self._calls_by_kind(query), strict=True))
+        memories = (model.memory(mine) for model, mine in zip(self.models, self._queries_by_kind(query), strict=True))
         return max(memories, key=lambda memory: memory.peak_bytes)
 
     def on_layout(self, query: StageQuery) -> LayoutCosts:
@@ -220,9 +225,9 @@ class PairModel(QueryLoop):
 
     def _costs(self, query: StageQuery) -> list[Cost]:
         """Return the seconds of the replicas of each kind."""
-        return [model.seconds(mine) for model, mine in zip(self.models, self._calls_by_kind(query), strict=True)]
+        return [model.seconds(mine) for model, mine in zip(self.models, self._queries_by_kind(query), strict=True)]
 
-    def _calls_by_kind(self, query: StageQuery) -> Iterator[StageQuery]:
+    def _queries_by_kind(self, query: StageQuery) -> Iterator[StageQuery]:
         """Yield the query for each kind, with the rows of its fullest replica."""
         schedule = replace(query.schedule, rows=())
         for rows, number in zip(query.schedule.rows, self._replicas(query.layout), strict=True):

@@ -228,23 +228,23 @@ class QueryLoop:
         return np.array([self.refit_seconds(refit).total for refit in refits], dtype=np.float64)
 
     def seconds_of_choices(self: ChoiceCosts, query: StageQuery, choices: ChoiceTable) -> SecondsColumns:
-        """Return the seconds of choices of the call's stage, each in place of the call's layout and schedule."""
-        calls = list(queries_of(query, choices))
-        seconds = [self.seconds(one).total for one in calls]
+        """Return the seconds of choices of the query's stage, each in place of the query's layout and schedule."""
+        queries = list(queries_of(query, choices))
+        seconds = [self.seconds(one).total for one in queries]
         tails = [
             self.tail_seconds(one) if one.schedule.chunk_tokens else whole_seconds
-            for one, whole_seconds in zip(calls, seconds, strict=True)
+            for one, whole_seconds in zip(queries, seconds, strict=True)
         ]
         return SecondsColumns(np.array(seconds, dtype=np.float64), np.array(tails, dtype=np.float64))
 
     def bytes_of_choices(self: ChoiceCosts, query: StageQuery, choices: ChoiceTable) -> BytesColumns:
-        """Return the bytes of choices of the call's stage."""
+        """Return the bytes of choices of the query's stage."""
         rows = [bytes_of(self.memory(one)) for one in queries_of(query, choices)]
         return BytesColumns(*np.array(rows, dtype=np.float64).reshape(-1, len(Bytes._fields)).T)
 
 
 def queries_of(query: StageQuery, choices: ChoiceTable) -> Iterator[StageQuery]:
-    """Yield the call with each choice's layout and schedule; `max_deferral` is 0 for choices that do not overcommit."""
+    """Yield the query with each choice's layout and schedule; `max_deferral` is 0 where nothing is overcommitted."""
     for layout, schedule in choices:
         deferral = query.max_deferral if schedule.overcommit else 0
         yield replace(query, layout=layout, schedule=schedule, max_deferral=deferral)
@@ -272,7 +272,7 @@ class CostModel(Protocol):
         ...
 
     def with_row_split(self, query: StageQuery) -> Schedule:
-        """Return the call's schedule; on two kinds of nodes, with the split of rows that ends the stage soonest."""
+        """Return the query's schedule; on two kinds of nodes, with the split of rows that ends the stage soonest."""
         ...
 
     def seconds(self, query: StageQuery) -> Cost:
@@ -291,22 +291,22 @@ class CostModel(Protocol):
         ...
 
     def on_layout(self, query: StageQuery) -> LayoutCosts:
-        """Return the totals of `seconds`, `tail_seconds` and `memory` for any schedule in place of the call's.
+        """Return the totals of `seconds`, `tail_seconds` and `memory` for any schedule in place of the query's.
 
         The call's `max_deferral` applies to schedules that overcommit.
         """
         ...
 
     def seconds_of_choices(self, query: StageQuery, choices: ChoiceTable) -> SecondsColumns:
-        """Return the totals of `seconds` and `tail_seconds` of several choices of the call's stage.
+        """Return the totals of `seconds` and `tail_seconds` of several choices of the query's stage.
 
-        Each choice takes the place of the call's layout and schedule; the call's `max_deferral` applies to those that
+        Each choice takes the place of the query's layout and schedule; the query's `max_deferral` applies to those that
         overcommit.
         """
         ...
 
     def bytes_of_choices(self, query: StageQuery, choices: ChoiceTable) -> BytesColumns:
-        """Return the totals of `memory` of several choices of the call's stage."""
+        """Return the totals of `memory` of several choices of the query's stage."""
         ...
 
     def refit_seconds(self, move: RefitQuery) -> Cost:

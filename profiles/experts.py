@@ -23,7 +23,7 @@ from meshwright.profiles.model_parts.family_keys import FAMILIES
 from meshwright.profiles.model_parts.hf_config import MOST_LAYERS, count_or_zero, flag, required_size
 
 Balance: TypeAlias = Literal["auxiliary_loss", "forced"]
-"""What keeps the load of experts even: a loss during training, or a benchmark that sends each token to random ones."""
+"""The means that keep the load of experts even: a loss during training, or a benchmark that routes at random."""
 
 
 class Routing(Document):

@@ -19,7 +19,7 @@ from meshwright.profiles.hardware import require_uniform
 
 @dataclass(frozen=True, kw_only=True)
 class SizePoint:
-    """One size of the cluster. Without an `metrics` no plan was found, and `violations` says why.
+    """One size of the cluster. Without `metrics` no plan was found, and `violations` says why.
 
     A size is on the front of GPUs if no other size has both a shorter step and fewer GPUs, and on the front of money if
     no other has both a shorter step and a lower cost per step. Money is proportional to GPU-hours, so its front needs

@@ -1,5 +1,5 @@
-"""What a reader of a plan asks next: what fills the memory of the fullest rank, which layout each stage would have
-instead and why it has not, and what a number of steps costs.
+"""A summary of a plan: what fills the memory of the fullest rank, which layout each stage would have instead and why
+it has not, and what a number of steps costs.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def memory_parts(plan: Plan, rank: int | None = None) -> tuple[MemoryPart, ...]:
 
 
 def _resident_parts(plan: Plan, placement: Placement) -> Iterator[MemoryPart]:
-    """What a stage keeps on each of its ranks, without weights that it shares with another stage."""
+    """Yield what a stage keeps on each of its ranks, without weights that it shares with another stage."""
     owns_weights = plan.copy_of(placement.stage) == placement.stage
     terms = [term for term in placement.resident.merged().terms if owns_weights or term.name != WEIGHTS]
     return _parts(placement.stage, terms, stays=True)
@@ -191,7 +191,7 @@ def most_grown(before: Placement, after: Placement) -> Term | None:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSummary:
-    """What a reader of a plan asks next: memory by part on the fullest rank, the next best layouts, and money."""
+    """A summary of a plan: memory by part on the fullest rank, the next best layouts, and money."""
 
     rank: int
     memory: tuple[MemoryPart, ...]

@@ -22,7 +22,7 @@ from meshwright.planner.search.re_evaluate import re_evaluate, violations_under
 from meshwright.profiles.frameworks import EAGER, GRAPH, EngineName, engine_named, own_engine
 from meshwright.profiles.hardware import Cluster, MixedCluster
 from meshwright.profiles.lengths import LengthSpec
-from meshwright.profiles.uncertainty import interval, uncertainty
+from meshwright.profiles.uncertainty import elasticity, interval, uncertainty
 
 FACTOR = 1.1
 """The factor on an input: large enough to change whole numbers, small enough that the placements stay sensible."""
@@ -139,8 +139,12 @@ def _sensitivity(plan: Plan, rebuild_cost_model: CostModelBuilder, before: float
             name=larger.name, factor=larger.factor, period_seconds=None, elasticity=None, violations=broken
         )
     period = re_evaluate(plan, larger.facts, rebuild_cost_model(larger.facts)).period_seconds
-    elasticity = math.log(period / before) / math.log(larger.factor)
-    return Sensitivity(name=larger.name, factor=larger.factor, period_seconds=period, elasticity=elasticity)
+    return Sensitivity(
+        name=larger.name,
+        factor=larger.factor,
+        period_seconds=period,
+        elasticity=elasticity(before, period, larger.factor),
+    )
 
 
 _BETWEEN_PARTS, _BETWEEN_NODES = "bandwidth between parts", "bandwidth between nodes"

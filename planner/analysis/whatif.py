@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from meshwright.cost_models.cost import Source
+from meshwright.planner.analysis.plan_summary import run_cost
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.job.job import Facts
 from meshwright.planner.job.limits import position_violations
@@ -23,10 +24,6 @@ from meshwright.planner.search.no_plan import NoPlan
 from meshwright.planner.search.re_evaluate import re_evaluate, re_evaluated_or_violation, violations_under
 from meshwright.planner.solver.result import Limits
 
-_REPORTED_STEPS = 1000
-"""The number of steps for which GPU-hours and price are reported."""
-
-_HOUR = 3600.0
 _TOLERANCE = 1e-6
 """The relative difference above which a baseline that differs from the plan's own period is reported."""
 
@@ -57,7 +54,7 @@ class PlanMetrics:
 
 @dataclass(frozen=True, kw_only=True)
 class Consequence:
-    """The effect of one setting. Without an `metrics` the placements are illegal or no plan was found, as `violations`
+    """The effect of one setting. Without `metrics` the placements are illegal or no plan was found, as `violations`
     says.
 
     `extrapolated` names the tasks whose cost is extrapolated beyond the measurements.
@@ -134,15 +131,15 @@ def plan_metrics(plan: Plan, price: float | None = None) -> PlanMetrics:
     """The key numbers of a plan, by its own costs."""
     cluster, workload, period = plan.facts.cluster, plan.facts.workload, plan.period_seconds
     busy = sum(item.cost.total * len(ranks_of(plan, item)) for item in items(plan))
-    hours = period * cluster.num_ranks * _REPORTED_STEPS / _HOUR
+    cost = run_cost(plan, price)
     return PlanMetrics(
         step_seconds=period,
         tokens_per_second=workload.batch_size * workload.sampled_lengths.mean / period,
         idle_share=1 - busy / (period * cluster.num_ranks),
         headroom_bytes=free_bytes(plan),
         host_bytes=host_bytes(plan),
-        gpu_hours=hours,
-        money=None if price is None else hours * price,
+        gpu_hours=cost.gpu_hours,
+        money=cost.money,
     )
 
 

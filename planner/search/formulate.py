@@ -325,12 +325,12 @@ def _transfer(
         for index, one in enumerate(sources)
         if one.name in position
     ]
-    all_pairs = [*_moved_pairs(sources, targets), *in_place]
-    rows = [
-        (one, other, overlap)
-        for (one, other), _, _ in all_pairs
+    moves = [
+        (one, other, overlap, source_names, target_names)
+        for (one, other), source_names, target_names in (*_moved_pairs(sources, targets), *in_place)
         for overlap in overlaps.get((sources[one].num_ranks, targets[other].num_ranks), ())
     ]
+    rows = [(one, other, overlap) for one, other, overlap, _, _ in moves]
     source_index, target_index, overlap_of_row = np.array(rows, dtype=np.int64).reshape(-1, 3).T
     refits = RefitTable(
         model=facts.models.spec(stage.role),
@@ -342,11 +342,10 @@ def _transfer(
         generates=stage.generates,
         quantises=stage.is_quantised,
     )
-    durations = iter(np.floor(model.seconds_of_refits(refits) / tick).astype(np.int64).tolist() if rows else ())
+    durations = np.floor(model.seconds_of_refits(refits) / tick).astype(np.int64).tolist() if rows else []
     ticks: dict[tuple[str, str, int], int] = {}
-    for (first, second), source_names, target_names in all_pairs:
-        for overlap in overlaps.get((sources[first].num_ranks, targets[second].num_ranks), ()):
-            ticks.update(dict.fromkeys(product(source_names, target_names, (overlap,)), next(durations)))
+    for (_, _, overlap, source_names, target_names), duration in zip(moves, durations, strict=True):
+        ticks.update(dict.fromkeys(product(source_names, target_names, (overlap,)), duration))
     return Transfer(name=refit_name(target), source=source, target=target, occupies="both", ticks=ticks)
 
 

@@ -39,6 +39,12 @@ class SearchProgress:
     bound_seconds: float
 
     @property
+    def activity(self) -> str:
+        """`costing stage 3 of 7` or `searching case 2 of 4`."""
+        what = {"costing": "costing stage", "searching": "searching case"}[self.phase]
+        return f"{what} {min(self.done + 1, self.total)} of {self.total}"
+
+    @property
     def gap(self) -> float | None:
         """The relative distance from the best plan so far to the lower bound; None without a plan."""
         if self.period_seconds is None:

@@ -17,7 +17,7 @@ NormPlaces: TypeAlias = Literal["before", "after", "both"]
 """Where the norms of a layer stand: before attention and MLP, after each of them, or both."""
 
 Mixer: TypeAlias = Literal["attention", "gated delta", "mamba"]
-"""What mixes the tokens of a sequence in a layer."""
+"""The part of a layer that mixes the tokens of a sequence."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What each layer of a model has: attention or a layer with a state, and a plain MLP or experts; read from a config."""
+"""The kinds of layers of a model: attention or a layer with a state, and a plain MLP or experts; read from a config."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def structures_by(
 def summary(
     plan: Plan, table: Table | None = None, *, price: float | None = None, num_steps: int = DEFAULT_NUM_STEPS
 ) -> PlanSummary:
-    """What a reader of a plan asks next: what fills its memory, which layouts come next, and what steps cost.
+    """Summarise a plan: what fills its memory, which layouts come next, and what steps cost.
 
     The memory is that of the fullest rank, by part; each stage has its next best layout and why it is not chosen; the
     cost is that of `num_steps` steps. `price` is that of a GPU-hour, in any currency, and the table is the one that the

@@ -97,8 +97,7 @@ def progress_json(state: SearchProgress, seconds: float) -> str:
 
 def progress_line(state: SearchProgress, seconds: float) -> str:
     """Return the progress as a line of text for a person."""
-    activity = {"costing": "costing stage", "searching": "searching case"}[state.phase]
-    progress = f"{seconds:5.1f} s  {activity} {min(state.done + 1, state.total)} of {state.total}"
+    progress = f"{seconds:5.1f} s  {state.activity}"
     if state.period_seconds is None:
         return f"{progress}: no plan yet"
     return f"{progress}: step {state.period_seconds:.3f} s, none below {state.bound_seconds:.3f} s, gap {state.gap:.1%}"

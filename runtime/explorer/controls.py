@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.planner.job.job import Facts
 from meshwright.profiles.hardware import Cluster, Link, device_names, network_named, network_names
@@ -40,18 +40,8 @@ def other_settings(facts: Facts, state: State) -> tuple[tuple[str, str], ...]:
 
 def _with_value(control: Control, shown: dict[str, str]) -> Control:
     value = shown.get(control.name, control.value)
-    options = control.options
-    if options and value not in options:
-        options = (value, *options)
-    return Control(
-        name=control.name,
-        label=control.label,
-        given=control.given,
-        value=value,
-        options=options,
-        minimum=control.minimum,
-        step=control.step,
-    )
+    is_unlisted = control.options and value not in control.options
+    return replace(control, value=value, options=(value, *control.options) if is_unlisted else control.options)
 
 
 def _controls(facts: Facts) -> Iterator[Control]:

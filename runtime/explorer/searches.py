@@ -93,9 +93,7 @@ class Searches:
             if is_new:
                 self._waiting.clear()
                 self._drop_running()
-                self._waiting.append(state)
-            else:
-                self._waiting.append(state)
+            self._waiting.append(state)
             self._news.notify_all()
             return None
 

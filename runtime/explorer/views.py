@@ -231,8 +231,7 @@ def searching(progress: SearchProgress | None, estimate: float | None) -> str:
     """The news of a search in a sentence."""
     text = "Searching"
     if progress is not None:
-        activity = {"costing": "costing stage", "searching": "searching case"}[progress.phase]
-        text += f": {activity} {min(progress.done + 1, progress.total)} of {progress.total}"
+        text += f": {progress.activity}"
         if progress.period_seconds is not None:
             bound = f", none below {formatting.seconds(progress.bound_seconds)}" if progress.bound_seconds else ""
             return f"{text}; best so far {formatting.seconds(progress.period_seconds)} a step{bound}."

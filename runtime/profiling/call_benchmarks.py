@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -46,7 +46,8 @@ def time_calls(
     tool = job.tool if job.tool and tool_call_key(job.tool) in missing else None
     data = read_data(job, directory)
     require_allowed_rewards(tuple(rewards.values()), allowed, has_answers=data.has_answers)
-    samples, budget, results = _samples(data), seconds / len(missing), []
+    samples = [of_prompt[0] for of_prompt in made_up_samples(data, _MAX_SAMPLES, "profile")]
+    budget, results = seconds / len(missing), []
     for called, reward in rewards.items():
         with closing(build_caller(reward)) as caller:
             results.append(_time(called, caller.score, samples, budget))
@@ -57,23 +58,22 @@ def time_calls(
     return tuple(results)
 
 
-def _samples(data: PromptData) -> list[RewardSample]:
-    """Return samples of the first prompts of the job's data, with made-up responses."""
-    samples = []
-    for prompt in data.batch(0)[:: data.group_size][:_MAX_SAMPLES]:
+def made_up_samples(data: PromptData, num_prompts: int, step: str) -> Iterator[tuple[RewardSample, ...]]:
+    """Yield the made-up samples of each of the first prompts of a job's data: with the reference answer as response,
+    if the prompt has one, and with the prompt itself. Their ids are those of rows of `step`."""
+    for prompt in data.batch(0)[:: data.group_size][:num_prompts]:
         text, answer = data.text(prompt.tokens), data.answer(prompt)
-        response = text if answer is None else answer
-        samples.append(
+        yield tuple(
             RewardSample(
-                id=f"profile/{prompt.row}",
+                id=f"{step}/{prompt.row}",
                 prompt=text,
                 response=response,
                 prompt_ids=prompt.tokens,
                 response_ids=data.encode(response),
                 answer=answer,
             )
+            for response in ((text,) if answer is None else (answer, text))
         )
-    return samples
 
 
 def _calls(samples: Sequence[RewardSample], tool: Tool) -> list[ToolCall]:

@@ -18,8 +18,9 @@ from meshwright.runtime.environment.allowed_functions import require_allowed_rew
 from meshwright.runtime.environment.environment import build_caller
 from meshwright.runtime.environment.samples import RewardError, RewardSample
 from meshwright.runtime.environment.worker_pool import RewardAnswer, RewardWorkers
+from meshwright.runtime.profiling.call_benchmarks import made_up_samples
 from meshwright.runtime.records.results import RewardTrial, TriedSample, TriedScore
-from meshwright.runtime.rollout.prompts import PromptData, read_data
+from meshwright.runtime.rollout.prompts import read_data
 
 
 def try_rewards(job: Job, directory: Path, *, num_prompts: int, allowed: Collection[str]) -> RewardTrial:
@@ -33,7 +34,11 @@ def try_rewards(job: Job, directory: Path, *, num_prompts: int, allowed: Collect
         raise BadInput("the job has no data, whose prompts the rewards would score; add data.prompts and a tokenizer.")
     data = read_data(job, directory)
     require_allowed_rewards(job.rewards, allowed, has_answers=data.has_answers)
-    samples = list(_samples(data, num_prompts))
+    samples = [
+        (len(of_prompt) > 1 and position == 0, sample)  # the first of two has the reference answer as its response
+        for of_prompt in made_up_samples(data, num_prompts, "0")
+        for position, sample in enumerate(of_prompt)
+    ]
     with ExitStack() as stack:
         workers = [stack.enter_context(closing(_workers(reward))) for reward in job.rewards]
         futures = [[one.score(sample) for one in workers] for _, sample in samples]
@@ -46,25 +51,6 @@ def try_rewards(job: Job, directory: Path, *, num_prompts: int, allowed: Collect
 
 def _workers(reward: Reward) -> RewardWorkers:
     return RewardWorkers(reward.name, lambda: build_caller(reward), num_workers=1, batch_size=reward.batch_size)
-
-
-def _samples(data: PromptData, num_prompts: int) -> Iterator[tuple[bool, RewardSample]]:
-    """Yield the made-up responses, each with True if it is the reference answer."""
-    for prompt in data.batch(0)[:: data.group_size][:num_prompts]:
-        text, answer = data.text(prompt.tokens), data.answer(prompt)
-        responses = [(False, text)] if answer is None else [(True, answer), (False, text)]
-        for is_answer, response in responses:
-            yield (
-                is_answer,
-                RewardSample(
-                    id=f"0/{prompt.row}",
-                    prompt=text,
-                    response=response,
-                    prompt_ids=prompt.tokens,
-                    response_ids=data.encode(response),
-                    answer=answer,
-                ),
-            )
 
 
 def _tried(
