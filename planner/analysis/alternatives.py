@@ -18,6 +18,7 @@ from meshwright.planner.plan.evaluate import free_bytes, private_bytes, refit_na
 from meshwright.planner.plan.pins import Pin, Ranks, parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.search.assemble import Origin, Pick, assemble
+from meshwright.planner.search.choice_costs import Candidate
 from meshwright.planner.search.frontiers import Frontier, frontier, frontiers
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.layout import Layout
@@ -102,11 +103,9 @@ def _fitting_alternatives(plan: Plan, plans: ChangedPlans, frontier_of_stage: Fr
     """For every pool, the fastest few alternatives of a stage that fit in memory."""
     stage = frontier_of_stage.stage.name
     for ranks in frontier_of_stage.pools:
-        available_bytes = free_bytes_for(plan, stage, ranks)
+        free = FreeMemory(plan, stage, ranks)
         fastest_first = sorted(frontier_of_stage.candidates_on(ranks), key=lambda candidate: candidate.seconds)
-        small_enough = (
-            Pick(ranks, c.choice) for c in fastest_first if c.peak_bytes - c.weights_bytes <= available_bytes
-        )
+        small_enough = (Pick(ranks, c.choice) for c in fastest_first if free.lacking_bytes(c) <= 0)
         changed = ((pick, plans.with_pick(stage, pick)) for pick in small_enough if pick != plans.picks[stage])
         fitting = ((pick, other) for pick, other in changed if _fits(other))
         for pick, other in islice(fitting, _MAX_TRIED):
@@ -119,19 +118,31 @@ def _fitting_alternatives(plan: Plan, plans: ChangedPlans, frontier_of_stage: Fr
             )
 
 
-def free_bytes_for(plan: Plan, stage: str, ranks: Ranks) -> float:
-    """The bytes that a stage may use on each of these ranks, given what other stages keep there.
+class FreeMemory:
+    """The device memory that the other stages of a plan leave for one stage on some ranks.
 
-    Weights of the stage's own role do not count, because the stage may share them.
+    Weights of the stage's own role count as free, because the stage may share them.
     """
-    role = plan.stage(stage).role
 
-    def kept_bytes(rank: int) -> float:
-        others = [p for p in plan.placements if p.stage != stage and rank in plan.pool(p.pool).ranks]
-        return sum(resident_bytes(plan, p) if plan.stage(p.stage).role != role else private_bytes(p) for p in others)
+    def __init__(self, plan: Plan, stage: str, ranks: Ranks) -> None:
+        role, inside = plan.stage(stage).role, ranks.ranks
+        edges = {edge for pool in plan.pools for edge in (pool.ranks.start, pool.ranks.stop) if edge in inside}
+        self._free_and_transient = []
+        for rank in sorted({inside.start, *edges}):
+            others = [p for p in plan.placements if p.stage != stage and rank in plan.pool(p.pool).ranks]
+            kept_bytes = sum(
+                resident_bytes(plan, p) if plan.stage(p.stage).role != role else private_bytes(p) for p in others
+            )
+            transient_bytes = max((p.transient.total for p in others), default=0.0)
+            self._free_and_transient.append((plan.facts.cluster.usable_bytes(rank) - kept_bytes, transient_bytes))
 
-    first, last = ranks.first_rank, ranks.first_rank + ranks.num_ranks
-    return plan.facts.cluster.usable_bytes(first) - max(kept_bytes(rank) for rank in range(first, last))
+    def lacking_bytes(self, candidate: Candidate) -> float:
+        """The bytes that a choice lacks on the fullest rank, with weights that it shares; negative if some are left."""
+        private = candidate.private_bytes
+        return max(
+            private + max(candidate.transient_bytes, transient_bytes) - free_bytes
+            for free_bytes, transient_bytes in self._free_and_transient
+        )
 
 
 def _fits(plan: Plan) -> bool:
@@ -185,22 +196,21 @@ def _memory_limited_stage(plan: Plan, model: CostModel, stage: str) -> MemoryLim
     pins = [pin for pin in parse_pins(plan.pins, plan.graph) if pin.stage == stage and pin.key != "pool"]
     stage_pins = (*pins, Pin(stage, "pool", ranks))
     candidates = frontier(plan.facts, model, plan.stage(stage), stage_pins, is_limited=False).candidates_on(ranks)
-    available_bytes = free_bytes_for(plan, stage, ranks)
+    free = FreeMemory(plan, stage, ranks)
     excluded = [
         candidate
         for candidate in candidates
-        if candidate.seconds < seconds * (1 - _MIN_GAIN)
-        and candidate.peak_bytes - candidate.weights_bytes > available_bytes
+        if candidate.seconds < seconds * (1 - _MIN_GAIN) and free.lacking_bytes(candidate) > 0
     ]
     if not excluded:
         return None
-    smallest = min(excluded, key=lambda candidate: candidate.peak_bytes - candidate.weights_bytes)
+    smallest = min(excluded, key=free.lacking_bytes)
     return MemoryLimited(
         stage=stage,
         layout=smallest.layout,
         schedule=smallest.schedule,
         gain_seconds=seconds - smallest.seconds,
-        lacking_bytes=smallest.peak_bytes - smallest.weights_bytes - available_bytes,
+        lacking_bytes=free.lacking_bytes(smallest),
     )
 
 

@@ -4,20 +4,21 @@ it has not, and what a number of steps costs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from meshwright.cost_models.cost import WEIGHTS, Term
 from meshwright.cost_models.protocol import CostModel
-from meshwright.planner.analysis.alternatives import ChangedPlans, free_bytes_for
+from meshwright.planner.analysis.alternatives import ChangedPlans, FreeMemory
 from meshwright.planner.plan.evaluate import free_bytes, fullest_rank
 from meshwright.planner.plan.pins import Pin, Ranks, parse_pins
 from meshwright.planner.plan.plan import Placement, Plan
 from meshwright.planner.plan.steps_ahead import SearchCase
 from meshwright.planner.search.assemble import Pick
-from meshwright.planner.search.choice_costs import Candidate
-from meshwright.planner.search.frontiers import frontier
+from meshwright.planner.search.choice_costs import TimeLimit
+from meshwright.planner.search.frontiers import Frontier, PoolKind, frontier
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Offload
 
@@ -28,6 +29,9 @@ _HOUR = 3600.0
 _GIB = 2**30
 _MAX_TRIED = 4
 """Maximum number of other choices of a stage whose whole plan is evaluated, the fastest first."""
+
+_SLOWDOWNS = (1.25, 2.0)
+"""Factors by which another layout may slow its stage, tried in order; without limit only if none of these fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,40 +137,64 @@ def next_layouts(plan: Plan, model: CostModel) -> Iterator[NextLayout]:
 
 
 def _next_layout(plan: Plan, model: CostModel, plans: ChangedPlans, placement: Placement) -> NextLayout:
-    stage, pool = placement.stage, plan.pool_of(placement.stage)
+    pool, seconds = plan.pool_of(placement.stage), placement.cost.total
     ranks = Ranks(pool.first_rank, pool.num_ranks)
-    others = _other_candidates(plan, model, placement, ranks)
-    if not others:
-        return NextLayout(stage=stage, layout=placement.layout, instead=None)
-    available_bytes = free_bytes_for(plan, stage, ranks)
-    small_enough = (one for one in others if one.peak_bytes - one.weights_bytes <= available_bytes)
-    changed = (plans.with_pick(stage, Pick(ranks, one.choice)) for one in small_enough)
-    fitting = list(islice((other for other in changed if free_bytes(other) >= 0), _MAX_TRIED))
-    if not fitting:
-        smallest = min(others, key=lambda one: one.peak_bytes - one.weights_bytes)
-        lacking = smallest.peak_bytes - smallest.weights_bytes - available_bytes
-        return NextLayout(
-            stage=stage, layout=placement.layout, instead=smallest.choice.layout, lacking_bytes=max(lacking, 0.0)
-        )
-    best = min(fitting, key=lambda other: (other.period_seconds, other.placement(stage).cost.total))
-    instead = best.placement(stage)
+    for longest in (*(factor * seconds for factor in _SLOWDOWNS), math.inf):
+        others = _others(plan, model, placement, ranks, longest)
+        fitting = list(islice(_fitting_plans(plan, plans, placement.stage, ranks, others), _MAX_TRIED))
+        if fitting:
+            best = min(fitting, key=lambda other: (other.period_seconds, other.placement(placement.stage).cost.total))
+            return _compared(plan, best, placement)
+    smallest = others.smallest.get(plan.part_of(placement.stage))
+    if smallest is None:
+        return NextLayout(stage=placement.stage, layout=placement.layout, instead=None)
+    lacking = FreeMemory(plan, placement.stage, ranks).lacking_bytes(smallest)
     return NextLayout(
-        stage=stage,
+        stage=placement.stage,
+        layout=placement.layout,
+        instead=smallest.layout,
+        lacking_bytes=max(lacking, 0.0),
+    )
+
+
+def _compared(plan: Plan, other: Plan, placement: Placement) -> NextLayout:
+    """What the plan gains over another that differs in the layout of one stage."""
+    instead = other.placement(placement.stage)
+    return NextLayout(
+        stage=placement.stage,
         layout=placement.layout,
         instead=instead.layout,
-        step_seconds=best.period_seconds - plan.period_seconds,
+        step_seconds=other.period_seconds - plan.period_seconds,
         stage_seconds=instead.cost.total - placement.cost.total,
         mostly=most_grown(placement, instead),
     )
 
 
-def _other_candidates(plan: Plan, model: CostModel, placement: Placement, ranks: Ranks) -> list[Candidate]:
-    """The choices of a stage on its ranks that have another layout and agree with the pins, the fastest first."""
+def _fitting_plans(plan: Plan, plans: ChangedPlans, stage: str, ranks: Ranks, others: Frontier) -> Iterator[Plan]:
+    """Yield the plans with other choices of a stage on its ranks that fit in memory, the fastest choice first."""
+    free = FreeMemory(plan, stage, ranks)
+    for candidate in sorted(others.candidates_on(ranks), key=lambda candidate: candidate.seconds):
+        if free.lacking_bytes(candidate) <= 0:
+            changed = plans.with_pick(stage, Pick(ranks, candidate.choice))
+            if free_bytes(changed) >= 0:
+                yield changed
+
+
+def _others(plan: Plan, model: CostModel, placement: Placement, ranks: Ranks, longest: float) -> Frontier:
+    """The choices of a stage on its ranks that have another layout, agree with the pins and take at most `longest`
+    seconds."""
     stage = placement.stage
     own_pins = [pin for pin in parse_pins(plan.pins, plan.graph) if pin.stage == stage and pin.key != "pool"]
     pins = (*own_pins, Pin(stage, "pool", ranks), Pin(stage, "layout", placement.layout, forbids=True))
-    found = frontier(plan.facts, model, plan.stage(stage), pins, is_limited=False, search_case=_search_case(plan))
-    return sorted(found.candidates_on(ranks), key=lambda candidate: candidate.seconds)
+    kind = PoolKind(plan.part_of(stage), ranks.num_ranks)
+    return frontier(
+        plan.facts,
+        model,
+        plan.stage(stage),
+        pins,
+        search_case=_search_case(plan),
+        time_limits={kind: TimeLimit(longest, math.inf)},
+    )
 
 
 def _search_case(plan: Plan) -> SearchCase:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias, TypedDict
 
+from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.analysis.wave_size import best_wave, plan_chooses_wave, with_average_wave
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.job.job import Facts, Job
@@ -63,19 +64,43 @@ def plan(
     >>> str(pinned.placement("actor_train").layout)
     'tp2,pp1,dp4'
     """
+    return plan_and_model(
+        facts,
+        table,
+        pins=pins,
+        forbid=forbid,
+        limits=limits,
+        job=job,
+        start=start,
+        observed=observed,
+        progress=progress,
+    )[0]
+
+
+def plan_and_model(
+    facts: Facts,
+    table: Table | None = None,
+    *,
+    pins: Iterable[str] = (),
+    forbid: Iterable[str] = (),
+    limits: Limits | None = None,
+    job: Job | None = None,
+    start: Plan | None = None,
+    observed: ObservedLengths | None = None,
+    progress: SearchProgress | None = None,
+) -> tuple[Plan | NoPlan, CostModel]:
+    """The answer of `plan` to the same arguments, and the cost model of its facts, which remembers what it costed."""
     facts, model_of = facts if observed is None else with_observed_lengths(facts, observed), cost_model_builder(table)
     chooses_wave = plan_chooses_wave(facts)
     facts = with_average_wave(facts) if chooses_wave else facts
-    all_pins = (*pins, *map(forbidden, forbid))
-    warm_start = (
-        re_evaluated_or_violation(start, facts, model_of(facts), parse_pins(all_pins, facts.graph)) if start else None
-    )
+    all_pins, model = (*pins, *map(forbidden, forbid)), model_of(facts)
+    warm_start = re_evaluated_or_violation(start, facts, model, parse_pins(all_pins, facts.graph)) if start else None
     usable_start = warm_start if isinstance(warm_start, Plan) else None
     origins = {"job": job, "profile": table, "start": start if usable_start else None, "trace": observed}
     with no_garbage_collection():
         answer = compile_plan(
             facts,
-            model_of(facts),
+            model,
             pins=all_pins,
             digests={name: digest(document) for name, document in origins.items() if document is not None},
             limits=limits_of(limits),
@@ -84,8 +109,9 @@ def plan(
             start=usable_start,
         )
         if isinstance(answer, Plan) and chooses_wave:
-            return best_wave(answer, model_of, pins=all_pins, limits=limits_of(limits))
-        return answer
+            best = best_wave(answer, model_of, pins=all_pins, limits=limits_of(limits))
+            return best, model_of(best.facts)
+        return answer, model
 
 
 def with_observed_lengths(facts: Facts, observed: ObservedLengths) -> Facts:
