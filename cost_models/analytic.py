@@ -185,6 +185,8 @@ class AnalyticModel(QueryLoop):
         self._layout_memories: Memo[tuple[str, ModelSpec, Layout], LayoutMemory] = Memo()
         self._layout_costs: Memo[tuple[str, ModelSpec, Layout, int], PipelineCosts] = Memo()
         self._generations: Memo[tuple[ModelSpec, Layout], Generation] = Memo()
+        self._generation_bounds: Memo[tuple[ModelSpec, Layout, float, int, int], float] = Memo()
+        self._decoded_tokens: Memo[tuple[int, bool], tuple[float, int]] = Memo()
         self._table_computes: dict[_TableKey, FloatArray] = {}
         self._rank_computes: Memo[tuple[ModelSpec, int, bool, int, int, int], RankCompute] = Memo()
         self._batch_computes: Memo[
@@ -213,11 +215,26 @@ class AnalyticModel(QueryLoop):
         generation, num_rows, num_slots = self._generation(query), replica.num_rows, replica.num_slots
         if self._splits.rollouts:
             return self._splits.rollouts.lower_bound_seconds(generation, replica)
-        responses = replica_responses(self._workload, num_rows)
-        num_tokens, longest = float(responses.sum()), int(responses[-1]) - 1
-        if overlap.in_flight(num_rows) > num_rows:  # a period need not last as long as its longest response
-            num_tokens, longest = min(num_tokens, num_rows * self._workload.response_lengths.mean), 0
-        return generation_lower_bound(generation, num_tokens - num_rows, num_slots, num_slots, longest)
+        decoded, longest = self._decoded(num_rows, overlap.in_flight(num_rows) > num_rows)
+        return self._generation_bounds.memoize(
+            (query.model, query.layout, decoded, num_slots, longest),
+            lambda: generation_lower_bound(generation, decoded, num_slots, num_slots, longest),
+        )
+
+    def _decoded(self, num_rows: int, crosses_periods: bool) -> tuple[float, int]:
+        """Return the fewest tokens that a replica of `num_rows` rows decodes in a period, and the fewest rounds.
+
+        A period need not last as long as its longest response if a sequence may cross periods.
+        """
+
+        def make() -> tuple[float, int]:
+            responses = replica_responses(self._workload, num_rows)
+            num_tokens, longest = float(responses.sum()), int(responses[-1]) - 1
+            if crosses_periods:
+                num_tokens, longest = min(num_tokens, num_rows * self._workload.response_lengths.mean), 0
+            return num_tokens - num_rows, longest
+
+        return self._decoded_tokens.memoize((num_rows, crosses_periods), make)
 
     def with_row_split(self, query: StageQuery) -> Schedule:
         """Return the schedule unchanged: all nodes are of one kind."""
