@@ -319,8 +319,10 @@ class MegatronDevice:
     Weights that another pool receives are sent as soon as they are trained, if a later period uses them. The sends are
     asynchronous: this rank continues with whatever does not train these weights.
 
-    Peak memory is measured in every period on CUDA. On a CPU it is measured in the first period only, since its
-    allocator has to return cached memory before each measurement.
+    Peak memory is measured in every period on CUDA. On a CPU it is measured in one period, since its allocator has to
+    return cached memory before each measurement: in the second one if there are two, because Python's objects and the
+    caches of libraries, for which a plan has no term, grow in the first. What the process then holds beside the tensors
+    of its models is left out.
     """
 
     def __init__(
@@ -329,16 +331,24 @@ class MegatronDevice:
         refits: Mapping[tuple[str, str], RefitCopy],
         *,
         bytes_before: int,
+        tensor_bytes: int,
         steps: range,
     ) -> None:
-        """`refits` are keyed by source and target stage; `bytes_before` were in use before the models were built."""
-        self._stages, self._refits, self._bytes_before = actions, refits, bytes_before
+        """`refits` are keyed by source and target stage.
+
+        `bytes_before` were in use before the models were built, and `tensor_bytes` are those of the models, with
+        gradients and moments.
+        """
+        self._stages, self._refits = actions, refits
+        self._bytes_before, self._tensor_bytes = bytes_before, tensor_bytes
         self._steps, self._period, self._measures = steps, steps.start, False
 
     def begin(self, period: int) -> None:
         """Begin a period."""
         self._period = period
-        self._measures = host.on_cuda() or period == self._steps.start
+        self._measures = host.on_cuda() or period == self._steps[:2][-1]
+        if self._measures and not host.on_cuda():
+            self._bytes_before = reset_peak() - self._tensor_bytes
         self._stages.begin(period)
 
     def run_stage(self, stage: str, batch: StepExperience) -> InstructionResult:

@@ -27,7 +27,7 @@ from meshwright.profiles.stages import GENERATE, Role
 from meshwright.runtime.device import host
 from meshwright.runtime.device.capabilities import device_capabilities
 from meshwright.runtime.device.process_groups import collective_timeout
-from meshwright.runtime.device.used_memory import bytes_in_use
+from meshwright.runtime.device.used_memory import bytes_in_use, tensor_bytes
 from meshwright.runtime.environment.environment import Environment, build_environment, startup_notes
 from meshwright.runtime.environment.worker_pool import ToolWorkers
 from meshwright.runtime.execution.consensus import Consensus
@@ -70,8 +70,7 @@ class Inputs:
     evaluation: Program
     """The program that scores responses to the held-out prompts."""
     bytes_before: int
-    """Memory in use on this rank's device before any model was built; on a CPU with the tokenizer's library and the
-    prompts, for which a plan has no term."""
+    """Memory in use on this rank's device before any model was built."""
 
 
 def read(request: RunRequest) -> Inputs:
@@ -92,6 +91,8 @@ class Models:
 
     kernels: ChosenKernels
     copies: Mapping[str, WeightCopy]
+    tensor_bytes: int
+    """Bytes of the weights, gradients and moments of the copies on this rank."""
     engine: EngineProcess | None
     """The engine beside this rank, which may still be starting; None on a rank that generates with our own, or not."""
 
@@ -104,7 +105,7 @@ def build(request: RunRequest, inputs: Inputs) -> Models:
     specs = map(plan.facts.models.spec, plan.graph.roles)
     kernels = agree_on_kernels(choose_kernels(device_capabilities(host.device().type), plan.facts.precision, specs))
     copies = build_copies(plan, job, request.directory, inputs.data.num_tokens, kernels)
-    return Models(kernels=kernels, copies=copies, engine=engine)
+    return Models(kernels=kernels, copies=copies, tensor_bytes=tensor_bytes(), engine=engine)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +240,9 @@ def connect(request: RunRequest, inputs: Inputs, models: Models, progress: Progr
         stages.restore(progress.in_flight.generation, progress.in_flight.num_steps)
 
     refits = build_refits(plan, models.copies)
-    device = MegatronDevice(stages, refits, bytes_before=inputs.bytes_before, steps=steps)
+    device = MegatronDevice(
+        stages, refits, bytes_before=inputs.bytes_before, tensor_bytes=models.tensor_bytes, steps=steps
+    )
     failing_seconds = failing_call_seconds(plan, job.rewards, job.tool)
     watch = RunWatch(plan, request.out, progress.start_seconds, timeout_seconds=failing_seconds)
 

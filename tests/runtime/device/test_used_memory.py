@@ -65,3 +65,11 @@ def test_pages_between_what_stays_go_back_to_the_host() -> None:
     used_memory.trim_host_memory()
     assert full - used_memory.bytes_in_use() > 80 * _MIB
     assert len(kept) == 100
+
+
+def test_the_tensors_of_a_process_are_counted_once_for_each_storage() -> None:
+    before = used_memory.tensor_bytes()
+    whole = torch.zeros(1000)
+    views = [whole[10:], whole.view(10, 100), torch.nn.Parameter(whole)]
+    assert used_memory.tensor_bytes() - before == whole.nbytes
+    assert len(views) == 3
