@@ -31,7 +31,7 @@ class SearchConstraints(TypedDict):
     The plan records the digest of `job`.
     """
 
-    job: Job
+    job: Job | None
     pins: Sequence[str]
     forbid: Sequence[str]
     start: Plan | None
@@ -64,39 +64,30 @@ def plan(
     >>> str(pinned.placement("actor_train").layout)
     'tp2,pp1,dp4'
     """
-    return plan_and_model(
-        facts,
-        table,
-        pins=pins,
-        forbid=forbid,
-        limits=limits,
-        job=job,
-        start=start,
-        observed=observed,
-        progress=progress,
-    )[0]
+    constraints = SearchConstraints(job=job, pins=tuple(pins), forbid=tuple(forbid), start=start, observed=observed)
+    return plan_and_model(facts, table, constraints, limits=limits, progress=progress)[0]
 
 
 def plan_and_model(
     facts: Facts,
-    table: Table | None = None,
+    table: Table | None,
+    constraints: SearchConstraints,
     *,
-    pins: Iterable[str] = (),
-    forbid: Iterable[str] = (),
     limits: Limits | None = None,
-    job: Job | None = None,
-    start: Plan | None = None,
-    observed: ObservedLengths | None = None,
     progress: SearchProgress | None = None,
 ) -> tuple[Plan | NoPlan, CostModel]:
-    """The answer of `plan` to the same arguments, and the cost model of its facts, which remembers what it costed."""
+    """The answer of `plan`, and the cost model of its facts, which remembers what it costed.
+
+    Raises BadInput as `plan` does.
+    """
+    start, observed = constraints["start"], constraints["observed"]
     facts, model_of = facts if observed is None else with_observed_lengths(facts, observed), cost_model_builder(table)
     chooses_wave = plan_chooses_wave(facts)
     facts = with_average_wave(facts) if chooses_wave else facts
-    all_pins, model = (*pins, *map(forbidden, forbid)), model_of(facts)
+    all_pins, model = (*constraints["pins"], *map(forbidden, constraints["forbid"])), model_of(facts)
     warm_start = re_evaluated_or_violation(start, facts, model, parse_pins(all_pins, facts.graph)) if start else None
     usable_start = warm_start if isinstance(warm_start, Plan) else None
-    origins = {"job": job, "profile": table, "start": start if usable_start else None, "trace": observed}
+    origins = {"job": constraints["job"], "profile": table, "start": start if usable_start else None, "trace": observed}
     with no_garbage_collection():
         answer = compile_plan(
             facts,

@@ -197,7 +197,7 @@ def plan(
         else:
             with show_search_progress(began, as_json=as_json) as report:
                 best, model = plan_and_model(
-                    facts, table, **constraints, limits=replace(limits, stop=stop), progress=report
+                    facts, table, constraints, limits=replace(limits, stop=stop), progress=report
                 )
     if isinstance(best, NoPlan):
         _report_no_plan(best, as_json)

@@ -85,8 +85,8 @@ def print_run_summary(summary: RunSummary, out: Path) -> None:
     if summary.memory:
         console.print(_memory_table(summary.memory))
         console.print(
-            "memory of the fullest rank: planned for sequences of maximum length, measured without what a process holds "
-            "beside its models before the step"
+            "memory of the fullest rank: planned for sequences of maximum length, measured without what a process "
+            "holds beside its models before the step"
         )
     if summary.overhead is not None:
         console.print(

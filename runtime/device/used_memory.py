@@ -44,7 +44,10 @@ def peak_bytes() -> int:
 
 
 def tensor_bytes() -> int:
-    """Return the bytes of all tensors of this process, each storage once. Call it before `gc.freeze`, which hides them."""
+    """Return the bytes of all tensors of this process, each storage once.
+
+    Tensors that the garbage collector was told to freeze are not found.
+    """
     tensors = (one for one in gc.get_objects() if issubclass(type(one), torch.Tensor))
     return sum(
         {storage.data_ptr(): storage.nbytes() for storage in (one.untyped_storage() for one in tensors)}.values()
