@@ -33,7 +33,7 @@ def sizes(what_if: WhatIf | None) -> Markup:
     ]
     entries = (
         (formatting.COLOURS[0], "solid", "the best plan"),
-        ("c-other", "faint", f"{min(planned, default=0)} GPUs in proportion"),
+        ("c-other", "faint", f"{min(planned, default=0)} GPUs, linear scaling"),
     )
     return render(
         "sizes.html",
@@ -57,7 +57,7 @@ def _sizes_plot(planned: dict[int, PlanMetrics]) -> Markup:
         for size, metrics in planned.items()
     )
     ideal = tuple(PlotPoint(point.x, work / point.x, "") for point in points)
-    series = (Series("in proportion", "c-other", ideal, guide=True), Series("", formatting.COLOURS[0], points))
+    series = (Series("linear scaling", "c-other", ideal, guide=True), Series("", formatting.COLOURS[0], points))
     return plot(
         series,
         across=at_values([point.x for point in points]),

@@ -805,7 +805,7 @@ def _config_notes(config: TrainerConfig) -> Iterator[str]:
         if (precision := config.value(key)) not in known:
             yield f"{key}={precision}: training and generation are costed in bf16, except generation with fp8."
     if config.value("loss_fn.sequence_level_importance_ratios"):
-        yield "loss_fn.sequence_level_importance_ratios: a job clips each token's ratio as PPO, which costs as much."
+        yield "loss_fn.sequence_level_importance_ratios: a job clips each token's ratio as PPO, at the same cost."
     if config.value("grpo.use_leave_one_out_baseline"):
         yield "grpo.use_leave_one_out_baseline: the baseline of a job is the mean reward of the whole group."
     if config.integer("data.max_input_seq_length") >= config.integer("policy.max_total_sequence_length"):

@@ -506,7 +506,7 @@ def _notes(setup: TrainingSetup, _fields: Sequence[ParsedField]) -> Iterator[str
     if config.integer("ds.zero_stage") > 1:
         yield f"--ds.zero_stage {config.value('ds.zero_stage')} is costed as ZeRO-1: optimizer state alone is sharded."
     if (loss := config.value("actor.policy_loss_type")) != "ppo":
-        yield f"--actor.policy_loss_type {loss}: a job clips each token's ratio as PPO, which costs as much."
+        yield f"--actor.policy_loss_type {loss}: a job clips each token's ratio as PPO, at the same cost."
     yield from setup.notes()
 
 

@@ -659,7 +659,7 @@ def _notes(setup: TrainingSetup, fields: Sequence[ParsedField]) -> Iterator[str]
             "micro-batches."
         )
     if config.value("trainer.v1.trainer_mode") == "colocate_async":
-        yield "trainer.v1.trainer_mode=colocate_async is read as sync: what it overlaps is not modelled."
+        yield "trainer.v1.trainer_mode=colocate_async is read as sync; the overlap of its stages is not modelled."
     yield from setup.notes()
     yield from _loss_notes(config)
     yield from single_sample_notes(config, _ESTIMATOR, _ESTIMATORS, f"{_R}.n")
@@ -733,7 +733,7 @@ def _function_reward(config: TrainerConfig) -> FunctionReward:
 def _loss_notes(config: TrainerConfig) -> Iterator[str]:
     mode, key = config.value(f"{_A}.actor.policy_loss.loss_mode"), f"{_A}.actor.loss_agg_mode"
     if mode != "vanilla":
-        yield f"{_A}.actor.policy_loss.loss_mode={mode}: a job clips each token's ratio as PPO, which costs as much."
+        yield f"{_A}.actor.policy_loss.loss_mode={mode}: a job clips each token's ratio as PPO, at the same cost."
     if config.value(key) not in LOSS_MEANS:
         yield f"{key}={config.value(key)} is not a loss aggregation that a job can have; the job keeps its default."
 

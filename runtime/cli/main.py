@@ -218,7 +218,7 @@ def main() -> None:
                 BadInput(f"cannot use{path}: {error.strerror or error}; check the path and its permissions.")
             )
     except MemoryError:
-        code = _print_error(BadInput("this takes more memory than there is; ask for less."))
+        code = _print_error(BadInput("too little memory is free for this; reduce the job, or use a machine with more."))
     if code == _INTERRUPTED:
         print("stopped by the user; files that were written before stay.", file=sys.stderr, flush=True)
         os._exit(code)  # at once, because torch takes seconds to shut down

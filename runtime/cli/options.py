@@ -19,7 +19,7 @@ MAX_STEPS = 10_000
 def finite(value: float | None) -> float | None:
     """Return the value. Raises typer.BadParameter for NaN and infinity, which option ranges accept."""
     if value is not None and not math.isfinite(value):
-        raise typer.BadParameter(f"{value} is no finite number")
+        raise typer.BadParameter(f"{value} is not a finite number")
     return value
 
 

@@ -258,7 +258,8 @@ def _report_outlook(
     if as_json:
         latencies = call_latencies(best.facts)
         unstated = {"latencies": asdict(latencies)} if latencies else {}
-        typer.echo(json.dumps({"leading": asdict(sensitivity), "summary": asdict(outlook), **unstated}), err=True)
+        line = {"main_influences": asdict(sensitivity), "summary": asdict(outlook), **unstated}
+        typer.echo(json.dumps(line), err=True)
         return
     view_plan.print_summary(outlook)
     for sentence in sensitivity.sentences:

@@ -17,5 +17,5 @@ def test_a_finite_number_and_none_at_all_are_taken_as_they_are(value: float | No
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_infinity_and_what_is_no_number_are_refused(value: float) -> None:
-    with pytest.raises(typer.BadParameter, match="is no finite number"):
+    with pytest.raises(typer.BadParameter, match="is not a finite number"):
         finite(value)

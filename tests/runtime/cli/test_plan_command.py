@@ -83,7 +83,7 @@ def test_a_search_starts_from_another_plan_where_the_job_allows_it(call: Call, j
 def test_the_lines_of_a_search_end_at_the_gap_of_its_plan(call: Call, job: Path) -> None:
     outcome = call("plan", job, "-o", job.with_name("told.json"), "--json")
     *lines, last = [json.loads(text) for text in outcome.err.splitlines()]
-    assert last["leading"]["engine"] == json.loads(outcome.out)["facts"]["engine"]
+    assert last["main_influences"]["engine"] == json.loads(outcome.out)["facts"]["engine"]
     assert [one["phase"] for one in lines] == sorted(one["phase"] for one in lines)
     assert lines[-1]["gap"] == pytest.approx(json.loads(outcome.out)["solver"]["gap"], abs=1e-4)
 
