@@ -26,6 +26,14 @@ class Interval(NamedTuple):
     p10: float
     p90: float
 
+    def times(self, factor: float) -> Interval:
+        """Return the percentiles of a quantity that is this one times a positive factor."""
+        return Interval(self.p10 * factor, self.p90 * factor)
+
+    def divides(self, amount: float) -> Interval:
+        """Return the percentiles of a positive amount per unit of this quantity, such as tokens per second."""
+        return Interval(amount / self.p90, amount / self.p10)
+
 
 class Uncertainty(Document):
     """Relative standard deviations: of the rates of a machine, and of what the cost models themselves leave out."""

@@ -1,10 +1,12 @@
-"""Comparison of two plans: the differences of their facts, stages and step times, each plan by its own costs."""
+"""Comparison of two plans: the differences of their facts, stages, cost terms and memory, each by its own costs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from meshwright.cost_models.cost import Term
+from meshwright.planner.analysis.plan_summary import memory_parts
 from meshwright.planner.analysis.whatif import PlanMetrics, plan_metrics
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.plan import Plan
@@ -25,20 +27,67 @@ class StagePlacement:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TermChange:
+    """A term of a stage's cost in both plans, in seconds; 0 for a plan without it."""
+
+    name: str
+    one: float
+    other: float
+
+    @property
+    def difference(self) -> float:
+        return self.other - self.one
+
+
+@dataclass(frozen=True, kw_only=True)
 class StageComparison:
-    """A stage in both plans; None for a plan without it."""
+    """A stage in both plans; None for a plan without it. `terms` are the terms of its cost that differ, those that
+    differ most first."""
 
     stage: str
     one: StagePlacement | None
     other: StagePlacement | None
+    terms: tuple[TermChange, ...] = ()
+
+    @property
+    def is_placed_alike(self) -> bool:
+        """True if both plans make the same choices for the stage."""
+        return _choice(self.one) == _choice(self.other)
+
+    @property
+    def sentence(self) -> str | None:
+        """What is different: the choice, the seconds and the term that differs most; None if nothing is."""
+        if self.one is None or self.other is None:
+            return f"{self.stage} is only in the {'second' if self.one is None else 'first'} plan."
+        if self.is_placed_alike and not self.terms:
+            return None
+        change = self.other.seconds - self.one.seconds
+        mostly = next((term for term in self.terms if term.difference * change > 0), None)
+        because = f", mostly {mostly.name} {mostly.difference:+.3f} s" if mostly else ""
+        return f"{self.stage}: {_change_of_choice(self.one, self.other)}, {change:+.3f} s{because}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryChange:
+    """Bytes that a stage needs for one purpose on the fullest rank of each plan; 0 for a plan that has none.
+
+    `stays` is False if it needs them only while it runs.
+    """
+
+    stage: str
+    what: str
+    stays: bool
+    one_bytes: float
+    other_bytes: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanComparison:
     """The comparison of two plans.
 
-    It has the key numbers of each, their differences (`other` minus `one`), the stages side by side, and the keys in
-    which the facts of the two jobs differ.
+    It has the key numbers of each, their differences (`other` minus `one`), the stages side by side, the parts of the
+    fullest ranks' memory that differ, those that differ most first, and the keys in which the facts of the two jobs
+    differ. `one_refit_seconds` and `other_refit_seconds` are the sums of the weight synchronisations.
     """
 
     one: PlanMetrics
@@ -47,6 +96,20 @@ class PlanComparison:
     stages: tuple[StageComparison, ...]
     facts: tuple[Difference, ...]
     notes: tuple[str, ...]
+    memory: tuple[MemoryChange, ...] = ()
+    one_refit_seconds: float = 0.0
+    other_refit_seconds: float = 0.0
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """Why the steps differ: the stages whose choice or cost differs, and the weight synchronisations."""
+        return tuple(self._sentences())
+
+    def _sentences(self) -> Iterator[str]:
+        yield from (sentence for stage in self.stages if (sentence := stage.sentence))
+        change = self.other_refit_seconds - self.one_refit_seconds
+        if abs(change) >= _MIN_SECONDS:
+            yield f"The weight synchronisations take {change:+.3f} s."
 
 
 def compare_plans(one: Plan, other: Plan) -> PlanComparison:
@@ -57,10 +120,71 @@ def compare_plans(one: Plan, other: Plan) -> PlanComparison:
         one=one_outlook,
         other=other_outlook,
         difference=other_outlook.minus(one_outlook),
-        stages=tuple(StageComparison(stage=name, one=_placed(one, name), other=_placed(other, name)) for name in names),
+        stages=tuple(_stage(one, other, name) for name in names),
         facts=differences(one.facts, other.facts),
         notes=tuple(_notes(one, other)),
+        memory=_memory(one, other),
+        one_refit_seconds=sum(refit.cost.total for refit in one.refits),
+        other_refit_seconds=sum(refit.cost.total for refit in other.refits),
     )
+
+
+_MIN_SECONDS = 0.0005
+"""The smallest difference of a time that is reported; a smaller one is printed as 0."""
+
+
+def _choice(placed: StagePlacement | None) -> object:
+    """All choices of a placement, without its seconds."""
+    return placed and (placed.pool, placed.layout, placed.schedule, placed.steps_ahead)
+
+
+def _change_of_choice(one: StagePlacement, other: StagePlacement) -> str:
+    if one.layout != other.layout:
+        return f"{other.layout} instead of {one.layout}"
+    if one.pool != other.pool:
+        return f"{other.layout} on ranks {other.pool.range_text} instead of {one.pool.range_text}"
+    if one.steps_ahead != other.steps_ahead:
+        return f"{other.layout}, ahead by {other.steps_ahead} steps instead of {one.steps_ahead}"
+    return f"{other.layout} with another schedule" if one.schedule != other.schedule else "the same choice"
+
+
+def _stage(one: Plan, other: Plan, stage: str) -> StageComparison:
+    return StageComparison(
+        stage=stage,
+        one=_placed(one, stage),
+        other=_placed(other, stage),
+        terms=_terms(_terms_of(one, stage), _terms_of(other, stage)),
+    )
+
+
+def _terms_of(plan: Plan, stage: str) -> tuple[Term, ...]:
+    placed = next((placement for placement in plan.placements if placement.stage == stage), None)
+    return placed.cost.merged().terms if placed else ()
+
+
+def _terms(one: Sequence[Term], other: Sequence[Term]) -> tuple[TermChange, ...]:
+    """The terms that differ by a printed amount, those that differ most first."""
+    before, after = ({term.name: term.amount for term in terms} for terms in (one, other))
+    changes = (
+        TermChange(name=name, one=before.get(name, 0.0), other=after.get(name, 0.0))
+        for name in dict.fromkeys([*before, *after])
+    )
+    differing = (change for change in changes if abs(change.difference) >= _MIN_SECONDS)
+    return tuple(sorted(differing, key=lambda change: -abs(change.difference)))
+
+
+def _memory(one: Plan, other: Plan) -> tuple[MemoryChange, ...]:
+    before, after = (
+        {(part.stage, part.what, part.stays): part.num_bytes for part in memory_parts(plan)} for plan in (one, other)
+    )
+    changes = [
+        MemoryChange(
+            stage=key[0], what=key[1], stays=key[2], one_bytes=before.get(key, 0.0), other_bytes=after.get(key, 0.0)
+        )
+        for key in dict.fromkeys([*before, *after])
+        if before.get(key) != after.get(key)
+    ]
+    return tuple(sorted(changes, key=lambda change: -abs(change.other_bytes - change.one_bytes)))
 
 
 def _placed(plan: Plan, stage: str) -> StagePlacement | None:

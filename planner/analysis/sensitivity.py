@@ -22,7 +22,7 @@ from meshwright.planner.search.re_evaluate import re_evaluate, violations_under
 from meshwright.profiles.frameworks import EAGER, GRAPH, EngineName, engine_named, own_engine
 from meshwright.profiles.hardware import Cluster, MixedCluster
 from meshwright.profiles.lengths import LengthSpec
-from meshwright.profiles.uncertainty import elasticity, interval, uncertainty
+from meshwright.profiles.uncertainty import Interval, elasticity, interval, uncertainty
 
 FACTOR = 1.1
 """The factor on an input: large enough to change whole numbers, small enough that the placements stay sensible."""
@@ -189,6 +189,15 @@ class MainInfluences:
     def _rate_line(self) -> str:
         changed = (self.rate.factor ** (self.rate.elasticity or 0.0)) - 1
         return f"most sensitive to {self.rate.name}: {self.rate.factor - 1:.0%} more changes the step by {changed:+.1%}"
+
+
+def step_interval(
+    plan: Plan, rebuild_cost_model: CostModelBuilder, *, measured: bool = False, spread: float = 0.0
+) -> Interval:
+    """Return the 10th and 90th percentile of the step of a valid plan, in seconds, by what is uncertain in its costs;
+    `measured` says that its cost model has a table, and `spread` by how much its repeats differ."""
+    rates = rate_sensitivities(plan, rebuild_cost_model)
+    return interval(plan.period_seconds, [spread, *_deviations(plan, rates, measured=measured)])
 
 
 def main_influences(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshwright.planner.analysis.plan_summary import RunCost
+from meshwright.planner.analysis.predicted_ranges import PredictedRanges
 from meshwright.planner.analysis.whatif import WhatIf
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.report.training_curves import TrainingCurves
@@ -18,7 +19,8 @@ class Contents:
 
     `simulation` includes its spans; `runs` are measured or rehearsed runs of the plan, each with its own name.
     `training_curves` has the curves of runs. `sizes` has plans of the job on other numbers of ranks; None if not
-    requested. `cost` has the GPU-hours and money of a number of steps.
+    requested. `cost` has the GPU-hours and money of a number of steps, and `ranges` the percentiles of the predicted
+    numbers.
     """
 
     plan: Plan
@@ -27,6 +29,7 @@ class Contents:
     training_curves: tuple[TrainingCurves, ...] = ()
     sizes: WhatIf | None = None
     cost: RunCost | None = None
+    ranges: PredictedRanges | None = None
 
 
 _CLOCKS = {"simulated": "SIMULATED", "rehearsed": "REHEARSAL", "measured": "MEASURED"}

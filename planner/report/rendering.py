@@ -25,6 +25,9 @@ ENVIRONMENT = Environment(
     keep_trailing_newline=True,
 )
 """Jinja2 with the templates of this package; a name that is not given to a template is an error."""
+ENVIRONMENT.globals["meaning_of_ranges"] = (
+    "A range is from the 10th to the 90th percentile: 8 of 10 such predictions are met by a value in it."
+)
 ENVIRONMENT.globals["colours"] = (*formatting.COLOURS, "c-refit", "c-other")
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshwright.planner.analysis.plan_summary import RunCost
+from meshwright.planner.analysis.predicted_ranges import PredictedRanges
 from meshwright.planner.analysis.whatif import plan_metrics
 from meshwright.planner.job.custom_graph import OwnGraph
 from meshwright.planner.plan.evaluate import fullest_rank
@@ -18,15 +20,18 @@ from meshwright.planner.report.resource_sections import idle, memory, terms
 from meshwright.planner.report.timelines import overview, period_timeline, timelines
 from meshwright.planner.report.training_curves import training_section
 from meshwright.planner.report.whatif_pages import sizes
+from meshwright.profiles.uncertainty import Interval
 
 
 @dataclass(frozen=True)
 class _Card:
-    """A figure at the top of the report; `clock` labels one that was not predicted."""
+    """A figure at the top of the report; `clock` labels one that was not predicted, and `range` has its 10th and 90th
+    percentile."""
 
     figure: str
     text: str
     clock: str = ""
+    range: str = ""
 
 
 def report(contents: Contents) -> str:
@@ -47,7 +52,14 @@ def report(contents: Contents) -> str:
         facts(plan),
     )
     return str(
-        render("report.html", title=_title(plan), lead=f"{roles} parameters", cards=_cards(contents), content=sections)
+        render(
+            "report.html",
+            title=_title(plan),
+            lead=f"{roles} parameters",
+            cards=_cards(contents),
+            has_ranges=contents.ranges is not None,
+            content=sections,
+        )
     )
 
 
@@ -58,29 +70,50 @@ def _title(plan: Plan) -> str:
 
 
 def _cards(contents: Contents) -> tuple[_Card, ...]:
-    plan, simulation = contents.plan, contents.simulation
+    plan, simulation, ranges = contents.plan, contents.simulation, contents.ranges
     plan_outlook = plan_metrics(plan)
     fullest = fullest_rank(plan.facts.cluster, plan.peak_bytes_per_rank)
     peak, usable = plan.peak_bytes_per_rank[fullest], plan.facts.cluster.usable_bytes(fullest)
     staleness = "synchronous" if not plan.staleness else f"at most {plan.facts.staleness} allowed"
     return (
-        _Card(formatting.seconds(plan.period_seconds), "a step, predicted"),
+        _Card(
+            formatting.seconds(plan.period_seconds),
+            "a step, predicted",
+            range=_range(ranges.step_seconds if ranges else None, formatting.seconds),
+        ),
         _Card(formatting.seconds(simulation.steps.mean), f"a step, {simulation.durations} durations", "SIMULATED"),
-        _Card(formatting.count(plan_outlook.tokens_per_second), "response tokens/s, predicted"),
+        _Card(
+            formatting.count(plan_outlook.tokens_per_second),
+            "response tokens/s, predicted",
+            range=_range(ranges.tokens_per_second if ranges else None, formatting.count),
+        ),
         _Card(formatting.percent(plan_outlook.idle_share), "of the ranks' time idle, predicted"),
         _Card(formatting.size(peak), f"on the fullest rank, of {formatting.size(usable)}"),
         _Card(formatting.percent(plan.solver.gap), f"gap, {plan.solver.status}"),
         _Card(str(plan.staleness), f"staleness, {staleness}"),
-        *_cost_cards(contents.cost),
+        *_cost_cards(contents.cost, ranges),
     )
 
 
-def _cost_cards(cost: RunCost | None) -> tuple[_Card, ...]:
+def _cost_cards(cost: RunCost | None, ranges: PredictedRanges | None) -> tuple[_Card, ...]:
     """The GPU-hours and the money of a number of steps, where they are known."""
     if cost is None:
         return ()
     steps = f"of {cost.num_steps:,} steps"
-    hours = _Card(f"{cost.gpu_hours:,.1f}", f"GPU-hours {steps}, predicted")
+    hours = _Card(
+        f"{cost.gpu_hours:,.1f}",
+        f"GPU-hours {steps}, predicted",
+        range=_range(ranges.gpu_hours if ranges else None, "{:,.1f}".format),
+    )
     if cost.money is None:
         return (hours,)
-    return hours, _Card(f"{cost.money:,.2f}", f"money {steps}, at {cost.price:g} a GPU-hour")
+    money = _Card(
+        f"{cost.money:,.2f}",
+        f"money {steps}, at {cost.price:g} a GPU-hour",
+        range=_range(ranges.money if ranges else None, "{:,.2f}".format),
+    )
+    return hours, money
+
+
+def _range(percentiles: Interval | None, text_of: Callable[[float], str]) -> str:
+    return "" if percentiles is None else formatting.interval(percentiles, text_of)

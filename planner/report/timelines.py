@@ -5,7 +5,7 @@ with the critical path, and several steps of the simulation and of each run.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -117,7 +117,26 @@ _PERIOD_LANE_HEIGHT = 24.0
 def period_timeline(plan: Plan) -> Markup:
     """Return the section with the tasks of a period by their start; those off the critical path are pale."""
     path = explain(plan).critical_path
-    critical = {entry.task for entry in path}
+    rows = [
+        (
+            f"{entry.start_seconds:.3f}",
+            f"{entry.seconds:.3f}",
+            entry.task,
+            entry.because,
+            ", ".join(f"{term.name} {formatting.seconds(term.amount)}" for term in entry.largest_terms),
+        )
+        for entry in path
+    ]
+    chart = _period_chart(plan, {entry.task for entry in path}, plan.period_seconds)
+    return render("period.html", chart=chart, critical_path=rows)
+
+
+def period_chart(plan: Plan, end_seconds: float) -> Markup:
+    """Return the chart of the tasks of a period by their start, over an axis that ends at `end_seconds`."""
+    return _period_chart(plan, {entry.task for entry in explain(plan).critical_path}, end_seconds)
+
+
+def _period_chart(plan: Plan, critical: Set[str], end_seconds: float) -> Markup:
     shown = sorted((i for i in items(plan) if i.cost.total), key=lambda i: (i.start_seconds, i.end_seconds))
     boxes = []
     for lane, item in enumerate(shown):
@@ -135,26 +154,15 @@ def period_timeline(plan: Plan) -> Markup:
                 look="solid" if name in critical else "faint",
             )
         )
-    chart = lane_chart(
+    return lane_chart(
         boxes,
-        axis=linear(0.0, plan.period_seconds),
+        axis=linear(0.0, end_seconds),
         unit="s",
         num_lanes=len(shown),
         lane_height=_PERIOD_LANE_HEIGHT,
         labels=[Label(lane, lane, task_name_of(item)) for lane, item in enumerate(shown)],
         describe="when each task of a period runs, as predicted",
     )
-    rows = [
-        (
-            f"{entry.start_seconds:.3f}",
-            f"{entry.seconds:.3f}",
-            entry.task,
-            entry.because,
-            ", ".join(f"{term.name} {formatting.seconds(term.amount)}" for term in entry.largest_terms),
-        )
-        for entry in path
-    ]
-    return render("period.html", chart=chart, critical_path=rows)
 
 
 _MAX_STEPS = 3

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from meshwright.planner.analysis.sweep import Sweep
 from meshwright.planner.analysis.whatif import Consequence, PlanMetrics, WhatIf
 from meshwright.planner.job.whatif_settings import Setting
 from meshwright.planner.report import formatting
-from meshwright.planner.report.charts import PlotPoint, Series, at_values, plot
+from meshwright.planner.report.charts import Axis, PlotPoint, Series, at_values, linear, plot
 from meshwright.planner.report.rendering import page, render
 from meshwright.profiles.errors import BadInput
 
@@ -201,6 +202,41 @@ def _answer_notes(answer: Consequence) -> Iterator[str]:
     yield from answer.notes
     if answer.extrapolated:
         yield f"extrapolated: {', '.join(answer.extrapolated)}."
+
+
+def sweep_plots(sweep: Sweep) -> tuple[Markup, ...]:
+    """The plots of step time against GPUs and against cost; a line joins the plans that no other one beats in both."""
+    planned = [(formatting.setting(point.setting), point.plan) for point in sweep.points if point.plan]
+    if not planned:
+        return ()
+    gpus = [(float(plan.num_ranks), plan.step_seconds, label) for label, plan in planned]
+    cost = [(plan.cost.gpu_hours * (sweep.price or 1.0), plan.step_seconds, label) for label, plan in planned]
+    by_gpus, by_cost = at_values([x for x, _, _ in gpus]), linear(0.0, 1.08 * max(x for x, _, _ in cost))
+    what = f"{'GPU-hours' if sweep.price is None else 'money'} of {sweep.num_steps:,} steps"
+    return (
+        _front_plot(gpus, by_gpus, [f"{x:,.0f}" for x in by_gpus.ticks], "GPUs"),
+        _front_plot(cost, by_cost, [f"{x:,g}" for x in by_cost.ticks], what),
+    )
+
+
+def _front_plot(points: Sequence[tuple[float, float, str]], across: Axis, names: Sequence[str], what: str) -> Markup:
+    """A plot of (position, step seconds, label) with the front joined."""
+    placed = sorted(points)
+    front = [one for one in placed if not any(_beats(other, one) for other in placed)]
+    series = (
+        Series("", "c-other", tuple(_step_point(one, what) for one in placed if one not in front), joined=False),
+        Series("", formatting.COLOURS[0], tuple(_step_point(one, what) for one in front)),
+    )
+    return plot(series, across=across, names=names, what=what, up="step time, s", describe=f"step time against {what}")
+
+
+def _beats(one: tuple[float, float, str], other: tuple[float, float, str]) -> bool:
+    return one[:2] != other[:2] and one[0] <= other[0] and one[1] <= other[1]
+
+
+def _step_point(point: tuple[float, float, str], what: str) -> PlotPoint:
+    x, seconds, label = point
+    return PlotPoint(x, seconds, f"{label}: {formatting.seconds(seconds)}, {x:,.4g} {what}")
 
 
 def _step_seconds(metrics: PlanMetrics) -> float:

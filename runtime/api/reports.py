@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from meshwright.planner.analysis.cluster_sizing import Fit
 from meshwright.planner.analysis.plan_summary import DEFAULT_NUM_STEPS, run_cost
+from meshwright.planner.analysis.predicted_ranges import predicted_ranges
 from meshwright.planner.analysis.whatif import WhatIf
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import require_valid
@@ -16,7 +17,9 @@ from meshwright.planner.report.training_curves import TrainingCurves
 from meshwright.planner.report.whatif_pages import fit_page, sweep
 from meshwright.planner.simulation.simulate import Simulation
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.table import Table
 from meshwright.profiles.trace import Run, chrome_trace
+from meshwright.runtime.api.analyses import step_interval
 from meshwright.runtime.api.arguments import require_number
 from meshwright.runtime.records.results import Rehearsal
 
@@ -31,6 +34,7 @@ def report(
     runs: Iterable[Run | Rehearsal] = (),
     training_curves: Iterable[TrainingCurves] = (),
     sizes: WhatIf | None = None,
+    table: Table | None = None,
     price: float | None = None,
     num_steps: int = DEFAULT_NUM_STEPS,
 ) -> str:
@@ -38,7 +42,8 @@ def report(
 
     `training_curves` are the runs' curves and samples from `read_training_curves`, and `sizes` are what-if answers for
     other numbers of ranks. The page has the GPU-hours of `num_steps` steps and, with the `price` of a GPU-hour, their
-    money. Raises BadInput for a plan that breaks a rule and for a simulation that was not traced.
+    money. The ranges of its predictions are by the table that the plan was made with.
+    Raises BadInput for a plan that breaks a rule and for a simulation that was not traced.
 
     >>> api.report(plan, api.simulate(plan, steps=1, traced=True)).splitlines()[0]
     '<!doctype html>'
@@ -48,6 +53,7 @@ def report(
     require_number("num_steps", num_steps, minimum=1)
     _run(plan, simulation)
     drawn_runs = tuple(_run(plan, run) for run in runs)
+    cost = run_cost(plan, price, num_steps)
     return drawn(
         Contents(
             plan=plan,
@@ -55,7 +61,8 @@ def report(
             runs=drawn_runs,
             training_curves=tuple(training_curves),
             sizes=sizes,
-            cost=run_cost(plan, price, num_steps),
+            cost=cost,
+            ranges=predicted_ranges(plan, step_interval(plan, table), cost),
         )
     )
 

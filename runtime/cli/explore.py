@@ -13,12 +13,14 @@ import typer
 from meshwright.planner.analysis.plan_summary import DEFAULT_NUM_STEPS
 from meshwright.planner.plan.plan import Plan, write_plan
 from meshwright.planner.search.no_plan import NoPlan
+from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput, Infeasible
 from meshwright.runtime.api.analyses import summary
-from meshwright.runtime.cli import view_plan
-from meshwright.runtime.cli.call import limit_memory
+from meshwright.runtime.cli import view_plan, view_search
+from meshwright.runtime.cli.call import limit_memory, progress_bars
 from meshwright.runtime.cli.options import Gap, NumSteps, PinTexts, Price, Profile
-from meshwright.runtime.explorer.searches import Refusal, Searches
+from meshwright.runtime.explorer.grids import grid_json, sweep_of_grid
+from meshwright.runtime.explorer.searches import Answer, Refusal, Searches
 from meshwright.runtime.explorer.server import ExplorerServer, serve
 from meshwright.runtime.explorer.source import Source, read_source
 from meshwright.runtime.explorer.state import State, state_of
@@ -29,6 +31,8 @@ EXAMPLES = """Example: meshwright explore job.yaml
 meshwright explore plan.json --price 2.5
 
 meshwright explore job.yaml --set cluster.nodes=4 --set workload.response.scale=2 -o plan.json
+
+meshwright explore job.yaml --grid cluster.nodes=1,2,4 --grid staleness=0,1 --price 2.5 -o grid.json
 """
 
 
@@ -41,25 +45,36 @@ def explore(
     pin: PinTexts = None,
     price: Price = None,
     per_steps: NumSteps = DEFAULT_NUM_STEPS,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Also plan several values of a field, as field=value,value; all combinations of several fields."
+        ),
+    ] = None,
     profile: Profile = None,
     gap: Gap = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 takes a free one.")] = 0,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Serve no page: write the plan of these changes here, and end."),
+        typer.Option(
+            "-o",
+            "--output",
+            help="Serve no page: write the plan of these changes here, or what --grid finds, and end.",
+        ),
     ] = None,
 ) -> None:
     """Serve a local page on which a job is changed and its plan answers. Ctrl-C ends it.
 
     Only a browser on this machine that knows the printed address can read the page, which loads nothing from elsewhere.
     """
-    require_outputs(Output("-o", output, OutputKind.PLAN) if output else None, inputs=(source, profile))
-    state = state_of(setting or (), pin or (), price, per_steps)
+    kind = OutputKind.SWEEP if grid else OutputKind.PLAN
+    require_outputs(Output("-o", output, kind) if output else None, inputs=(source, profile))
+    state = state_of(setting or (), pin or (), price, per_steps, grid=grid or ())
     explored = read_source(source, profile=profile, gap=gap)
     explored.facts_of(state)
     searches = Searches(explored, limit_memory=limit_memory)
     if output:
-        _write_answer(explored, searches, state, output)
+        (_write_grid(searches, state, output) if grid else _write_answer(explored, searches, state, output))
         return
     server = ExplorerServer(explored, searches, port=port)
     typer.echo(f"explore {source} at {server.address(state)} (Ctrl-C ends it)")
@@ -79,6 +94,21 @@ def _write_answer(source: Source, searches: Searches, state: State, output: Path
     write_plan(output, outcome)
     view_plan.print_plan(outcome, output)
     view_plan.print_summary(summary(outcome, source.table, price=state.price, num_steps=state.num_steps))
+
+
+def _write_grid(searches: Searches, state: State, output: Path) -> None:
+    """Write and print the plans of the grid of a state. Raises BadInput where every point breaks a rule."""
+    answers: list[Answer] = []
+    with progress_bars() as progress:
+        for point in state.points:
+            progress("planning combinations", len(answers), len(state.points))
+            answers.append(searches.answer_now(point))
+    refusals = [answer.outcome.sentence for answer in answers if isinstance(answer.outcome, Refusal)]
+    if len(refusals) == len(answers):
+        raise BadInput(refusals[0])
+    sweep = sweep_of_grid(state, answers)
+    write_atomically(output, grid_json(sweep))
+    view_search.print_sweep(sweep, output)
 
 
 @contextmanager

@@ -69,6 +69,7 @@ def report(
             runs=measured_runs,
             training_curves=training_curves,
             sizes=planned_sizes,
+            table=table,
             price=price,
             num_steps=per_steps,
         ),

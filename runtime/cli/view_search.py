@@ -18,12 +18,17 @@ from meshwright.planner.analysis.full_explanation import FullExplanation
 from meshwright.planner.analysis.plan_comparison import PlanComparison, StagePlacement
 from meshwright.planner.analysis.plan_structures import Ranked
 from meshwright.planner.analysis.sensitivity import Sensitivity
+from meshwright.planner.analysis.sweep import Sweep
 from meshwright.planner.plan.plan import SearchWork
 from meshwright.planner.report.formatting import difference, schedule, search_work, size
+from meshwright.planner.report.formatting import setting as setting_text
 from meshwright.runtime.cli.view_plan import print_summary, titled_table
 
 _MAX_FACTS = 20
 """Largest number of printed differences between two jobs; --json has them all."""
+
+_MAX_PARTS = 8
+"""Largest number of rows in the table of memory that differs; --json has them all."""
 
 
 def print_comparison(comparison: PlanComparison, one: str, other: str) -> None:
@@ -31,6 +36,10 @@ def print_comparison(comparison: PlanComparison, one: str, other: str) -> None:
     console = Console()
     console.print(_numbers(comparison, one, other))
     console.print(_stages(comparison, one, other))
+    for sentence in comparison.sentences:
+        console.print(sentence, markup=False, soft_wrap=True)
+    if comparison.memory:
+        console.print(_memory_changes(comparison, one, other))
     for fact in comparison.facts[:_MAX_FACTS]:
         console.print(f"{fact.describe(one, other)}", markup=False, soft_wrap=True)
     if len(comparison.facts) > _MAX_FACTS:
@@ -54,6 +63,35 @@ def print_fit(fit: Fit, plot: Path | None) -> None:
             console.print(f"{point.num_ranks}: {sentence}", markup=False)
     if plot:
         console.print(f"plot in {plot}; open it in a browser")
+
+
+def print_sweep(sweep: Sweep, path: Path) -> None:
+    """Print a row for each point of a sweep, the cheapest first, and why some have no plan."""
+    console = Console()
+    table = _table("", "GPUs>", "step s>", "p10>", "p90>", "GPU-hours>", "money>", "front")
+    for point in sweep.by_cost:
+        label = setting_text(point.setting).replace(", ", "\n")
+        if point.plan is None:
+            table.add_row(label, *("-",) * 6, "no plan")
+            continue
+        plan = point.plan
+        table.add_row(
+            label,
+            str(plan.num_ranks),
+            *(f"{seconds:.3f}" for seconds in (plan.step_seconds, *plan.ranges.step_seconds)),
+            f"{plan.cost.gpu_hours:,.1f}",
+            "-" if plan.cost.money is None else f"{plan.cost.money:,.2f}",
+            "yes" if plan.is_on_front else "",
+        )
+    table.caption = (
+        f"GPU-hours and money of {sweep.num_steps:,} steps; p10, p90: 8 of 10 such predictions are met by a step "
+        "between them; front: no other plan is as good in step time, GPUs and GPU-hours and better in one"
+    )
+    console.print(table)
+    for point in sweep.points:
+        for sentence in point.violations[:1]:
+            console.print(f"{setting_text(point.setting)}: {sentence}", markup=False, soft_wrap=True)
+    console.print(f"written to {path}", markup=False, soft_wrap=True)
 
 
 def sizes_table(points: Sequence[SizePoint]) -> Table:
@@ -101,7 +139,7 @@ def _numbers(comparison: PlanComparison, first_name: str, second_name: str) -> T
 def _stages(comparison: PlanComparison, first_name: str, second_name: str) -> Table:
     table = _table("stage", "plan", "seconds>", "pool", "layout", "schedule")
     for row in comparison.stages:
-        if _choice(row.one) == _choice(row.other):
+        if row.is_placed_alike:
             assert row.one is not None
             table.add_row(row.stage, "both", *_cells(row.one))
             continue
@@ -110,9 +148,16 @@ def _stages(comparison: PlanComparison, first_name: str, second_name: str) -> Ta
     return table
 
 
-def _choice(placed: StagePlacement | None) -> object:
-    """Return all choices of a placement, without its seconds."""
-    return placed and (placed.pool, placed.layout, placed.schedule, placed.steps_ahead)
+def _memory_changes(comparison: PlanComparison, first_name: str, second_name: str) -> Table:
+    table = titled_table(
+        "memory that differs on the fullest rank", "stage", "part", f"{first_name}>", f"{second_name}>", "difference>"
+    )
+    for change in comparison.memory[:_MAX_PARTS]:
+        difference_bytes = change.other_bytes - change.one_bytes
+        sign = "+" if difference_bytes > 0 else ""
+        sizes = (size(num_bytes) if num_bytes else "-" for num_bytes in (change.one_bytes, change.other_bytes))
+        table.add_row(change.stage, change.what, *sizes, f"{sign}{size(difference_bytes)}")
+    return table
 
 
 def _cells(placed: StagePlacement) -> tuple[str, ...]:

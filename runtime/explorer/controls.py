@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from meshwright.planner.job.job import Facts
+from meshwright.profiles.frameworks import EngineName
 from meshwright.profiles.hardware import Cluster, Link, device_names, network_named, network_names
 from meshwright.runtime.explorer.state import State
 
@@ -30,6 +32,39 @@ def controls_of(facts: Facts, state: State) -> tuple[Control, ...]:
     """The controls for the facts of a job, with the values of a state."""
     shown = dict(state.settings)
     return tuple(_with_value(control, shown) for control in _controls(facts))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridField:
+    """A field of which several values can be planned: its label, and the values that its input has at first."""
+
+    name: str
+    label: str
+    value: str
+    example: str
+
+
+def grid_fields_of(facts: Facts, state: State) -> tuple[GridField, ...]:
+    """The fields of the form of a grid, with the values of a state's grid, or else a few of each."""
+    shown = {path: ",".join(texts) for path, texts in state.grid}
+    fields = (replace(field, value=shown.get(field.name, "")) if shown else field for field in _grid_fields(facts))
+    known = tuple(fields)
+    others = (
+        GridField(name=name, label=name, value=value, example="")
+        for name, value in shown.items()
+        if name not in {field.name for field in known}
+    )
+    return (*known, *others)
+
+
+def _grid_fields(facts: Facts) -> Iterator[GridField]:
+    if isinstance(facts.cluster, Cluster):
+        nodes = facts.cluster.nodes
+        few = ",".join(str(number) for number in sorted({max(1, nodes // 2), nodes, 2 * nodes, 4 * nodes}))
+        yield GridField(name="cluster.nodes", label="numbers of nodes", value=few, example=few)
+    yield GridField(name="staleness", label="staleness", value="", example="0,1,2")
+    if isinstance(facts.cluster, Cluster):
+        yield GridField(name="cluster.device", label="devices", value="", example="h100-sxm,h200")
 
 
 def other_settings(facts: Facts, state: State) -> tuple[tuple[str, str], ...]:
@@ -64,10 +99,20 @@ def _controls(facts: Facts) -> Iterator[Control]:
         value=str(facts.staleness),
         minimum="0",
     )
+    yield _choice("engine", "generation engine", facts.engine, get_args(EngineName))
+    for index, load in enumerate(facts.rewards):
+        for form in ("fixed", "mean", "median"):
+            if (seconds := getattr(load.latency_seconds, form)) is not None:
+                yield _latency(f"rewards.{index}.latency_seconds.{form}", f"seconds of {load.name}, {form}", seconds)
 
 
 def _number(name: str, label: str, given: int) -> Control:
     return Control(name=name, label=label, given=str(given), value=str(given))
+
+
+def _latency(name: str, label: str, seconds: float) -> Control:
+    given = f"{seconds:g}"
+    return Control(name=name, label=label, given=given, value=given, minimum="0", step="any")
 
 
 def _choice(name: str, label: str, given: str, names: Sequence[str]) -> Control:

@@ -1,4 +1,5 @@
-"""The searches behind the explorer: one at a time, in the main thread, for the state that was asked for last.
+"""The searches behind the explorer: one at a time, in the main thread, for the state that was asked for last, and then
+for those beside which it is shown and those of its grid.
 
 The threads that answer requests ask for states and wait for news; the main thread searches. A request for another state
 ends the search of the state before, whose answer is then dropped. Answers to ended searches are kept.
@@ -19,6 +20,8 @@ from meshwright.planner.search.no_plan import NoPlan
 from meshwright.planner.search.search_control import SearchProgress
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.errors import MeshwrightError
+from meshwright.profiles.uncertainty import Interval
+from meshwright.runtime.api.analyses import step_interval
 from meshwright.runtime.api.arguments import cost_model_builder
 from meshwright.runtime.api.planning import plan as search_plan
 from meshwright.runtime.explorer.source import Source
@@ -40,11 +43,13 @@ Outcome: TypeAlias = Plan | NoPlan | Refusal
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The outcome of a search; `stopped` if the user stopped it, so that a better plan may exist."""
+    """The outcome of a search; `stopped` if the user stopped it, so that a better plan may exist. A plan has the
+    interval of its step."""
 
     outcome: Outcome
     seconds: float
     stopped: bool = False
+    step_interval: Interval | None = None
 
 
 @dataclass
@@ -71,31 +76,50 @@ class Searches:
         self._source, self._limit_memory = source, limit_memory
         self._answers: dict[State, Answer] = {}
         if source.plan:
-            self._answers[State()] = Answer(outcome=source.plan, seconds=0.0)
+            of_step = step_interval(source.plan, source.table)
+            self._answers[State()] = Answer(outcome=source.plan, seconds=0.0, step_interval=of_step)
         self._layouts: dict[State, tuple[NextLayout, ...]] = {}
         self._wants_layouts: State | None = None
         self._waiting: deque[State] = deque()
+        self._stopped_grids: set[State] = set()
         self._running: RunningSearch | None = None
         self._news = threading.Condition()
         self._is_closed = False
 
-    def ask(self, state: State, *, is_new: bool) -> Answer | None:
-        """Return the answer to a state, or None and have it searched: at once if the request `is_new`, in place of any
-        other search, else after the others."""
+    def focus(self, state: State) -> None:
+        """End the searches that this state does not need, and the one that its own search would have to wait for."""
+        needed = {one.searched for one in state.needed}
+        with self._news:
+            self._waiting.clear()
+            if (running := self._running) is None:
+                return
+            is_in_the_way = state.searched not in self._answers and running.state != state.searched
+            if is_in_the_way or running.state not in needed:
+                self._drop_running()
+
+    def ask(self, state: State) -> Answer | None:
+        """Return the answer to a state, or None and have it searched after the others."""
         state = state.searched
         with self._news:
             if state in self._answers:
-                self._want_layouts(state)
                 return self._answers[state]
             running = self._running
             if (running and running.state == state and not running.is_dropped) or state in self._waiting:
                 return None
-            if is_new:
-                self._waiting.clear()
-                self._drop_running()
             self._waiting.append(state)
             self._news.notify_all()
             return None
+
+    def ask_points(self, state: State) -> None:
+        """Have the points of a state's grid searched after everything else, unless their search was stopped."""
+        if not self.is_stopped_grid(state):
+            for point in state.points:
+                self.ask(point)
+
+    def is_stopped_grid(self, state: State) -> bool:
+        """Return True if the search of the grid of a state was stopped."""
+        with self._news:
+            return state.grid_search in self._stopped_grids
 
     def find(self, state: State) -> Answer | None:
         """Return the answer to a state if it is known."""
@@ -118,16 +142,33 @@ class Searches:
             self._news.wait(seconds)
 
     def stop(self, state: State) -> None:
-        """Stop the search of a state; the best plan so far becomes its answer."""
+        """Stop the search of a state and of its grid; the best plan so far becomes the answer of the running one, and
+        the points of the grid that wait are not searched."""
         with self._news:
-            if self._running and self._running.state == state.searched:
+            points = {point.searched for point in state.points}
+            if self._running and self._running.state in {state.searched, *points}:
                 self._running.stop.set()
+            if points - self._answers.keys():
+                self._stopped_grids.add(state.grid_search)
+                self._waiting = deque(waiting for waiting in self._waiting if waiting not in points)
+            self._news.notify_all()
 
     def forget(self, state: State) -> None:
         """Forget the answer to a state, so that it is searched again."""
         with self._news:
-            self._answers.pop(state.searched, None)
-            self._layouts.pop(state.searched, None)
+            self._forget(state.searched)
+
+    def resume(self, state: State) -> None:
+        """Forget that the grid of a state was stopped, and the answers that were then cut short."""
+        with self._news:
+            self._stopped_grids.discard(state.grid_search)
+            for point in state.points:
+                if point.searched in self._answers and self._answers[point.searched].stopped:
+                    self._forget(point.searched)
+
+    def _forget(self, searched: State) -> None:
+        self._answers.pop(searched, None)
+        self._layouts.pop(searched, None)
 
     def close(self) -> None:
         """End `serve`, and the search in progress."""
@@ -143,7 +184,6 @@ class Searches:
             with self._news:
                 if not running.is_dropped:
                     self._answers[running.state] = answer
-                    self._want_layouts(running.state)
                     while len(self._answers) > _MAX_ANSWERS:
                         self._layouts.pop(oldest := next(iter(self._answers)), None)
                         del self._answers[oldest]
@@ -154,11 +194,14 @@ class Searches:
         """Return the answer to a state, searched in this thread unless it is known."""
         return self.find(state) or self._search(RunningSearch(state.searched))
 
-    def _want_layouts(self, state: State) -> None:
+    def want_layouts(self, state: State) -> None:
         """Have the next best layouts of a plan found when no search waits."""
-        if isinstance(self._answers[state].outcome, Plan) and state not in self._layouts:
-            self._wants_layouts = state
-            self._news.notify_all()
+        state = state.searched
+        with self._news:
+            answer = self._answers.get(state)
+            if answer and isinstance(answer.outcome, Plan) and state not in self._layouts:
+                self._wants_layouts = state
+                self._news.notify_all()
 
     def _find_layouts(self) -> None:
         """Find the wanted layouts, stage by stage, until a search is asked for."""
@@ -208,6 +251,7 @@ class Searches:
                 self._news.notify_all()
 
         outcome: Outcome
+        of_step: Interval | None = None
         try:
             with self._limit_memory():
                 outcome = search_plan(
@@ -218,6 +262,9 @@ class Searches:
                     limits=Limits(gap=source.gap, stop=running.stop),
                     progress=report,
                 )
+                if isinstance(outcome, Plan):
+                    of_step = step_interval(outcome, source.table)
         except MeshwrightError as error:
             outcome = Refusal(str(error))
-        return Answer(outcome=outcome, seconds=time.monotonic() - running.began, stopped=running.stop.is_set())
+        seconds = time.monotonic() - running.began
+        return Answer(outcome=outcome, seconds=seconds, stopped=running.stop.is_set(), step_interval=of_step)

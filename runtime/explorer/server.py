@@ -28,6 +28,7 @@ from meshwright.runtime.api.reports import report
 from meshwright.runtime.api.runs import simulate
 from meshwright.runtime.explorer import views
 from meshwright.runtime.explorer.estimates import Estimates
+from meshwright.runtime.explorer.grids import grid_json, sweep_of_grid
 from meshwright.runtime.explorer.searches import Answer, Refusal, RunningSearch, Searches
 from meshwright.runtime.explorer.source import Source
 from meshwright.runtime.explorer.state import State, state_from_query
@@ -96,18 +97,31 @@ class _Known:
     layouts: tuple[NextLayout, ...] | None
     free: Answer | None
     """The answer without the pins."""
+    reference: Answer | None
+    """The answer to the state beside which this one is shown."""
+    points: tuple[Answer | None, ...]
+    """The answers to the points of the grid."""
+    grid_is_stopped: bool
+    grid_running: tuple[State, RunningSearch] | None
+    """The point of the grid whose search runs."""
 
     @property
     def version(self) -> str:
-        """A text that changes with what is known."""
-        if self.answer is None:
-            return f"searching {self.running.progress if self.running else None}"
-        return f"{self.answer.seconds} {self.layouts is not None} {self.free is not None}"
+        """A text whose parts, between bars, change with what is known of the answer, of the grid and of searches."""
+        answer = self.answer and (self.answer.seconds, self.layouts is None, self.free is None, self.reference is None)
+        grid = [point and point.seconds for point in self.points], self.grid_is_stopped
+        running = self.running or (self.grid_running and self.grid_running[1])
+        return f"{answer}|{grid}|{running and running.progress}"
 
-    def is_final(self, state: State) -> bool:
+    def is_searching_grid(self) -> bool:
+        """True if points of the grid are still to be searched."""
+        return None in self.points and not self.grid_is_stopped
+
+    def is_final(self) -> bool:
         """True if no more news will come."""
-        has_layouts = self.layouts is not None or not (self.answer and isinstance(self.answer.outcome, Plan))
-        return self.answer is not None and has_layouts and (self.free is not None or not state.pins)
+        has_layouts = self.layouts is not None or not (self.answer and _has_plan(self.answer))
+        is_answered = self.answer is not None and self.free is not None and self.reference is not None
+        return is_answered and has_layouts and not self.is_searching_grid()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -124,11 +138,12 @@ class _Handler(BaseHTTPRequestHandler):
             "job.yaml": self._job,
             "plan.json": self._plan,
             "report.html": self._report,
+            "grid.json": self._grid,
         }
         self._serve(pages)
 
     def do_POST(self) -> None:
-        self._serve({"stop": self._stop, "again": self._again})
+        self._serve({"stop": self._stop, "again": self._again, "resume": self._resume})
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not logged."""
@@ -162,12 +177,15 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             state = state_from_query(urlencode([pair for pair in pairs if pair[0] != "have"]))
         except BadInput as error:
-            self._send_news(State(), _refused(str(error)), have="")
+            self._send_news(State(), _refused(str(error)), have=have)
             return
         searches = self.server.searches
-        searches.ask(state, is_new=not have)
-        if state.pins:
-            searches.ask(state.without_pins, is_new=False)
+        if not have:
+            searches.focus(state)
+        for needed in (state, state.without_pins, state.reference):
+            searches.ask(needed)
+        searches.ask_points(state)
+        searches.want_layouts(state)
         deadline = time.monotonic() + _POLL_SECONDS
         while (known := self._known(state)).version == have and time.monotonic() < deadline:
             searches.wait(max(0.0, deadline - time.monotonic()))
@@ -175,39 +193,66 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _known(self, state: State) -> _Known:
         searches = self.server.searches
+        running = ((point, searches.running(point)) for point in state.points)
         return _Known(
             answer=searches.find(state),
             running=searches.running(state),
             layouts=searches.layouts(state),
-            free=searches.find(state.without_pins) if state.pins else None,
+            free=searches.find(state.without_pins),
+            reference=searches.find(state.reference),
+            points=tuple(searches.find(point) for point in state.points),
+            grid_is_stopped=searches.is_stopped_grid(state),
+            grid_running=next(((point, search) for point, search in running if search), None),
         )
 
     def _send_news(self, state: State, known: _Known, *, have: str) -> None:
-        """Send what is known of a state as JSON; the markup of the answer only if it is new."""
-        answer, source = known.answer, self.server.source
-        news: dict[str, Any] = {"version": known.version, "answered": answer is not None, "html": None, "share": None}
-        if answer is None:
+        """Send what is known of a state as JSON; the markup of the answer and of the grid only if it is new."""
+        source, old_versions, versions = self.server.source, have.split("|"), known.version.split("|")
+        news: dict[str, Any] = {
+            "version": known.version,
+            "answered": known.answer is not None,
+            "searching": known.answer is None or known.is_searching_grid(),
+            "final": known.is_final(),
+            "html": None,
+            "grid": None,
+            **self._progress(state, known),
+        }
+        if known.answer is not None and versions[:1] != old_versions[:1]:
+            news["html"] = views.answer_page(source, state, known.answer, self._beside(state, known, known.answer))
+            news["numbers"] = views.numbers(state, known.answer)
+        if versions[1:2] != old_versions[1:2]:
+            news["grid"] = views.grid_page(source, state, known.points, is_stopped=known.grid_is_stopped)
+        self._send(HTTPStatus.OK, "application/json", json.dumps(news))
+
+    def _progress(self, state: State, known: _Known) -> dict[str, Any]:
+        """The status, the title, and the done share of the searches."""
+        name = self.server.source.path.name
+        if known.answer is None:
             progress = known.running.progress if known.running else None
             estimate = self.server.estimates.of(state, self.server.searches.find(State()))
-            news |= {
+            return {
                 "status": views.searching(progress, estimate),
                 "share": views.share(progress),
-                "title": f"searching · {source.path.name}",
-                "final": False,
+                "title": f"searching · {name}",
             }
-        else:
-            headline = views.headline(answer)
-            news |= {"status": headline, "title": f"{headline} · {source.path.name}", "final": known.is_final(state)}
-            if known.version != have:
-                news["html"] = views.answer_page(
-                    source,
-                    state,
-                    answer,
-                    given=self.server.searches.find(State()),
-                    layouts=known.layouts,
-                    reasons=why_not(state.pins, answer, known.free) if known.free or not _has_plan(answer) else (),
-                )
-        self._send(HTTPStatus.OK, "application/json", json.dumps(news))
+        headline = views.headline(known.answer)
+        if not known.is_searching_grid():
+            return {"status": headline, "share": None, "title": f"{headline} · {name}"}
+        running = known.grid_running
+        return {
+            "status": f"{headline}. {views.searching_grid(known.points, running)}",
+            "share": sum(point is not None for point in known.points) / len(known.points),
+            "title": f"searching · {name}",
+        }
+
+    def _beside(self, state: State, known: _Known, answer: Answer) -> views.Beside:
+        """What the answer to a state is shown with."""
+        has_reasons = state.pins and (known.free or not _has_plan(answer))
+        return views.Beside(
+            reference=known.reference,
+            layouts=known.layouts,
+            reasons=why_not(state.pins, answer, known.free) if has_reasons else (),
+        )
 
     def _job(self, query: str) -> None:
         self._send(HTTPStatus.OK, "application/yaml", self.server.source.job_text(state_from_query(query)))
@@ -219,8 +264,14 @@ class _Handler(BaseHTTPRequestHandler):
         state = state_from_query(query)
         plan = self._planned(state)
         simulation = simulate(plan, self.server.source.table, steps=20, traced=True)
-        page = report(plan, simulation, price=state.price, num_steps=state.num_steps)
+        table = self.server.source.table
+        page = report(plan, simulation, table=table, price=state.price, num_steps=state.num_steps)
         self._send(HTTPStatus.OK, "text/html", page)
+
+    def _grid(self, query: str) -> None:
+        state = state_from_query(query)
+        sweep = sweep_of_grid(state, [self.server.searches.find(point) for point in state.points])
+        self._send(HTTPStatus.OK, "application/json", grid_json(sweep))
 
     def _planned(self, state: State) -> Plan:
         """The plan of a state. Raises BadInput for a state whose plan is not known."""
@@ -236,6 +287,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _again(self, query: str) -> None:
         self.server.searches.forget(state_from_query(query))
         self._send(HTTPStatus.OK, "text/plain", "forgotten")
+
+    def _resume(self, query: str) -> None:
+        self.server.searches.resume(state_from_query(query))
+        self._send(HTTPStatus.OK, "text/plain", "resumed")
 
     def _send(self, status: HTTPStatus, kind: str, text: str) -> None:
         body = text.encode()
@@ -254,7 +309,17 @@ def _has_plan(answer: Answer) -> bool:
 
 def _refused(sentence: str) -> _Known:
     """What is known of an address that cannot be read."""
-    return _Known(answer=Answer(outcome=Refusal(sentence), seconds=0.0), running=None, layouts=None, free=None)
+    answer = Answer(outcome=Refusal(sentence), seconds=0.0)
+    return _Known(
+        answer=answer,
+        running=None,
+        layouts=None,
+        free=answer,
+        reference=answer,
+        points=(),
+        grid_is_stopped=False,
+        grid_running=None,
+    )
 
 
 def serve(server: ExplorerServer) -> None:

@@ -95,9 +95,9 @@ def _assign(tree: dict[str, Any], path: str, facts: Facts, name: str | None) -> 
     for key in path.split("."):
         value = value[int(key) if isinstance(value, list) else key]
     *parents, last = _JOB_KEYS.get(path, path).split(".")
-    node = tree
+    node: Any = tree
     for key in parents:
-        node = node.setdefault(key, {})
+        node = node[int(key)] if isinstance(node, list) else node.setdefault(key, {})
     node[last] = name if name is not None else _without_nothing(value)
 
 

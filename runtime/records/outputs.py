@@ -28,6 +28,7 @@ class OutputKind(Enum):
     TABLE = "table", r'\{\s*"(calls|collectives)"\s*:'
     PROOF = "proof of a plan", r'\{\s*"bound_seconds"\s*:'
     TIMELINE = "timeline", r'\{\s*"traceEvents"\s*:'
+    SWEEP = "sweep", r'\{\s*"points"\s*:'
     PAGE = "Meshwright HTML page", r'<!doctype html>\n<html lang="en">\s*<head>\s*<meta charset="utf-8"/>'
 
     @property

@@ -3,15 +3,26 @@
 const element = (id) => document.getElementById(id);
 const form = element("controls");
 const pins = new Set([...document.querySelectorAll("[data-unpin]")].map((button) => button.dataset.unpin));
+const vary = element("vary");
+const given = new URLSearchParams(location.search);
+let kept = given.get("kept") ?? "";
+let grid = given.getAll("grid");
 let asked = 0;
 let timer = 0;
 
-function query() {
+function ownQuery() {
   const found = new URLSearchParams();
   for (const field of form.elements) {
     if (field.name && field.value !== "" && field.value !== field.dataset.given) found.append(field.name, field.value);
   }
   for (const pin of [...pins].sort()) found.append("pin", pin);
+  return found;
+}
+
+function query() {
+  const found = ownQuery();
+  if (kept !== "") found.append("kept", kept);
+  for (const values of grid) found.append("grid", values);
   return found.toString();
 }
 
@@ -31,15 +42,17 @@ function showPins() {
 function show(answer) {
   element("status").textContent = answer.status;
   element("answer").setAttribute("aria-busy", String(!answer.answered));
-  element("stop").hidden = answer.answered;
+  element("stop").hidden = !answer.searching;
   const progress = element("progress");
-  progress.hidden = answer.answered;
+  progress.hidden = !answer.searching;
   if (answer.share === null) progress.removeAttribute("value"); else progress.value = answer.share;
   if (answer.html !== null) element("answer").innerHTML = answer.html;
+  if (answer.grid !== null) element("points").innerHTML = answer.grid;
+  element("unvary").hidden = grid.length === 0;
   document.title = answer.title;
 }
 
-async function ask() {
+async function ask(state = query()) {
   const mine = ++asked;
   if (!form.checkValidity()) {
     const wrong = form.querySelector(":invalid");
@@ -47,7 +60,6 @@ async function ask() {
     element("answer").setAttribute("aria-busy", "false");
     return;
   }
-  const state = query();
   history.replaceState(null, "", state ? `?${state}` : location.pathname);
   let have = "";
   while (mine === asked) {
@@ -69,7 +81,7 @@ async function ask() {
 
 function askSoon() {
   clearTimeout(timer);
-  timer = setTimeout(ask, 250);
+  timer = setTimeout(() => ask(), 250);
 }
 
 async function post(what) {
@@ -92,10 +104,28 @@ element("why").addEventListener("submit", (event) => {
   const { stage, key, value } = event.target.elements;
   pin(`${stage.value}.${key.value}=${value.value.replaceAll(" ", "")}`);
 });
+vary.addEventListener("submit", (event) => {
+  event.preventDefault();
+  grid = [...vary.elements].filter((field) => field.name && field.value.trim() !== "")
+    .map((field) => `${field.name}=${field.value.replaceAll(" ", "")}`);
+  element("status").focus();
+  ask();
+});
+element("unvary").addEventListener("click", () => {
+  grid = [];
+  element("status").focus();
+  ask();
+});
+element("keep").addEventListener("click", () => {
+  kept = ownQuery().toString();
+  ask();
+});
 element("stop").addEventListener("click", () => post("stop"));
 element("reset").addEventListener("click", () => {
   for (const field of form.elements) if (field.name) field.value = field.dataset.given;
   pins.clear();
+  kept = "";
+  grid = [];
   showPins();
   ask();
 });
@@ -104,6 +134,6 @@ document.addEventListener("click", async (event) => {
   if (!button) return;
   if (button.dataset.pin) pin(button.dataset.pin);
   if (button.dataset.unpin) { pins.delete(button.dataset.unpin); showPins(); element("status").focus(); ask(); }
-  if (button.id === "again") { await post("again"); ask(); }
+  if (button.id === "again" || button.id === "resume") { await post(button.id); ask(); }
 });
-ask();
+ask(location.search.slice(1));

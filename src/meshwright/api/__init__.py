@@ -45,6 +45,7 @@ from meshwright.planner.analysis.plan_comparison import PlanComparison
 from meshwright.planner.analysis.plan_structures import Ranked
 from meshwright.planner.analysis.plan_summary import PlanSummary
 from meshwright.planner.analysis.replan import Replanned
+from meshwright.planner.analysis.sweep import Sweep
 from meshwright.planner.analysis.whatif import WhatIf
 from meshwright.planner.job.job import Facts, Job
 from meshwright.planner.job.whatif_settings import with_setting
@@ -58,8 +59,19 @@ from meshwright.planner.trainers.importer import Imported
 from meshwright.profiles.errors import BadInput, Infeasible, MeshwrightError, RunFailed
 from meshwright.profiles.table import Table
 from meshwright.profiles.trace import Run
+from meshwright.profiles.uncertainty import Interval
 from meshwright.profiles.workload import ObservedLengths
-from meshwright.runtime.api.analyses import compare, explain, fit, replan, structures, summary, whatif
+from meshwright.runtime.api.analyses import (
+    compare,
+    explain,
+    fit,
+    replan,
+    step_interval,
+    structures,
+    summary,
+    sweep,
+    whatif,
+)
 from meshwright.runtime.api.files import read_job, read_plan, read_table, resolve, write_plan, write_table
 from meshwright.runtime.api.job_inputs import agent_workload, first_job, known_hardware, observed_lengths
 from meshwright.runtime.api.measurements import calibrate, import_operators, num_missing, profile, try_rewards
@@ -85,6 +97,7 @@ __all__ = [
     "FullExplanation",
     "Imported",
     "Infeasible",
+    "Interval",
     "Job",
     "Limits",
     "MeshwrightError",
@@ -105,6 +118,7 @@ __all__ = [
     "RunSummary",
     "Simulation",
     "Stopped",
+    "Sweep",
     "Table",
     "WhatIf",
     "agent_workload",
@@ -140,9 +154,11 @@ __all__ = [
     "resolve",
     "run",
     "simulate",
+    "step_interval",
     "structures",
     "structures_for",
     "summary",
+    "sweep",
     "timeline",
     "try_rewards",
     "verify",

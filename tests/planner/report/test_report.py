@@ -6,10 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.planner.analysis.plan_summary import run_cost
+from meshwright.planner.analysis.predicted_ranges import predicted_ranges
 from meshwright.planner.plan.steps_ahead import StepsAhead, steps_ahead_patterns
+from meshwright.planner.report.formatting import seconds
 from meshwright.planner.report.report import report
 from meshwright.planner.report.timelines import overview, period_timeline
 from meshwright.profiles.algorithms import PPO_GRAPH
+from meshwright.profiles.uncertainty import Interval
 from tests.planner.report.pages import Outline, contents_of, plan_of
 
 SECTIONS = [
@@ -36,6 +40,19 @@ def test_every_section_is_on_the_page_and_in_its_contents(page: str) -> None:
     outline = Outline(page)
     assert [name for name in outline.ids if not name.startswith("hatch-")] == SECTIONS
     assert [value for name, value in outline.attributes if name == "href"] == [f"#{name}" for name in SECTIONS]
+
+
+def test_a_predicted_number_has_its_range_where_it_is_known(page: str) -> None:
+    assert "10th to the 90th percentile" not in page
+    plan = plan_of()
+    cost = run_cost(plan, 2.5, 100)
+    ranges = predicted_ranges(plan, Interval(0.5 * plan.period_seconds, 2 * plan.period_seconds), cost)
+    text = Outline(report(replace(contents_of(plan), cost=cost, ranges=ranges))).text
+    assert any("10th to the 90th percentile" in part for part in text)
+    assert f"{seconds(0.5 * plan.period_seconds)} to {seconds(2 * plan.period_seconds)}" in text
+    assert cost.money is not None
+    assert f"{0.5 * cost.money:,.2f} to {2 * cost.money:,.2f}" in text
+    assert f"{0.5 * cost.gpu_hours:,.1f} to {2 * cost.gpu_hours:,.1f}" in text
 
 
 def test_nothing_is_fetched_and_nothing_runs(page: str) -> None:

@@ -31,23 +31,24 @@ def answered(searches: Searches, state: State) -> Answer:
 def test_a_plan_is_its_own_answer(plan: Path) -> None:
     searches = searches_of(plan)
     assert searches.answer_now(State()).outcome == read_plan(plan)
-    answer = searches.ask(State(), is_new=True)
+    answer = searches.ask(State())
     assert answer is not None
     assert answer.outcome == read_plan(plan)
 
 
 def test_a_new_state_goes_before_those_that_wait(job: Path) -> None:
     searches = searches_of(job)
-    assert searches.ask(State(), is_new=False) is None
-    assert searches.ask(SMALL, is_new=True) is None
+    assert searches.ask(State()) is None
+    searches.focus(SMALL)
+    assert searches.ask(SMALL) is None
     thread = threading.Thread(target=searches.serve)
     thread.start()
     try:
         assert isinstance(answered(searches, SMALL).outcome, Plan)
         assert searches.find(State()) is None
-        assert searches.ask(State(), is_new=False) is None
+        assert searches.ask(State()) is None
         assert isinstance(answered(searches, State()).outcome, Plan)
-        assert searches.ask(SMALL, is_new=True) is not None
+        assert searches.ask(SMALL) is not None
         searches.forget(SMALL)
         assert searches.find(SMALL) is None
     finally:
@@ -58,7 +59,7 @@ def test_a_new_state_goes_before_those_that_wait(job: Path) -> None:
 
 def test_a_stopped_search_says_so(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     searches = searches_of(job)
-    searches.ask(State(), is_new=True)
+    searches.ask(State())
     running = searches._next()
     assert running is not None
     searches.stop(State())
@@ -69,3 +70,43 @@ def test_a_rule_that_is_broken_is_the_answer(job: Path) -> None:
     outcome = searches_of(job).answer_now(state_of([], ("actor_train.tp=3",))).outcome
     assert isinstance(outcome, Refusal)
     assert "tp=3 does not divide the 4 attention heads" in outcome.sentence
+
+
+def test_a_stopped_grid_is_not_searched_until_it_is_resumed(job: Path) -> None:
+    searches = searches_of(job)
+    state = state_of([], (), grid=["workload.batch_size=8,16"])
+    first, second = state.points
+    searches.ask_points(state)
+    running = searches._next()
+    assert running is not None
+    assert running.state == first.searched
+    searches.stop(state)
+    searches._answers[running.state] = searches._search(running)
+    searches._running = None
+    searches.ask_points(state)
+    assert searches.is_stopped_grid(state)
+    assert list(searches._waiting) == []
+    searches.resume(state)
+    assert searches.find(first) is None, "what was cut short is searched again"
+    searches.ask_points(state)
+    assert list(searches._waiting) == [first.searched, second.searched]
+
+
+def test_a_state_of_which_everything_is_known_ends_no_search_that_it_needs(job: Path) -> None:
+    searches = searches_of(job)
+    state = state_of([], (), grid=["workload.batch_size=8,16"])
+    searches._answers[State()] = Answer(outcome=Refusal("no."), seconds=0.0)
+    searches.ask_points(state)
+    running = searches._next()
+    assert running is not None
+    searches.focus(state)
+    assert not running.is_dropped
+    searches.focus(state_of(["workload.batch_size=32"], ()))
+    assert running.is_dropped
+
+
+def test_a_plan_comes_with_the_interval_of_its_step(job: Path) -> None:
+    answer = searches_of(job).answer_now(SMALL)
+    assert isinstance(answer.outcome, Plan)
+    assert answer.step_interval is not None
+    assert answer.step_interval.p10 < answer.outcome.period_seconds < answer.step_interval.p90

@@ -7,6 +7,7 @@ import http.client
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -112,6 +113,58 @@ def test_a_state_is_saved_as_a_job_a_plan_and_a_report(server: ExplorerServer) -
     report = get(server, f"report.html?{state.query}")[1]
     assert report.startswith("<!doctype html>")
     assert "at 3 a GPU-hour" in report
+
+
+def test_the_numbers_come_with_their_ranges(server: ExplorerServer) -> None:
+    state = state_of([], (), 2.0, 10)
+    told = next(news for news in news_until_final(server, state) if news["html"])
+    numbers = told["numbers"]
+    step, money = numbers["ranges"]["step_seconds"], numbers["ranges"]["money"]
+    assert step["p10"] < numbers["step_seconds"] < step["p90"]
+    assert money["p10"] < numbers["cost"]["money"] < money["p90"]
+    assert "A range is from the 10th to the 90th percentile" in told["html"]
+    report = get(server, f"report.html?{state.query}")[1]
+    assert "A range is from the 10th to the 90th percentile" in report
+
+
+def test_a_kept_state_is_beside_the_next_one_and_comes_back_with_the_address(server: ExplorerServer) -> None:
+    kept = state_of(["workload.batch_size=8"], ())
+    state = replace(state_of(["workload.batch_size=16"], ()), kept=kept)
+    told = [news for news in news_until_final(server, state) if news["html"]][-1]
+    assert "Beside “workload.batch_size=8”" in told["html"]
+    assert "A step takes" in told["html"]
+    assert "meshwright compare kept.json plan.json" in told["html"]
+
+
+def test_a_grid_is_what_its_command_line_writes(server: ExplorerServer, call: Call, job: Path, tmp_path: Path) -> None:
+    state = state_of([], (), 2.0, grid=["workload.batch_size=8,16", "staleness=0"])
+    news = news_until_final(server, state)
+    grid = [one["grid"] for one in news if one["grid"]][-1]
+    assert news[-1]["searching"] is False
+    command = re.search(r'<code id="grid-command">(.*?)</code>', grid)
+    assert command is not None
+    _, *words, _, _ = shlex.split(html.unescape(command[1]))
+    path = tmp_path / "grid.json"
+    outcome = call(*words, "-o", path)
+    assert outcome.code == 0
+    assert outcome.out.index("batch_size=8") < outcome.out.index("batch_size=16")
+    assert path.read_text() == get(server, f"grid.json?{state.query}")[1]
+    assert [point["setting"] for point in json.loads(path.read_text())["points"]] == [
+        {"staleness": 0, "workload.batch_size": size} for size in (8, 16)
+    ]
+    assert call(*words, "-o", path).code == 0, "a grid is replaced"
+    assert call(*words[:2], "-o", path).code == 2, "a plan does not replace a grid"
+
+
+def test_the_search_of_a_grid_is_stopped_and_resumed(server: ExplorerServer) -> None:
+    state = state_of(["staleness=0"], (), grid=["workload.batch_size=24,32,40"])
+    get(server, f"answer?{state.query}&have=")
+    assert get(server, f"stop?{state.query}", method="POST")[0] == 200
+    stopped = news_until_final(server, state)
+    assert 'id="resume"' in [one["grid"] for one in stopped if one["grid"]][-1]
+    assert get(server, f"resume?{state.query}", method="POST")[0] == 200
+    resumed = news_until_final(server, state)
+    assert "3 of 3 combinations are planned" in [one["grid"] for one in resumed if one["grid"]][-1]
 
 
 def test_a_taken_port_is_named(server: ExplorerServer) -> None:

@@ -1,0 +1,114 @@
+"""A sweep: the best plan of a job under each of several settings, and the Pareto front of step time, ranks and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from meshwright.planner.analysis.plan_summary import RunCost, run_cost
+from meshwright.planner.analysis.predicted_ranges import PredictedRanges, predicted_ranges
+from meshwright.planner.job.whatif_settings import Setting
+from meshwright.planner.plan.evaluate import free_bytes
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.search.no_plan import NoPlan
+from meshwright.profiles.uncertainty import Interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweptPlan:
+    """What is known of the plan of one setting: its step, ranks and staleness, its response tokens a second, the free
+    bytes of its fullest rank, the cost of a number of steps, and the ranges of these.
+
+    It is on the front if no other plan of the sweep is as good in step time, ranks and GPU-hours and better in one.
+    """
+
+    step_seconds: float
+    num_ranks: int
+    staleness: int
+    free_bytes: int
+    cost: RunCost
+    ranges: PredictedRanges
+    is_on_front: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepPoint:
+    """One setting. Without a `plan`, `violations` says why; `is_cut_short` if its search was stopped."""
+
+    setting: Setting
+    plan: SweptPlan | None
+    violations: tuple[str, ...] = ()
+    is_cut_short: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """The points of a sweep in the order of their settings.
+
+    `price` is that of a GPU-hour, and costs are those of `num_steps` steps.
+    """
+
+    points: tuple[SweepPoint, ...]
+    price: float | None
+    num_steps: int
+
+    @property
+    def by_cost(self) -> tuple[SweepPoint, ...]:
+        """The points from the fewest GPU-hours to the most, followed by those without a plan."""
+        planned = [point for point in self.points if point.plan]
+        without = [point for point in self.points if not point.plan]
+        return (*sorted(planned, key=lambda point: point.plan.cost.gpu_hours if point.plan else 0.0), *without)
+
+
+def sweep_point(
+    setting: Setting,
+    outcome: Plan | NoPlan,
+    step_interval: Interval | None,
+    *,
+    price: float | None,
+    num_steps: int,
+    is_cut_short: bool = False,
+) -> SweepPoint:
+    """The point of one setting; a plan needs the interval of its step."""
+    if isinstance(outcome, NoPlan):
+        sentences = tuple(limit.sentence for limit in outcome.limits) or ("no plan was found in time.",)
+        return SweepPoint(setting=setting, plan=None, violations=sentences)
+    assert step_interval is not None
+    cost = run_cost(outcome, price, num_steps)
+    swept = SweptPlan(
+        step_seconds=outcome.period_seconds,
+        num_ranks=outcome.facts.cluster.num_ranks,
+        staleness=outcome.staleness,
+        free_bytes=free_bytes(outcome),
+        cost=cost,
+        ranges=predicted_ranges(outcome, step_interval, cost),
+    )
+    return SweepPoint(setting=setting, plan=swept, is_cut_short=is_cut_short)
+
+
+def sweep_of(points: Sequence[SweepPoint], *, price: float | None, num_steps: int) -> Sweep:
+    """The sweep of these points, with those on the front marked."""
+    plans = [point.plan for point in points if point.plan]
+    return Sweep(
+        points=tuple(
+            replace(point, plan=replace(point.plan, is_on_front=_is_on_front(point.plan, plans)))
+            if point.plan
+            else point
+            for point in points
+        ),
+        price=price,
+        num_steps=num_steps,
+    )
+
+
+def _is_on_front(plan: SweptPlan, others: Sequence[SweptPlan]) -> bool:
+    """True if no other plan is as good in all three numbers and better in one."""
+    mine = _objectives(plan)
+    return not any(
+        theirs != mine and all(one <= two for one, two in zip(theirs, mine, strict=True))
+        for theirs in map(_objectives, others)
+    )
+
+
+def _objectives(plan: SweptPlan) -> tuple[float, int, float]:
+    return plan.step_seconds, plan.num_ranks, plan.cost.gpu_hours
