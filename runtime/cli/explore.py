@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from meshwright.planner.analysis.plan_summary import DEFAULT_NUM_STEPS
+from meshwright.planner.analysis.sensitivity import interval_sentence
 from meshwright.planner.plan.plan import Plan, write_plan
 from meshwright.planner.search.no_plan import NoPlan
 from meshwright.profiles.documents import write_atomically
@@ -84,16 +85,19 @@ def explore(
 
 def _write_answer(source: Source, searches: Searches, state: State, output: Path) -> None:
     """Write and print the plan of a state. Raises BadInput or Infeasible where it has none."""
-    outcome = searches.answer_now(state).outcome
+    answer = searches.answer_now(state)
+    outcome = answer.outcome
     if isinstance(outcome, Refusal):
         raise BadInput(outcome.sentence)
     if isinstance(outcome, NoPlan):
         view_plan.print_no_plan(outcome)
         raise typer.Exit(Infeasible.exit_code)
     assert isinstance(outcome, Plan)
+    assert answer.step_interval is not None
     write_plan(output, outcome)
     view_plan.print_plan(outcome, output)
     view_plan.print_summary(summary(outcome, source.table, price=state.price, num_steps=state.num_steps))
+    typer.echo(interval_sentence(answer.step_interval))
 
 
 def _write_grid(searches: Searches, state: State, output: Path) -> None:

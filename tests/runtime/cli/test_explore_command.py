@@ -21,6 +21,7 @@ def test_one_state_is_answered_without_a_page(call: Call, job: Path, tmp_path: P
     assert read_plan(path).facts.workload.batch_size == 8
     assert "next best layouts" in outcome.out
     assert "at 2 a GPU-hour" in outcome.out
+    assert "8 of 10 such predictions are met by a step of" in outcome.out
 
 
 @pytest.mark.parametrize(
