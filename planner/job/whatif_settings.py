@@ -1,7 +1,8 @@
 """What-if settings: facts with some fields replaced, such as `cluster.nodes=8` or `workload.response.p99=2048,4096`.
 
-A field is named by its dotted path in the facts of a plan. Devices and networks may be given by name. Lengths have a
-further field `scale`, a factor on all of them: `workload.response.scale=2` doubles the maximum and the distribution.
+A field is named by its dotted path in the facts of a plan. Devices and networks may be given by name. Lengths and
+latencies of calls have a further field `scale`, a factor on all of them: `workload.response.scale=2` doubles the
+maximum and the distribution, and `rewards.0.latency_seconds.scale=2` every call of a reward.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, TypeAlias
 from meshwright.planner.job.job import Facts
 from meshwright.planner.job.limits import require_within_limits
 from meshwright.profiles.documents import parse
+from meshwright.profiles.environment.latency import LatencySpec
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.hardware import AnyCluster, device_named, network_named, require_uniform
 from meshwright.profiles.lengths import LengthSpec
@@ -30,7 +32,7 @@ Setting: TypeAlias = Mapping[str, Value]
 _LINKS = ("intra_node", "inter_node", "between")
 
 _SCALE = "scale"
-"""Last name of the path of a factor on lengths."""
+"""Last name of the path of a factor on lengths or latencies."""
 
 _MAX_SUGGESTIONS = 3
 """Maximum number of similar fields that an error message suggests."""
@@ -103,7 +105,9 @@ def _assign(tree: dict[str, Any], path: str, value: Value) -> None:
     for parent in parents:
         parent_node = parent_node[int(parent) if isinstance(parent_node, list) else parent]
     if last == _SCALE:
-        _scale_lengths(parent_node, path, value)
+        _require_factor(path, value)
+        scale = _scale_lengths if LengthSpec.model_fields.keys() == parent_node.keys() else _scale_latencies
+        scale(parent_node, value)
         return
     if last == "device" and isinstance(value, str):
         device, intra_node, host = device_named(value)
@@ -115,10 +119,14 @@ def _assign(tree: dict[str, Any], path: str, value: Value) -> None:
     parent_node[last] = value
 
 
-def _scale_lengths(lengths: dict[str, Any], path: str, factor: Value) -> None:
-    """Multiply the maximum and the distribution of lengths in place. Raises BadInput unless the factor is above 0."""
+def _require_factor(path: str, factor: Value) -> None:
+    """Raises BadInput unless the factor is above 0."""
     if not isinstance(factor, int | float) or isinstance(factor, bool) or not factor > 0:
-        raise BadInput(f"--set {path}={factor}: the factor on lengths is not a number above 0; use one, such as 2.")
+        raise BadInput(f"--set {path}={factor}: the factor is not a number above 0; use one, such as 2.")
+
+
+def _scale_lengths(lengths: dict[str, Any], factor: float) -> None:
+    """Multiply the maximum and the distribution of lengths in place."""
     for name in ("max", "fixed"):
         if lengths[name] is not None:
             lengths[name] = max(1, round(lengths[name] * factor))
@@ -129,10 +137,20 @@ def _scale_lengths(lengths: dict[str, Any], path: str, factor: Value) -> None:
         lengths["histogram"] = [[max(1, round(tokens * factor)), weight] for tokens, weight in lengths["histogram"]]
 
 
+def _scale_latencies(latencies: dict[str, Any], factor: float) -> None:
+    """Multiply the maximum and the distribution of latencies in place; the result is neither measured nor assumed."""
+    for name in ("fixed", "mean", "median", "p99", "max"):
+        if latencies[name] is not None:
+            latencies[name] *= factor
+    if latencies["histogram"] is not None:
+        latencies["histogram"] = [[seconds * factor, weight] for seconds, weight in latencies["histogram"]]
+    latencies |= {"measured": None, "assumed": False}
+
+
 def _paths(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """The dotted paths of all fields, inner nodes and the scales of lengths included; members of a list are
-    numbered."""
-    if LengthSpec.model_fields.keys() == tree.keys():
+    """The dotted paths of all fields, inner nodes and the scales of lengths and latencies included; members of a list
+    are numbered."""
+    if tree.keys() in (LengthSpec.model_fields.keys(), LatencySpec.model_fields.keys()):
         yield prefix + _SCALE
     for name, value in tree.items():
         yield prefix + name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,11 +13,12 @@ import typer
 
 from meshwright.planner.analysis.plan_summary import DEFAULT_NUM_STEPS
 from meshwright.planner.analysis.sensitivity import interval_sentence
+from meshwright.planner.plan.pin_files import read_pins
 from meshwright.planner.plan.plan import Plan, write_plan
 from meshwright.planner.search.no_plan import NoPlan
 from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput, Infeasible
-from meshwright.runtime.api.analyses import summary
+from meshwright.runtime.api.analyses import compare, summary
 from meshwright.runtime.cli import view_plan, view_search
 from meshwright.runtime.cli.call import limit_memory, progress_bars
 from meshwright.runtime.cli.options import Gap, NumSteps, PinTexts, Price, Profile
@@ -34,6 +36,8 @@ meshwright explore plan.json --price 2.5
 meshwright explore job.yaml --set cluster.nodes=4 --set workload.response.scale=2 -o plan.json
 
 meshwright explore job.yaml --grid cluster.nodes=1,2,4 --grid staleness=0,1 --price 2.5 -o grid.json
+
+meshwright explore job.yaml --beside configured.json
 """
 
 
@@ -50,6 +54,13 @@ def explore(
         list[str] | None,
         typer.Option(
             help="Also plan several values of a field, as field=value,value; all combinations of several fields."
+        ),
+    ] = None,
+    beside: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PLAN.json",
+            help="Show the best plan beside this one, such as that of `import --plan`, or beside the pins of a file.",
         ),
     ] = None,
     profile: Profile = None,
@@ -69,10 +80,12 @@ def explore(
     Only a browser on this machine that knows the printed address can read the page, which loads nothing from elsewhere.
     """
     kind = OutputKind.SWEEP if grid else OutputKind.PLAN
-    require_outputs(Output("-o", output, kind) if output else None, inputs=(source, profile))
+    require_outputs(Output("-o", output, kind) if output else None, inputs=(source, profile, beside))
     state = state_of(setting or (), pin or (), price, per_steps, grid=grid or ())
     explored = read_source(source, profile=profile, gap=gap)
     explored.facts_of(state)
+    if beside:
+        state = replace(state, kept=State(pins=tuple(sorted(read_pins(beside, explored.facts.graph))), price=price))
     searches = Searches(explored, limit_memory=limit_memory)
     if output:
         (_write_grid(searches, state, output) if grid else _write_answer(explored, searches, state, output))
@@ -84,7 +97,8 @@ def explore(
 
 
 def _write_answer(source: Source, searches: Searches, state: State, output: Path) -> None:
-    """Write and print the plan of a state. Raises BadInput or Infeasible where it has none."""
+    """Write and print the plan of a state, and compare it with the one that is kept beside it. Raises BadInput or
+    Infeasible where it has none."""
     answer = searches.answer_now(state)
     outcome = answer.outcome
     if isinstance(outcome, Refusal):
@@ -98,6 +112,14 @@ def _write_answer(source: Source, searches: Searches, state: State, output: Path
     view_plan.print_plan(outcome, output)
     view_plan.print_summary(summary(outcome, source.table, price=state.price, num_steps=state.num_steps))
     typer.echo(interval_sentence(answer.step_interval))
+    if state.kept:
+        kept = searches.answer_now(state.kept).outcome
+        if isinstance(kept, Refusal):
+            raise BadInput(kept.sentence)
+        if isinstance(kept, NoPlan):
+            view_plan.print_no_plan(kept)
+        else:
+            view_search.print_comparison(compare(kept, outcome), "beside", output.stem)
 
 
 def _write_grid(searches: Searches, state: State, output: Path) -> None:

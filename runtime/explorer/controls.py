@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from meshwright.planner.job.job import Facts
+from meshwright.planner.job.rewards_and_tools import RewardLoad
 from meshwright.profiles.frameworks import EngineName
 from meshwright.profiles.hardware import Cluster, Link, device_names, network_named, network_names
 from meshwright.runtime.explorer.state import State
@@ -89,9 +90,7 @@ def _controls(facts: Facts) -> Iterator[Control]:
     yield _number("workload.batch_size", "sequences a step", workload.batch_size)
     yield _number("workload.group_size", "samples of a prompt", workload.group_size)
     for what in ("prompt", "response"):
-        yield Control(
-            name=f"workload.{what}.scale", label=f"{what}s, times", given="1", value="1", minimum="0.01", step="any"
-        )
+        yield _scale(f"workload.{what}.scale", f"{what}s, times")
     yield Control(
         name="staleness",
         label="staleness, updates at most",
@@ -101,18 +100,21 @@ def _controls(facts: Facts) -> Iterator[Control]:
     )
     yield _choice("engine", "generation engine", facts.engine, get_args(EngineName))
     for index, load in enumerate(facts.rewards):
-        for form in ("fixed", "mean", "median"):
-            if (seconds := getattr(load.latency_seconds, form)) is not None:
-                yield _latency(f"rewards.{index}.latency_seconds.{form}", f"seconds of {load.name}, {form}", seconds)
+        yield _scale(f"rewards.{index}.latency_seconds.scale", f"latency of {load.name} ({_mean(load)}), times")
 
 
 def _number(name: str, label: str, given: int) -> Control:
     return Control(name=name, label=label, given=str(given), value=str(given))
 
 
-def _latency(name: str, label: str, seconds: float) -> Control:
-    given = f"{seconds:g}"
-    return Control(name=name, label=label, given=given, value=given, minimum="0", step="any")
+def _mean(load: RewardLoad) -> str:
+    """The mean latency of a reward, as the job states it where it does."""
+    stated = load.latency_seconds.fixed or load.latency_seconds.mean
+    return f"mean {stated or load.latency_seconds.resolve().mean:.3g} s"
+
+
+def _scale(name: str, label: str) -> Control:
+    return Control(name=name, label=label, given="1", value="1", minimum="0.01", step="any")
 
 
 def _choice(name: str, label: str, given: str, names: Sequence[str]) -> Control:

@@ -28,6 +28,9 @@ _MAX_STEPS = 10**9
 _MAX_POINTS = 32
 """Maximum number of combinations of values in a grid; each takes a search."""
 
+_MAX_LISTED_PINS = 3
+"""Largest number of pins that are listed in the label of a state."""
+
 Settings: TypeAlias = tuple[tuple[str, str], ...]
 """Fields by dotted path in ascending order, with their values as text."""
 
@@ -93,7 +96,8 @@ class State:
     @property
     def label(self) -> str:
         """The changes in a few words."""
-        changes = [*(f"{path}={text}" for path, text in self.settings), *self.pins]
+        pins = self.pins if len(self.pins) <= _MAX_LISTED_PINS else (f"{len(self.pins)} pins",)
+        changes = [*(f"{path}={text}" for path, text in self.settings), *pins]
         return ", ".join(changes) or "as given"
 
     @property

@@ -11,9 +11,11 @@ from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.analysis.whatif import plan_metrics, whatif
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.job.job import Facts
+from meshwright.planner.job.rewards_and_tools import RewardLoad
 from meshwright.planner.job.whatif_settings import parse_settings, with_setting
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.solver.result import Limits
+from meshwright.profiles.environment.latency import LatencySpec, MeasuredCalls
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.lengths import LengthSpec
 from tests.planner.jobs import small_facts
@@ -114,9 +116,30 @@ def test_one_key_scales_the_maximum_and_the_distribution(
     assert after.workload.prompt == before.workload.prompt
 
 
+@pytest.mark.parametrize(
+    ("latencies", "scaled"),
+    [
+        ({"mean": 2.0, "p99": 20.0, "max": 60.0}, {"mean": 5.0, "p99": 50.0, "max": 150.0}),
+        ({"median": 1.0, "p99": 3.0}, {"median": 2.5, "p99": 7.5}),
+        ({"fixed": 0.1, "assumed": True}, {"fixed": 0.25}),
+        ({"histogram": ((0.0, 1.0), (2.0, 3.0))}, {"histogram": ((0.0, 1.0), (5.0, 3.0))}),
+    ],
+)
+def test_one_key_scales_every_call_of_a_reward(latencies: dict[str, Any], scaled: dict[str, Any]) -> None:
+    """A judge whose mean alone is raised has a shorter tail, and a shorter step."""
+    load = RewardLoad(name="judge", is_remote=True, batch_size=1, latency_seconds=LatencySpec(**latencies))
+    before = facts().model_copy(update={"rewards": (load,)})
+    after = with_setting(before, {"rewards.0.latency_seconds.scale": 2.5})
+    assert after.rewards[0].latency_seconds == LatencySpec(**scaled)
+    measured = {"histogram": ((1.0, 2.0),), "measured": MeasuredCalls(num_calls=2, date="2026-11-27")}
+    load = load.model_copy(update={"latency_seconds": LatencySpec(**measured)})
+    after = with_setting(before.model_copy(update={"rewards": (load,)}), {"rewards.0.latency_seconds.scale": 2.5})
+    assert after.rewards[0].latency_seconds == LatencySpec(histogram=((2.5, 2.0),))
+
+
 @pytest.mark.parametrize("factor", [0, -1, "long", True])
 def test_a_scale_that_is_no_factor_is_refused(factor: object) -> None:
-    with pytest.raises(BadInput, match=r"workload.prompt.scale=.*: the factor on lengths is not a number above 0"):
+    with pytest.raises(BadInput, match=r"workload.prompt.scale=.*: the factor is not a number above 0"):
         with_setting(facts(), {"workload.prompt.scale": factor})
 
 

@@ -13,9 +13,9 @@ from meshwright.runtime.explorer.source import read_source
 
 
 @contextmanager
-def explored(path: Path) -> Iterator[ExplorerServer]:
+def explored(path: Path, *, gap: float | None = 0.3) -> Iterator[ExplorerServer]:
     """A server that answers, with its searches in a thread."""
-    source = read_source(path, gap=0.3)
+    source = read_source(path, gap=gap)
     searches = Searches(source, limit_memory=nullcontext)
     server = ExplorerServer(source, searches)
     threads = [threading.Thread(target=target, daemon=True) for target in (server.serve_forever, searches.serve)]

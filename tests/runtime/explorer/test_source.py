@@ -24,7 +24,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
         ["cluster.device=b200"],
         ["workload.response.scale=0.5", "workload.prompt.scale=2", "staleness=1"],
         ["workload.batch_size=512", "workload.group_size=16"],
-        ["engine=vllm", "rewards.1.latency_seconds.mean=5"],
+        ["engine=vllm", "rewards.1.latency_seconds.scale=2.5"],
     ],
 )
 def test_a_state_saved_as_a_job_is_the_same_job(settings: list[str], tmp_path: Path) -> None:
@@ -50,8 +50,8 @@ def test_the_engine_and_the_seconds_of_a_judge_have_controls() -> None:
     controls = {control.name: control for control in controls_of(source.facts, state)}
     assert controls["engine"].value == "vllm"
     assert controls["engine"].given in controls["engine"].options
-    assert controls["rewards.0.latency_seconds.fixed"].given == "0.005"
-    assert controls["rewards.1.latency_seconds.mean"].label == "seconds of judge, mean"
+    assert controls["rewards.0.latency_seconds.scale"].label == "latency of maths (mean 0.005 s), times"
+    assert controls["rewards.1.latency_seconds.scale"].label == "latency of judge (mean 2 s), times"
     fields = {field.name: field.value for field in grid_fields_of(source.facts, state)}
     assert fields == {"cluster.nodes": "", "staleness": "0,1", "cluster.device": "", "precision": "bf16"}
     assert {field.name: field.value for field in grid_fields_of(source.facts, State())}["cluster.nodes"] == "1,2,4"
