@@ -11,6 +11,7 @@ from meshwright.planner.analysis.whatif import PlanMetrics, plan_metrics
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.documents import Difference, differences
+from meshwright.profiles.html_tables import html_paragraphs, html_table
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 
@@ -100,6 +101,17 @@ class PlanComparison:
     one_refit_seconds: float = 0.0
     other_refit_seconds: float = 0.0
 
+    def _repr_html_(self) -> str:
+        """The comparison in a notebook: the key numbers of both plans, their stages, and why the steps differ."""
+        numbers = (
+            ("step s", f"{self.one.step_seconds:.3f}", f"{self.other.step_seconds:.3f}"),
+            ("response tokens/s", f"{self.one.tokens_per_second:,.0f}", f"{self.other.tokens_per_second:,.0f}"),
+            ("GPU-hours of 1000 steps", f"{self.one.gpu_hours:,.1f}", f"{self.other.gpu_hours:,.1f}"),
+        )
+        stages = ((row.stage, *(_html_cell(placed) for placed in (row.one, row.other))) for row in self.stages)
+        headings = ("", "one", "other")
+        return html_table(headings, (*numbers, *stages)) + html_paragraphs((*self.sentences, *self.notes))
+
     @property
     def sentences(self) -> tuple[str, ...]:
         """Why the steps differ: the stages whose choice or cost differs, and the weight synchronisations."""
@@ -127,6 +139,10 @@ def compare_plans(one: Plan, other: Plan) -> PlanComparison:
         one_refit_seconds=sum(refit.cost.total for refit in one.refits),
         other_refit_seconds=sum(refit.cost.total for refit in other.refits),
     )
+
+
+def _html_cell(placed: StagePlacement | None) -> str:
+    return f"{placed.layout} on {placed.pool.range_text}, {placed.seconds:.3f} s" if placed else ""
 
 
 _MIN_SECONDS = 0.0005

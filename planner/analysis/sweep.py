@@ -11,6 +11,7 @@ from meshwright.planner.job.whatif_settings import Setting
 from meshwright.planner.plan.evaluate import free_bytes
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.search.no_plan import NoPlan
+from meshwright.profiles.html_tables import html_table
 from meshwright.profiles.uncertainty import Interval
 
 
@@ -52,12 +53,33 @@ class Sweep:
     price: float | None
     num_steps: int
 
+    def _repr_html_(self) -> str:
+        """The sweep in a notebook: a row for each point, from the cheapest on."""
+        of_steps = f"of {self.num_steps:,} steps"
+        headings = ("", "GPUs", "step s", "p10 s", "p90 s", f"GPU-hours {of_steps}", f"money {of_steps}", "front")
+        return html_table(headings, map(_html_row, self.by_cost))
+
     @property
     def by_cost(self) -> tuple[SweepPoint, ...]:
         """The points from the fewest GPU-hours to the most, followed by those without a plan."""
         planned = [point for point in self.points if point.plan]
         without = [point for point in self.points if not point.plan]
         return (*sorted(planned, key=lambda point: point.plan.cost.gpu_hours if point.plan else 0.0), *without)
+
+
+def _html_row(point: SweepPoint) -> tuple[str, ...]:
+    label = ", ".join(f"{path}={value}" for path, value in point.setting.items())
+    if point.plan is None:
+        return label, "no plan: " + " ".join(point.violations)
+    plan = point.plan
+    return (
+        label,
+        f"{plan.num_ranks:,}",
+        *(f"{seconds:.3f}" for seconds in (plan.step_seconds, *plan.ranges.step_seconds)),
+        f"{plan.cost.gpu_hours:,.1f}",
+        "" if plan.cost.money is None else f"{plan.cost.money:,.2f}",
+        "on the front" if plan.is_on_front else "",
+    )
 
 
 def sweep_point(

@@ -23,6 +23,7 @@ from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.no_plan import NoPlan
 from meshwright.planner.search.re_evaluate import re_evaluate, re_evaluated_or_violation, violations_under
 from meshwright.planner.solver.result import Limits
+from meshwright.profiles.html_tables import html_paragraphs, html_table
 
 _TOLERANCE = 1e-6
 """The relative difference above which a baseline that differs from the plan's own period is reported."""
@@ -77,6 +78,25 @@ class WhatIf:
     replanned: bool
     answers: tuple[Consequence, ...]
     notes: tuple[str, ...]
+
+    def _repr_html_(self) -> str:
+        """The answers in a notebook: a row for the plan, and for each setting."""
+        headings = ("", "step s", "difference s", "response tokens/s", "GPU-hours of 1000 steps", "fits")
+        rows = [("as planned", *_html_cells(self.baseline, None), "yes" if self.baseline.headroom_bytes >= 0 else "no")]
+        for answer in self.answers:
+            label = ", ".join(f"{path}={value}" for path, value in answer.setting.items())
+            cells = _html_cells(answer.metrics, answer.difference) if answer.metrics else ("",) * 4
+            rows.append((label, *cells, "yes" if answer.fits else " ".join(answer.violations)))
+        return html_table(headings, rows) + html_paragraphs(self.notes)
+
+
+def _html_cells(metrics: PlanMetrics, difference: PlanMetrics | None) -> tuple[str, str, str, str]:
+    return (
+        f"{metrics.step_seconds:.3f}",
+        f"{difference.step_seconds:+.3f}" if difference else "",
+        f"{metrics.tokens_per_second:,.0f}",
+        f"{metrics.gpu_hours:,.1f}",
+    )
 
 
 def whatif(

@@ -22,6 +22,7 @@ from meshwright.planner.job.rewards_and_tools import HostWorkers
 from meshwright.planner.plan.pins import Ranks, Value, value_of
 from meshwright.profiles.documents import Document, VersionedDocument, canonical_json, read_json, write_atomically
 from meshwright.profiles.hardware import replicas_of_parts
+from meshwright.profiles.html_tables import html_paragraphs, html_table
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.packing import ReplicaAssignment
 from meshwright.profiles.schedule import Schedule
@@ -122,6 +123,11 @@ class Solver(Document):
         return self.gap <= self.requested_gap + ROUNDING_TOLERANCE
 
 
+def _range_text(pool: Pool) -> str:
+    ranks = pool.ranks
+    return f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else f"{ranks[0]}"
+
+
 class Plan(VersionedDocument):
     """The decision: which stage runs where, how and when, for which facts, and the proven gap to the best plan."""
 
@@ -141,6 +147,25 @@ class Plan(VersionedDocument):
     refits: tuple[Refit, ...]
     period_seconds: float = Field(gt=0, description="predicted seconds per step")
     peak_bytes_per_rank: tuple[int, ...]
+
+    def _repr_html_(self) -> str:
+        """The plan in a notebook: its step with its gap, and a row for each stage."""
+        bound = f"no plan in the space is faster than {self.solver.bound_seconds:.3f} s, by this cost model"
+        step = (
+            f"A step takes {self.period_seconds:.3f} s on {self.facts.cluster.name}; "
+            f"{'no bound is known, since nothing was searched' if self.solver.status == 'pinned' else bound}."
+        )
+        rows = (
+            (
+                placement.stage,
+                _range_text(self.pool(placement.pool)),
+                str(placement.layout),
+                f"{placement.start_seconds:.3f}",
+                f"{placement.cost.total:.3f}",
+            )
+            for placement in sorted(self.placements, key=lambda placement: placement.start_seconds)
+        )
+        return html_paragraphs([step]) + html_table(("stage", "ranks", "layout", "start s", "seconds"), rows)
 
     @property
     def origins(self) -> dict[str, str]:
