@@ -24,6 +24,20 @@ def test_one_state_is_answered_without_a_page(call: Call, job: Path, tmp_path: P
     assert "8 of 10 such predictions are met by a step of" in outcome.out
 
 
+def test_the_best_plan_is_compared_with_one_beside_it(call: Call, job: Path, plan: Path, tmp_path: Path) -> None:
+    path = tmp_path / "best.json"
+    outcome = call("explore", job, "--beside", plan, "--gap", 0.3, "-o", path)
+    assert outcome.code == 0
+    assert "the step of best is " in outcome.out
+    assert any(line.startswith("actor_") and " instead of " in line for line in outcome.out.splitlines())
+    assert call("explore", job, "--beside", plan, "-o", plan).code == 2, "an input is not overwritten"
+    pins = tmp_path / "pins.txt"
+    pins.write_text("actor_train.tp=3\n")
+    refused = call("explore", job, "--beside", pins, "--gap", 0.3, "-o", path)
+    assert refused.code == 2
+    assert "tp=3 does not divide the 4 attention heads" in refused.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "end"),
     [
