@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(_CHROMIUM is None, reason="no chromium here; install the Debian package chromium"),
 ]
 
-ANSWERED = "document.querySelector('#answer').getAttribute('aria-busy') === 'false'"
+ANSWERED = "document.querySelector('#answer')?.getAttribute('aria-busy') === 'false'"
 PHONE = 390
 
 
@@ -105,6 +105,38 @@ def test_a_search_can_be_stopped_and_shows_its_progress(page: Tab) -> None:
     page.wait("!document.querySelector('#stop').hidden || document.querySelector('#numbers th[scope=row]')")
     page.evaluate("document.querySelector('#stop').click()")
     page.wait(ANSWERED)
+
+
+def test_a_state_is_kept_and_combinations_are_planned_with_the_keyboard_alone(page: Tab) -> None:
+    fill(page, "workload.batch_size", "8")
+    page.wait(f"{ANSWERED} && document.querySelector('#compared li')")
+    assert "Beside “as given”" in text_of(page, "#compared")
+    page.evaluate("document.querySelector('#keep').focus()")
+    page.press("Enter")
+    page.wait("location.search.includes('kept=') && !document.querySelector('#compared')")
+    fill(page, "workload.batch_size", "16")
+    page.wait("document.querySelector('#compared')?.innerText.includes('Beside “workload.batch_size=8”')")
+    page.wait("document.querySelector('#compared li')")
+    page.evaluate("document.querySelector('#vary [name=\"cluster.nodes\"]').focus()")
+    page.type("1")
+    page.evaluate("document.querySelector('#vary [name=staleness]').focus()")
+    page.type("0,1")
+    page.press("Enter")
+    page.wait("document.querySelectorAll('#grid tbody tr').length === 2 && document.querySelector('#stop')?.hidden")
+    assert page.evaluate("document.activeElement.id") == "status"
+    page.evaluate("document.querySelector('#grid a[href*=\"staleness=1\"]').focus()")
+    page.press("Enter")
+    page.wait("document.querySelector('#controls [name=staleness]')?.value === '1'")
+    page.wait("document.querySelectorAll('#grid tbody tr').length === 2 && document.querySelector('#compared li')")
+    assert "Beside “workload.batch_size=8”" in text_of(page, "#compared")
+    page.evaluate("document.querySelector('#reset').focus()")
+    page.press("Enter")
+    page.wait(f"{ANSWERED} && location.search === '' && !document.querySelector('#grid')")
+
+
+def test_an_address_that_is_no_state_is_refused_when_it_is_opened(page: Tab, server: ExplorerServer) -> None:
+    page.open(f"{server.address(State())}?price=dear")
+    page.wait("document.querySelector('#refused')?.innerText.includes('is not a number; give the price')")
 
 
 def test_the_page_fits_a_telephone(page: Tab, tmp_path: Path) -> None:
