@@ -67,8 +67,10 @@ class State:
 
     @property
     def reference(self) -> State:
-        """The state beside which this one is shown, for as many steps."""
-        return replace(self.kept or State(price=self.price), num_steps=self.num_steps)
+        """The state beside which this one is shown, for as many steps, and at the same price unless it has its own."""
+        kept = self.kept or State()
+        price = self.price if kept.price is None else kept.price
+        return replace(kept, price=price, num_steps=self.num_steps)
 
     @property
     def grid_search(self) -> State:

@@ -71,6 +71,8 @@ def test_a_state_is_beside_the_job_as_given_until_another_is_kept() -> None:
     kept = state_of(["cluster.nodes=2"], (), 3.0)
     assert state_of(["staleness=1"], (), 2.0, 10).reference == State(price=2.0, num_steps=10)
     assert replace(State(num_steps=10), kept=kept).reference == replace(kept, num_steps=10)
+    assert replace(State(price=2.0), kept=kept).reference.price == 3.0
+    assert replace(State(price=2.0), kept=replace(kept, price=None)).reference.price == 2.0
     assert (kept.label, State().label) == ("cluster.nodes=2", "as given")
 
 
