@@ -35,6 +35,7 @@ from meshwright.cost_models.micro_batches import (
 from meshwright.cost_models.params import ShardedModel, sharded, sharded_by_each
 from meshwright.cost_models.pipeline import BatchCompute, Pipeline, PipelineCosts, RankCompute, Updates, step_addends
 from meshwright.cost_models.protocol import (
+    Bytes,
     BytesColumns,
     LayoutCosts,
     Memo,
@@ -44,6 +45,7 @@ from meshwright.cost_models.protocol import (
     RefitTable,
     SecondsColumns,
     StageQuery,
+    queries_of,
 )
 from meshwright.cost_models.rollout_cost import Replica, RolloutCosts
 from meshwright.cost_models.rounds import replica_responses
@@ -290,7 +292,8 @@ class AnalyticModel(QueryLoop):
 
     def bytes_of_choices(self, query: StageQuery, choices: ChoiceTable) -> BytesColumns:
         if query.stage.generates:
-            return super().bytes_of_choices(query, choices)
+            rows = [self._layout_memory(one).bytes(one.schedule) for one in queries_of(query, choices)]
+            return BytesColumns(*np.array(rows, dtype=np.float64).reshape(-1, len(Bytes._fields)).T)
         shards = sharded_by_each(query.model, choices.layout)
         return bytes_of_choices(
             query.stage, shards, choices, self._workload, element_bytes=self._size, operators=self._operators

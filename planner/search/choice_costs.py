@@ -68,8 +68,10 @@ class Candidate(NamedTuple):
         return self.seconds, self.tail_seconds, *self.device_bytes
 
 
-def cost_query(model: CostModel, query: StageQuery) -> Candidate:
-    """Return the candidate of a query, with the costs that the model predicts."""
+def cost_query(model: CostModel, query: StageQuery, *, is_timed: bool = True) -> Candidate:
+    """Return the candidate of a query, with the costs that the model predicts; of 0 seconds unless `is_timed`."""
+    if not is_timed:
+        return Candidate(query.layout, query.schedule, 0.0, 0.0, *bytes_of(model.memory(query)))
     seconds = model.seconds(query).total
     tail_seconds = model.tail_seconds(query) if query.schedule.chunk_tokens else seconds
     return Candidate(query.layout, query.schedule, seconds, tail_seconds, *bytes_of(model.memory(query)))
@@ -214,11 +216,12 @@ NO_TIME_LIMIT = TimeLimit(math.inf, math.inf)
 @dataclass(frozen=True, kw_only=True)
 class ChoiceLimits:
     """The limits of a choice: its time, by the number of its ranks, the memory of a device, and its share of the host's
-    memory."""
+    memory. Unless `is_timed`, only memory counts, and every choice takes 0 seconds."""
 
     time_limits: Mapping[int, TimeLimit]
     device_bytes: float
     host_bytes: float
+    is_timed: bool = True
 
     def time_limits_of(self, choices: ChoiceTable) -> SecondsColumns:
         """Return the time limit of each choice, [choices]."""
@@ -234,6 +237,10 @@ def cost_choices(
     The others are counted in `record` by the reason why they are rejected. A generation is timed only if it fits and
     its lower bound is within the limit: a simulation takes as long as many queries for memory.
     """
+    if not limits.is_timed:
+        choices, memory, _ = _fitting(model, query, choices, limits, record)
+        no_seconds = np.zeros(len(choices))
+        return CostedChoices(choices, no_seconds, no_seconds, *memory)
     if query.stage.generates:
         choices, memory, _ = _fitting(model, query, choices, limits, record)
         is_possible = _is_possible(model, query, choices, limits)

@@ -134,10 +134,12 @@ def formulate(
     ahead: StepsAhead | None = None,
     *,
     by_pool: bool = False,
+    is_timed: bool = True,
 ) -> Formulation:
     """Return the problem of one period. A stage waits for the stages that it reads from, if they work on the same step.
 
     Stages may be placed anywhere, unless some pools are excluded or `by_pool` gives every pool modes of its own.
+    Unless `is_timed`, only memory matters, and refits take no time.
     Without `ahead` all stages work on the same step.
     """
     graph, ahead = facts.graph, ahead or synchronous(facts.graph)
@@ -168,7 +170,14 @@ def formulate(
         ),
         *_missing_memory(facts.cluster, device_units, unit_bytes),
     )
-    refits = tuple(_transfer(facts, model, tick, choices, target, anywhere=anywhere) for target in graph.refit_targets)
+    refits = tuple(
+        _transfer(facts, model, tick, choices, target, anywhere=anywhere)
+        if is_timed
+        else Transfer(
+            name=refit_name(target), source=graph.trainer_of(target), target=target, occupies="both", ticks={}
+        )
+        for target in graph.refit_targets
+    )
     problem = Problem(
         num_ranks=facts.cluster.num_ranks,
         device_units=device_units,

@@ -80,9 +80,12 @@ def frontier(
     search_case: SearchCase | None = None,
     time_limits: Mapping[PoolKind, TimeLimit] | None = None,
     is_plain: bool = False,
+    is_timed: bool = True,
     stage_pools: Mapping[Ranks, PoolKind] | None = None,
 ) -> Frontier:
     """Compute the frontier of one stage; unless `is_limited`, choices are kept whatever device memory they need.
+
+    Unless `is_timed`, only the memory of choices is computed and compared.
 
     `time_limits` limits the seconds of a choice by kind of pool, and excludes the kinds that it lacks; None means no
     limit. `is_plain` costs only plain choices (`legal_choice_table`). `stage_pools` are the stage's pools if
@@ -99,6 +102,7 @@ def frontier(
         search_case=search_case or synchronous_case(facts.graph),
         time_limits=time_limits,
         is_plain=is_plain,
+        is_timed=is_timed,
     )
     return Frontier(
         stage=stage,
@@ -106,7 +110,7 @@ def frontier(
         candidates=costing.candidates(sorted(set(kinds.values()))),
         rejected=+costing.record.rejected,  # without reasons that were counted 0 times
         smallest={
-            part: cost_query(model, costing.query(choice, part))
+            part: cost_query(model, costing.query(choice, part), is_timed=is_timed)
             for part, (_, choice) in costing.record.smallest.items()
         },
         queries=costing.record.queries,
@@ -131,6 +135,7 @@ class _Costing:
     search_case: SearchCase
     time_limits: Mapping[PoolKind, TimeLimit] | None
     is_plain: bool
+    is_timed: bool
     record: CostingRecord = field(default_factory=CostingRecord)
 
     @property
@@ -155,7 +160,10 @@ class _Costing:
         rejected, (device_bytes, host_bytes) = self.record.rejected, available_bytes(self.facts, part)
         rejected[TOO_SLOW] += len(time_limits) - len(possible)
         limits = ChoiceLimits(
-            time_limits=possible, device_bytes=device_bytes if self.is_limited else math.inf, host_bytes=host_bytes
+            time_limits=possible,
+            device_bytes=device_bytes if self.is_limited else math.inf,
+            host_bytes=host_bytes,
+            is_timed=self.is_timed,
         )
         choices = ChoiceTable.concatenate([self._legal_choices(part, size) for size in possible])
         if not len(choices):
@@ -187,7 +195,7 @@ class _Costing:
     def _undominated(self, costed: CostedChoices, part: int) -> tuple[Candidate, ...]:
         """Return the choices that no other beats; generations also compare how long their rewards on hosts take."""
         by_layout = self.stage.may_share or self.stage.is_trained
-        if not (self.stage.generates and reward_readers(self.facts)):
+        if not (self.is_timed and self.stage.generates and reward_readers(self.facts)):
             return costed.candidates(costed.undominated_by_layout() if by_layout else costed.undominated())
         groups: dict[Layout | None, list[Candidate]] = {}
         for candidate in costed.candidates(range(len(costed.choices))):
@@ -223,12 +231,13 @@ def frontiers(
     pins: Sequence[Pin],
     *,
     is_limited: bool = True,
+    is_timed: bool = True,
     search_case: SearchCase | None = None,
 ) -> tuple[Frontier, ...]:
     """Compute the frontier of every stage, in the order of the stages."""
-    stages = facts.graph.stages
     return tuple(
-        frontier(facts, model, stage, pins, is_limited=is_limited, search_case=search_case) for stage in stages
+        frontier(facts, model, stage, pins, is_limited=is_limited, is_timed=is_timed, search_case=search_case)
+        for stage in facts.graph.stages
     )
 
 

@@ -156,11 +156,12 @@ def _search_case(facts: Facts, pins: Sequence[Pin]) -> SearchCase:
 
 
 def _need(facts: Facts, model: CostModel, pins: Sequence[Pin], limits: Limits) -> _Need:
-    stage_frontiers = frontiers(facts, model, pins, is_limited=False, search_case=_search_case(facts, pins))
+    case = _search_case(facts, pins)
+    stage_frontiers = frontiers(facts, model, pins, is_limited=False, is_timed=False, search_case=case)
     from meshwright.planner.solver.solve import least_memory  # already loaded by `load_solver`
 
     reduced = [_smallest_in_memory(stage_frontier) for stage_frontier in stage_frontiers]
-    formulation = formulate(facts, model, reduced, stage_transfers(facts, model))
+    formulation = formulate(facts, model, reduced, stage_transfers(facts, model), is_timed=False)
     units = least_memory(formulation.problem, limits)
     return _Need(stage_frontiers, None if units is None else units * formulation.unit_bytes)
 
@@ -237,9 +238,8 @@ def _feasibility(
         model, search_case = rebuild_cost_model(facts), _search_case(facts, pins)
         for name in stages_too_large:
             stage = facts.graph.by_name[name]
-            if any(
-                _limits_of_stage(facts, frontier(facts, model, stage, pins, is_limited=False, search_case=search_case))
-            ):
+            alone = frontier(facts, model, stage, pins, is_limited=False, is_timed=False, search_case=search_case)
+            if any(_limits_of_stage(facts, alone)):
                 return False
         return _need(facts, model, pins, limits).fits(facts)
 
