@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from meshwright.cost_models.cost import Memory
-from meshwright.cost_models.protocol import CostModel, StageQuery
+from meshwright.cost_models.cost import Cost, Memory
+from meshwright.cost_models.protocol import CostModel, RefitQuery, StageQuery
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.job.job import Facts
 from meshwright.planner.job.whatif_settings import with_setting
@@ -16,7 +16,7 @@ from meshwright.planner.plan.cost_queries import stage_transfers
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.search.formulate import MIN_UNIT_BYTES, formulate
 from meshwright.planner.search.frontiers import frontiers
-from meshwright.planner.search.no_plan import Change, NoPlan
+from meshwright.planner.search.no_plan import Change, NoPlan, explain_no_plan
 from meshwright.planner.solver import solve
 from meshwright.planner.solver.problem import Problem, Resource
 from meshwright.planner.solver.result import Limits
@@ -53,6 +53,21 @@ def test_stages_that_fit_alone_and_not_together_are_told_by_how_much(answer: NoP
     assert limit.stage is None
     assert limit.sentence.startswith("each stage fits alone, and all together need")
     assert limit.needed_bytes > limit.device_bytes == facts.cluster.device.usable_bytes
+
+
+def test_the_reason_of_a_refusal_is_found_without_timing_a_choice_or_a_refit(answer: NoPlan, facts: Facts) -> None:
+    class Untimed(ToyModel):
+        def seconds(self, query: StageQuery) -> Cost:
+            raise AssertionError(f"{query.stage.name} was timed")
+
+        def refit_seconds(self, move: RefitQuery) -> Cost:
+            raise AssertionError(f"a refit of {move.source} was timed")
+
+    limits = Limits()
+    told = explain_no_plan(
+        facts, Untimed(facts), pins=(), status="infeasible", limits=limits, rebuild_cost_model=Untimed
+    )
+    assert told == answer
 
 
 def test_every_change_leaves_a_job_that_has_a_plan(answer: NoPlan, facts: Facts) -> None:
