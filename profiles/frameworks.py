@@ -85,6 +85,19 @@ class Framework(Document):
         description="rate at which whole tensors are gathered to be sent to a loader; null: as fast as links",
     )
     grouped_experts: bool = Field(default=True, description="false: the experts of a rank run one by one")
+    fused_expert_biases: bool = Field(
+        default=True,
+        description="false: biases of experts and clamps of their gate are kernels of their own in training",
+    )
+    merged_copies: bool = Field(
+        default=False,
+        description="a token is sent once to each other node that has any of its experts (DeepEP, HybridEP); false: "
+        "once for each of its experts",
+    )
+    overlapped_experts: bool = Field(
+        default=False,
+        description="tokens travel to experts of one micro-batch while another one computes, in training",
+    )
     start_share: float = Field(
         default=1.0, ge=0, le=1, description="share of a kernel's start-up that remains inside a CUDA graph"
     )
