@@ -246,6 +246,7 @@ class AnalyticShard(Shard):
             launch *= _INTERLEAVED_LAUNCHES
         recorded = framework.recorded_kernels if timed_pass is TimedPass.DECODE else None
         per_layer: float = recorded or framework.kernels_per_layer or efficiency.kernels_per_layer
+        at_ends = framework.kernels_at_ends or efficiency.kernels_at_ends
         if self._quantised:
             per_layer += self._quantised.num_kernels
         num_kernels, num_started = passes * per_layer, passes * _LAYER_KERNELS_STARTED
@@ -269,9 +270,7 @@ class AnalyticShard(Shard):
                 launch=launch,
                 recorded=framework.cuda_graphs or recorded is not None,
             ),
-            ends_launches=self._launches(
-                passes * efficiency.kernels_at_ends, passes, 0, launch=launch, recorded=framework.cuda_graphs
-            ),
+            ends_launches=self._launches(passes * at_ends, passes, 0, launch=launch, recorded=framework.cuda_graphs),
             layers=layers,
             heads={},
         )

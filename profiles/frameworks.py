@@ -104,6 +104,9 @@ class Framework(Document):
     kernels_per_layer: int | None = Field(
         default=None, gt=0, description="where kernels are fused; otherwise the device's"
     )
+    kernels_at_ends: int | None = Field(
+        default=None, gt=0, description="launched by embedding and head together; otherwise the device's"
+    )
     sampling_bytes: int = Field(default=56, gt=0, description="memory traffic per logit when a token is sampled")
     cache_share: float = Field(
         default=0.9, gt=0, le=1, description="share of the memory left by the weights that the KV cache takes"
@@ -169,7 +172,7 @@ def engine_named(name: str) -> Engine:
 
 def own_framework(kind: str) -> Framework:
     """Return the framework with which this project trains and scores on devices of a kind, cuda or cpu."""
-    return engine_named(EAGER).framework_on(kind)
+    return framework_named("runtime-cuda" if kind == "cuda" else "runtime")
 
 
 def own_engine(kind: str, *, has_experts: bool) -> EngineName:
