@@ -54,7 +54,7 @@ from meshwright.profiles.choice_table import ChoiceTable, LayoutColumns, PassSet
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
 from meshwright.profiles.elementwise import BoolArray, FloatArray, IntArray, N, sum_of
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.frameworks import Engine, Framework, own_framework
+from meshwright.profiles.frameworks import EAGER, Engine, Framework, engine_named, own_framework
 from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
@@ -150,8 +150,8 @@ class AnalyticModel(QueryLoop):
     """A cost model for one cluster, workload and precision; of this project's runtime unless a `framework` is given.
 
     `make_shard` may replace the analytic times of a shard, `efficiency` the constants of the device's family. Without
-    an `engine` the framework itself generates. `linear_format` is the number format of the linears of layers in
-    training, if it differs from `precision`.
+    an `engine` the framework itself generates, or meshwright-eager where neither is named. `linear_format` is the
+    number format of the linears of layers in training, if it differs from `precision`.
     """
 
     seconds_are_monotone = True
@@ -177,7 +177,8 @@ class AnalyticModel(QueryLoop):
         trainer = self._framework
         self._operators = Operators(cluster.device.kind == "cuda", not trainer.flash_attention, trainer.logit_bytes)
         self._engine = engine
-        self._generation_framework = engine.framework_on(cluster.device.kind) if engine else self._framework
+        generates = engine or (None if framework else engine_named(EAGER))
+        self._generation_framework = generates.framework_on(cluster.device.kind) if generates else self._framework
         self._has_own_engine = self._generation_framework is not self._framework
         self._collectives = table.collectives if table else ()
         self._networks: Memo[bool, Network] = Memo()

@@ -38,6 +38,11 @@ _BACKWARD_LAUNCHES = 2
 _FROZEN_BACKWARD_LAUNCHES = 1
 """Backward kernels per forward kernel where the weights are frozen: the gradient of the input."""
 
+_INTERLEAVED_LAUNCHES = 1.5
+"""Time of the host for a layer with experts whose exchanges overlap with another micro-batch, over its time without:
+both are issued in pieces on streams of their own, which costs the host more (Megatron-LM pull request 2168); how much
+is read off four recipes of Megatron-Bridge without CUDA graphs (2026-11-27)."""
+
 _ATTENTION_BACKWARD = 2.5
 """Backward over forward FLOPs of attention: five matrix products against two, since scores are recomputed (Dao,
 FlashAttention-2, arXiv:2307.08691, section 3.1). It is divided by the speed of the backward relative to the forward."""
@@ -211,6 +216,7 @@ class AnalyticShard(Shard):
                 spread=spread,
                 folded=folded,
                 size=number_format.size,
+                separate_biases=model.expert_bias and not self._framework.fused_expert_biases,
             )
             widths = self._dense_share * model.ffn_size + self._expert_share * model.experts.shared_ffn_size
             mlp_elements = (2 + model.gated_mlp) * widths
@@ -236,8 +242,11 @@ class AnalyticShard(Shard):
         trains, samples = timed_pass is TimedPass.TRAIN, timed_pass in (TimedPass.PREFILL, TimedPass.DECODE)
         framework, efficiency = self._framework, self._efficiency
         passes, launch = 1 + (_BACKWARD_LAUNCHES if trains else 0), self._launch if trains else self._forward_launch
+        if trains and self._mixture and framework.overlapped_experts:
+            launch *= _INTERLEAVED_LAUNCHES
         recorded = framework.recorded_kernels if timed_pass is TimedPass.DECODE else None
         per_layer: float = recorded or framework.kernels_per_layer or efficiency.kernels_per_layer
+        at_ends = framework.kernels_at_ends or efficiency.kernels_at_ends
         if self._quantised:
             per_layer += self._quantised.num_kernels
         num_kernels, num_started = passes * per_layer, passes * _LAYER_KERNELS_STARTED
@@ -261,9 +270,7 @@ class AnalyticShard(Shard):
                 launch=launch,
                 recorded=framework.cuda_graphs or recorded is not None,
             ),
-            ends_launches=self._launches(
-                passes * efficiency.kernels_at_ends, passes, 0, launch=launch, recorded=framework.cuda_graphs
-            ),
+            ends_launches=self._launches(passes * at_ends, passes, 0, launch=launch, recorded=framework.cuda_graphs),
             layers=layers,
             heads={},
         )

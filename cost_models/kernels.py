@@ -362,6 +362,16 @@ _WIDTHS = 3
 _BACKWARD = 2.0
 """Backward over forward traffic: it reads the saved input and the gradient, and writes a gradient."""
 
+_CLAMP_WIDTHS = 8, 10
+"""Elements that a clamped gate moves as kernels of its own, in expert widths, forward and backward: each half is
+clamped and both are joined; the gradients pass two masks and are joined (Megatron-core 0.16.1,
+fusions/fused_bias_geglu.py, weighted_bias_quick_geglu_impl)."""
+
+_BIAS_WIDTHS = 6, 8
+"""Elements that adding the output biases of experts moves, in hidden sizes, forward and backward: a weighted bias for
+each row, the sum, and the joined sums of all experts; backward besides the gradients of bias and weight (Megatron-core
+0.16.1, transformer/moe/experts.py, TEGroupedMLP._apply_bias)."""
+
 
 class Mixture:
     """Seconds of the experts of a mixture-of-experts layer on one rank.
@@ -379,13 +389,17 @@ class Mixture:
         spread: int,
         folded: int = 1,
         size: float,
+        separate_biases: bool = False,
     ) -> None:
+        """With `separate_biases`, biases and clamps of experts are kernels of their own in training."""
         self.experts, width = experts, experts.ffn_size * folded
         self._kernels, self._start = kernels, efficiency.grouped.seconds
         self._spread, self._folded, self._ep = spread, folded, spread * folded
         widths = _WIDTHS * width * experts.num_matrices / 3
         self._copy_seconds = kernels.elementwise(size * (widths + _MOVES * hidden_size))
         self._shapes = (hidden_size, (experts.num_matrices - 1) * width), (width, hidden_size)
+        moved = sum(_CLAMP_WIDTHS) * width + sum(_BIAS_WIDTHS) * hidden_size
+        self._bias_seconds = kernels.elementwise(size * moved) if separate_biases else 0.0
 
     def seconds(self, count: N, *, trains: bool, is_frozen: bool = False) -> N:
         """Return the seconds on the busiest rank when each replica brings `count` tokens.
@@ -403,7 +417,7 @@ class Mixture:
         for inner, outer in self._shapes:
             seconds = seconds + grouped(rows, groups, inner, outer)
         if trains:
-            seconds = seconds + _BACKWARD * moving
+            seconds = seconds + _BACKWARD * moving + rows * self._bias_seconds
             for inner, outer in self._shapes:
                 seconds = seconds + grouped(rows, groups, outer, inner)
                 if not is_frozen:

@@ -10,7 +10,7 @@ head are counted on the last stage, which is then the slowest unless it holds fe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Generic, NamedTuple, TypeAlias
 
@@ -157,6 +157,9 @@ class Pipeline(Generic[N]):
         send, send_source = self._send_seconds(mean_tokens)
         routed, routed_source = self._routed_seconds(mean_tokens)
         gathered, gathered_source = self._context_seconds(mean_tokens)
+        if trains and self.framework.overlapped_experts:
+            computing = (compute.layer + compute.recompute) / num_batches
+            routed = maximum(routed - computing, 0.0)
         exchanged = per_layer + routed + gathered
         layer_seconds = compute.layer + compute.recompute + num_batches * exchanged
         ends = compute.ends + num_batches * at_ends
@@ -187,17 +190,29 @@ class Pipeline(Generic[N]):
         FSDP, arXiv:2304.11277, section 3.3; Rajbhandari et al., ZeRO, arXiv:1910.02054, section 7.2.2). Frozen weights
         have no gradients.
         """
-        framework, shards, trains = self.framework, self.shards, self.stage.trains
+        framework, trains = self.framework, self.stage.trains
         if not framework.sharded_weights:
             return 0 * layer_seconds, Source.ANALYTIC
-        params = shards.model.layer_params / shards.layout.tp
-        gathered, source = self.network.seconds(ALL_GATHER, self.groups.data, self.element_bytes * params)
+        gathered, source = self._replica_collective(ALL_GATHER, self._layer_part, self.element_bytes)
         exchanged = (1 + trains) * gathered
         if trains:
-            trained = params if shards.model.adapter is None else 0 * params + shards.model.adapter_layer_params
-            scattered, _ = self.network.seconds(REDUCE_SCATTER, self.groups.data, framework.gradient_bytes * trained)
+            trained = self._layer_part.trained
+            scattered, _ = self._replica_collective(REDUCE_SCATTER, trained, framework.gradient_bytes)
             exchanged = exchanged + scattered
         return maximum(num_batches * exchanged - layer_seconds, 0.0), source
+
+    @cached_property
+    def _layer_part(self) -> StagePart[N]:
+        """The parameters of one layer on a rank, on average; experts are shared by fewer replicas than the rest."""
+        model, layout = self.shards.model, self.shards.layout
+        experts = model.expert_params_between(0, model.num_layers) / model.num_layers
+        held = experts / layout.tp / layout.expert_replicas
+        return replace(
+            self.shards.fullest,
+            num_params=(model.layer_params - experts) / layout.tp + held,
+            expert_params=held,
+            adapter_params=model.adapter_layer_params + 0 * held,
+        )
 
     def update_addends(self, optimizer: tuple[N, N], source: Source) -> list[Addend[N]]:
         """Return the seconds of one optimizer update, overlapped with compute only if the framework says so.
@@ -315,7 +330,8 @@ class Pipeline(Generic[N]):
         `_tensor_seconds` counts (Megatron-core, `MoEAlltoAllTokenDispatcher`). Without sequence parallelism all ranks
         of a replica have the same tokens; if experts are not sharded, each rank sends only the copies for the experts
         on ranks with its own tensor-parallel rank in other replicas. All ranks wait for the busiest, which receives the
-        most copies and sends as many back.
+        most copies and sends as many back. A framework may send a token once for several of its experts
+        (`_sent_copies`).
         """
         model, layout, trains = self.shards.model, self.shards.layout, self.stage.trains
         if model.experts is None:
@@ -323,7 +339,8 @@ class Pipeline(Generic[N]):
         hidden_bytes = num_tokens * model.hidden_size * self.element_bytes
         copies = model.experts.experts_per_token
         busiest = model.experts.imbalance(num_tokens * layout.expert_replicas, layout.ep)
-        sent_bytes = busiest * copies * hidden_bytes / where(layout.sp, layout.tp, layout.fold_size)
+        sent = self._sent_copies(copies)
+        sent_bytes = busiest * sent * hidden_bytes / where(layout.sp, layout.tp, layout.fold_size)
         passed, source = self.network.seconds(ALL_TO_ALL, self.groups.experts, sent_bytes)
         has_gathered_copies = layout.sp & (layout.fold_size == 1)
         for operation in (ALL_GATHER, REDUCE_SCATTER):
@@ -334,6 +351,21 @@ class Pipeline(Generic[N]):
         num_passes = 2 * (1 + trains + trains * self.settings.is_recomputed)
         is_routed = layout.sp | (layout.expert_replicas > 1)
         return where(is_routed, model.expert_layers_share * num_passes * passed, 0 * passed), source
+
+    def _sent_copies(self, copies: int) -> N:
+        """Return how often a token is sent: once for each of its experts or, with merged copies, once to each node that
+        has any of them.
+
+        Experts are on each of n nodes with equal probability, so that k experts are on n (1 - (1 - 1/n)^k) of them.
+        Within a node merged copies are fewer, too, but their kernels reach less of the links: DeepEP 153 to 158 GB/s on
+        H800 (its README), where NCCL's all-to-all of all copies reaches as much more.
+        """
+        size, per_node = self.groups.experts
+        every = copies + 0 * size
+        if not self.framework.merged_copies:
+            return every
+        nodes = -(-size // per_node)
+        return where(nodes > 1, nodes * (1 - (1 - 1 / nodes) ** copies), every)
 
     def _context_seconds(self, num_tokens: N) -> tuple[N, Source]:
         """Return the context-parallel seconds per layer and micro-batch, for ranks with `num_tokens` tokens each.

@@ -85,11 +85,27 @@ class Framework(Document):
         description="rate at which whole tensors are gathered to be sent to a loader; null: as fast as links",
     )
     grouped_experts: bool = Field(default=True, description="false: the experts of a rank run one by one")
+    fused_expert_biases: bool = Field(
+        default=True,
+        description="false: biases of experts and clamps of their gate are kernels of their own in training",
+    )
+    merged_copies: bool = Field(
+        default=False,
+        description="a token is sent once to each other node that has any of its experts (DeepEP, HybridEP); false: "
+        "once for each of its experts",
+    )
+    overlapped_experts: bool = Field(
+        default=False,
+        description="tokens travel to experts of one micro-batch while another one computes, in training",
+    )
     start_share: float = Field(
         default=1.0, ge=0, le=1, description="share of a kernel's start-up that remains inside a CUDA graph"
     )
     kernels_per_layer: int | None = Field(
         default=None, gt=0, description="where kernels are fused; otherwise the device's"
+    )
+    kernels_at_ends: int | None = Field(
+        default=None, gt=0, description="launched by embedding and head together; otherwise the device's"
     )
     sampling_bytes: int = Field(default=56, gt=0, description="memory traffic per logit when a token is sampled")
     cache_share: float = Field(
@@ -156,7 +172,7 @@ def engine_named(name: str) -> Engine:
 
 def own_framework(kind: str) -> Framework:
     """Return the framework with which this project trains and scores on devices of a kind, cuda or cpu."""
-    return engine_named(EAGER).framework_on(kind)
+    return framework_named("runtime-cuda" if kind == "cuda" else "runtime")
 
 
 def own_engine(kind: str, *, has_experts: bool) -> EngineName:

@@ -37,6 +37,7 @@ class _Experts(Document):
     ffn: int
     shared_ffn: int = 0
     dense_layers: int = 0
+    bias: bool = False
 
 
 class _Latent(Document):
@@ -152,6 +153,7 @@ def _spec(name: str, shape: _Shape) -> ModelSpec:
             num_dense_layers=routed.dense_layers,
         ),
         latent=latent and LatentAttention(**latent.model_dump()),
+        expert_bias=routed is not None and routed.bias,
         window=window and SlidingWindow(num_tokens=window.tokens, every=window.every),
     )
 

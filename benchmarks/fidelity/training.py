@@ -11,9 +11,10 @@ from benchmarks.fidelity.assumed import VTrain, assumed
 from benchmarks.fidelity.hardware import cluster_of
 from benchmarks.fidelity.intervals import UNSHIFTED, Doubt, Shift
 from benchmarks.fidelity.pretraining import Iteration, iteration_memory, iteration_seconds
+from benchmarks.fidelity.recipes import Recipe, recipe_of
 from benchmarks.fidelity.rows import Row, Skip, count, looked_up, number
 from benchmarks.fidelity.score import Answer
-from benchmarks.fidelity.shapes import gpt_of, has_experts, model_named
+from benchmarks.fidelity.shapes import gpt_of, has_experts, model_named, shape_key
 from meshwright.cost_models.communication import groups_of
 from meshwright.cost_models.cost import Cost, Tally
 from meshwright.profiles.experts import Balance, Experts
@@ -33,6 +34,8 @@ _FRAMEWORKS = {
     "nemo": "nemo-2023",
     "mlm": "megatron-core",
     "llmfoundry": "llm-foundry",
+    "automodel": "automodel",
+    "dgxc_maxtext": "maxtext",
     "korthikanti": "megatron-2021",
     "narayanan": "megatron-2021",
     "megatron_": "megatron-2021",
@@ -78,9 +81,13 @@ def iteration(_stem: str, row: Row) -> Answer:
     if not row["mbs"]:
         asked = _quickest_that_fits(asked, cluster)
 
+    recipe = _recipe(row)
+
     def seconds(shift: Shift) -> Cost:
         shifted = replace(asked, framework=shift.framework(asked.framework))
         cost = _seconds(shifted, shift.cluster(cluster))
+        if recipe and recipe.recompute == "unsaved":
+            cost = _without_saved(cost, asked)
         stalled = row["dataset"].startswith("vtrain_multi")
         return cost + stalls(asked, cluster, assumed().vtrain) if stalled else cost
 
@@ -106,19 +113,34 @@ def iteration(_stem: str, row: Row) -> Answer:
 def _seconds(asked: Iteration, cluster: Cluster) -> Cost:
     """Seconds of the iteration.
 
-    Where layers divide into chunks only with embedding and head as a layer each, these have the places of two
-    (Megatron-core, account_for_embedding_in_pipeline_split and its like for the loss), and the slowest pipeline stage
-    has neither.
+    Where layers do not divide over chunks, each chunk has as many as the fullest. Embedding and head then have the
+    places of two layers (Megatron-core, account_for_embedding_in_pipeline_split and its like for the loss, or
+    pipeline_model_parallel_layout), and the slowest pipeline stage has neither.
     """
-    model, layout = asked.model, asked.layout
-    chunks = layout.pp * layout.vpp
-    if layout.vpp == 1 or model.num_layers % chunks == 0 or (model.num_layers + _ENDS) % chunks:
+    model, chunks = asked.model, asked.layout.pp * asked.layout.vpp
+    num_places = -(-model.num_layers // chunks) * chunks
+    if num_places - model.num_layers < _ENDS:
         return iteration_seconds(asked, cluster, "bf16")
-    longer = replace(asked, model=replace(model, num_layers=model.num_layers + _ENDS))
+    longer = replace(asked, model=replace(model, num_layers=num_places))
     tally = Tally()
     for term in iteration_seconds(longer, cluster, "bf16").terms:
         if term.name != "embedding and head":
             tally.add(term.name, term.amount, term.source)
+    return tally.cost()
+
+
+def _without_saved(cost: Cost, asked: Iteration) -> Cost:
+    """Seconds where the projections to queries, keys and values are saved and the last one is not needed again, of
+    those of full recomputation: less by their share of a layer's FLOPs."""
+    model = asked.model
+    (inner, outer), *_ = model.attention_linears
+    saved = inner * outer + model.ffn_size * model.hidden_size
+    every = sum(inner * outer for inner, outer in model.attention_linears)
+    every += model.hidden_size * (model.up_size + model.ffn_size) + asked.num_tokens * model.attention_size
+    tally = Tally()
+    for term in cost.terms:
+        share = 1 - saved / every if term.name == "recomputation" else 1
+        tally.add(term.name, share * term.amount, term.source)
     return tally.cost()
 
 
@@ -224,13 +246,25 @@ def _stated(row: Row) -> Mapping[str, str]:
     return dict(note.split("=", 1) for note in row.get("notes", "").split("; ") if "=" in note)
 
 
-def _framework(row: Row) -> Framework:
-    """Kernels and optimizer of the code that each set was measured with, as its source says."""
+def _trainer(row: Row) -> str:
+    """The code that each set was measured with, as its source says."""
     dataset = row["dataset"]
     name = next((name for prefix, name in _FRAMEWORKS.items() if dataset.startswith(prefix)), None)
     if name is None:
         raise Skip(f"trainer of {dataset} not known")
-    known = framework_named(name)
+    return name
+
+
+def _recipe(row: Row) -> Recipe | None:
+    """What the recipe of a row sets besides what its table shows; None where it is not known."""
+    return recipe_of(row, _trainer(row), is_eight_bit=not is_sixteen_bit(row))
+
+
+def _framework(row: Row) -> Framework:
+    """Kernels and optimizer of the code that each set was measured with."""
+    known, recipe = framework_named(_trainer(row)), _recipe(row)
+    if recipe:
+        known = recipe.applied_to(known)
     is_sharded = row.get("FSDP", "") not in _UNSHARDED
     return known.model_copy(update={"sharded_weights": True}) if is_sharded else known
 
@@ -250,6 +284,8 @@ def _ci_framework(framework: Framework, notes: Mapping[str, str]) -> Framework:
 
 def _model(row: Row, notes: Mapping[str, str]) -> ModelSpec:
     model = _ci_model(row, notes) if _is_ci(row) else _named_model(row)
+    if _predicts_further(row):
+        model = replace(model, num_layers=model.num_layers + 1)
     if model.experts:
         model = model.with_balance(_balance(row, notes))
     if not row["dataset"].endswith("_lora"):
@@ -258,6 +294,13 @@ def _model(row: Row, notes: Mapping[str, str]) -> ModelSpec:
         raise Skip("adapters of experts are not priced")
     rank = assumed().adapters.rank
     return replace(model, adapter=Adapter(rank=rank, alpha=float(rank)))
+
+
+def _predicts_further(row: Row) -> bool:
+    """Whether a layer more predicts the token after next, as in Megatron-Bridge's runs of DeepSeek V3 unless they say
+    otherwise. Its head is not costed besides: pipelines give it the place of a layer."""
+    name = row["model"]
+    return row["dataset"].startswith("megatron_bridge") and shape_key(name) == "deepseek-v3" and "w/o MTP" not in name
 
 
 def _named_model(row: Row) -> ModelSpec:
@@ -311,7 +354,8 @@ def _layout(row: Row, num_ranks: int, notes: Mapping[str, str]) -> Layout:
         raise Skip("tp x pp x cp x dp is not the number of GPUs")
     if count(row, "gbs") % (dp * count(row, "mbs", 1)):
         raise Skip("the global batch is not whole micro-batches")
-    ep, vpp = count(row, "EP", 1), count(row, "VPP", 1) if pp > 1 else 1
+    recipe = _recipe(row)
+    ep, vpp = count(row, "EP", (recipe and recipe.ep) or 1), count(row, "VPP", 1) if pp > 1 else 1
     stated = int(notes.get("expert-tensor-parallel-size", 1 if row["dataset"].startswith(_RECIPES) else tp))
     etp = stated if ep > 1 else tp
     return Layout(tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, etp=etp, vpp=vpp, sp=tp > 1 and _sequence_parallel(row, notes))
@@ -324,6 +368,9 @@ def _sequence_parallel(row: Row, notes: Mapping[str, str]) -> bool:
 
 
 def _recompute(row: Row, notes: Mapping[str, str]) -> Recompute:
+    recipe = _recipe(row)
+    if recipe and recipe.recompute != "none":
+        return Recompute.FULL
     stated = notes.get("recompute-granularity", row["recompute"])
     if stated.startswith("full"):
         return Recompute.FULL

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.fidelity.inference import precision_of, time_per_token
 from benchmarks.fidelity.intervals import UNSHIFTED, Doubt, Shift
+from benchmarks.fidelity.recipes import recipe_of
 from benchmarks.fidelity.rows import Row, Skip
 from benchmarks.fidelity.score import Answer, Bar, Score, rank_correlation, regrets
 from benchmarks.fidelity.sets import scores_of, set_names, unread
@@ -281,6 +282,59 @@ def test_recipes_are_asked_in_their_number_format_and_with_their_balance() -> No
     forced = iteration("", ci_row(**mixture)).predicted
     kept_even = iteration("", ci_row(**{**mixture, "notes": "auxiliary loss"})).predicted
     assert forced < kept_even
+
+
+BRIDGE = {
+    "dataset": "megatron_bridge",
+    "hidden": "",
+    "layers": "",
+    "heads": "",
+    "notes": "",
+    "FSDP": "0",
+    "seq_len": "4096",
+    "precision": "FP8",
+}
+
+
+def of_release(release: str) -> dict[str, str]:
+    return {"source": f"Megatron-Bridge docs/performance-archive.md {release} NeMo Container"}
+
+
+def test_a_recipe_has_the_graphs_of_its_model_gpu_and_release() -> None:
+    """Without graphs the host decides; whole iterations are recorded from a later release on."""
+    small = {**BRIDGE, "model": "Qwen3_30B_a3B", "PP": "1", "DP": "8", "EP": "8", "mbs": "1", "gbs": "64"}
+    early, late = (
+        iteration("", ci_row(**small, gpu="DGX-B200", **of_release(release))).predicted
+        for release in ("26.02", "26.06")
+    )
+    assert late < early / 2
+    recorded = recipe_of(
+        ci_row(**small, gpu="DGX-GB300", **of_release("26.04.01")), "megatron-bridge", is_eight_bit=True
+    )
+    assert recorded is not None
+    assert recorded.merged
+    assert recipe_of(ci_row(**small, source=""), "megatron-core", is_eight_bit=True) is None
+
+
+def test_a_chunk_has_as_many_layers_as_the_fullest_and_a_prediction_further_is_one_more() -> None:
+    """61 layers and one more of DeepSeek V3 are 64 places of 2 x 8 chunks with embedding and head."""
+    shape = {"num_gpus": "256", "PP": "2", "VPP": "8", "TP": "1", "DP": "128", "EP": "32", "mbs": "1", "gbs": "4096"}
+    row = {**BRIDGE, **shape, "gpu": "DGX-GB300", "precision": "MXFP8", **of_release("26.04")}
+    further, alone = (iteration("", ci_row(**row, model=name)) for name in ("DeepSeekV3", "DeepSeekV3 (w/o MTP)"))
+    assert "embedding and head" not in {term.name for term in further.terms.terms}
+    assert further.predicted == pytest.approx(alone.predicted, rel=1e-2)
+    assert "61x7168" in alone.label
+    assert "62x7168" in further.label
+
+
+def test_recipes_say_what_is_computed_again_and_where_experts_are() -> None:
+    plain = {**BRIDGE, "precision": "BF16", "source": "", "num_gpus": "64", "TP": "1", "PP": "1", "DP": "64"}
+    row = {**plain, "FSDP": "64", "mbs": "2", "gbs": "512"}
+    oss = iteration("", ci_row(**{**row, "dataset": "automodel_fsdp2"}, model="GPT-OSS 120B", EP=""))
+    assert "ep64" in oss.label
+    saved = iteration("", ci_row(**{**row, "dataset": "dgxc_maxtext_fsdp"}, model="Llama 3 70B")).terms
+    again = iteration("", ci_row(**{**row, "dataset": "automodel_fsdp2"}, model="Llama 3 70B")).terms
+    assert 0.5 < saved.amount("recomputation") / again.amount("recomputation") < 0.8
 
 
 def test_embedding_and_head_may_take_the_places_of_layers() -> None:

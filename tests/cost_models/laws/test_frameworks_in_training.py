@@ -113,6 +113,75 @@ def test_graphs_that_leave_out_experts_leave_their_dispatch_to_the_host(llama: M
     assert train(shard_on("h100-sxm", llama, partly), few) == train(shard_on("h100-sxm", llama, whole), few)
 
 
+@pytest.fixture
+def mixture(llama: ModelSpec) -> ModelSpec:
+    """A model with 64 experts of which a token passes 8, all loaded alike."""
+    experts = Experts(num_experts=64, experts_per_token=8, ffn_size=1024, balance="forced")
+    return replace(llama, experts=experts)
+
+
+EXPERT_EXCHANGES = "expert-parallel collectives"
+
+
+def test_sharded_experts_are_gathered_by_the_replicas_that_share_them(
+    step: Callable[..., Cost], mixture: ModelSpec
+) -> None:
+    """Of 16 replicas that each have 4 of 64 experts no two share any, so that none are gathered."""
+    sharded = framework_named("megatron-core").model_copy(update={"sharded_weights": True, "launch_seconds": 0.0})
+    everywhere, spread = (step(sharded, layout, model=mixture) for layout in ("dp16", "dp16,ep16"))
+    dense = step(sharded, model=replace(mixture, experts=None, ffn_size=1))
+    assert spread.amount("weight gathers") < 1.5 * dense.amount("weight gathers")
+    assert spread.amount("weight gathers") < everywhere.amount("weight gathers") / 10
+
+
+def test_merged_copies_are_sent_once_to_each_node_and_as_often_as_before_within_one(
+    step: Callable[..., Cost], mixture: ModelSpec
+) -> None:
+    """On two nodes the 8 copies of a token become 2 (1 - 1/2^8); what a message costs to start stays."""
+    plain = framework_named("megatron-core")
+    merged = plain.model_copy(update={"merged_copies": True})
+
+    def seconds(framework: Framework, layout: str, hidden: int) -> float:
+        wide = replace(mixture, hidden_size=hidden, num_heads=hidden // 128, num_kv_heads=hidden // 128)
+        return step(framework, layout, model=wide).amount(EXPERT_EXCHANGES)
+
+    assert seconds(merged, "dp8,ep8", 4096) == seconds(plain, "dp8,ep8", 4096)
+    more = seconds(merged, "dp16,ep16", 65536) - seconds(merged, "dp16,ep16", 32768)
+    copies = 8 * more / (seconds(plain, "dp16,ep16", 65536) - seconds(plain, "dp16,ep16", 32768))
+    assert copies == pytest.approx(2 * (1 - 0.5**8), rel=1e-6)
+
+
+def test_compute_hides_exchanges_that_overlap_with_it_at_the_price_of_a_slower_host(
+    step: Callable[..., Cost], mixture: ModelSpec
+) -> None:
+    plain = framework_named("megatron-core")
+    overlapped = plain.model_copy(update={"overlapped_experts": True})
+    hidden, shown = (step(one, "dp16,ep16", model=mixture) for one in (overlapped, plain))
+    assert shown.amount(EXPERT_EXCHANGES) > hidden.amount(EXPERT_EXCHANGES) == 0
+    assert hidden.amount("layers") == pytest.approx(1.5 * shown.amount("layers"))
+    quick, free = (one.model_copy(update={"launch_seconds": 0.0}) for one in (overlapped, plain))
+    exposed, computed = (step(one, "dp16,ep16", model=mixture) for one in (quick, free))
+    expected = max(computed.amount(EXPERT_EXCHANGES) - computed.amount("layers"), 0)
+    assert exposed.amount(EXPERT_EXCHANGES) == pytest.approx(expected)
+    assert exposed.amount("layers") == computed.amount("layers")
+
+
+def test_biases_of_experts_move_what_their_kernels_read_and_write_in_training_alone(mixture: ModelSpec) -> None:
+    """18 widths and 14 hidden sizes of 16 bits for each of 8 copies of a token."""
+    plain = framework_named("megatron-core").model_copy(update={"launch_seconds": 0.0, "forward_launch_seconds": 0.0})
+    fused = plain.model_copy(update={"fused_expert_biases": True})
+    biased, few, many = replace(mixture, expert_bias=True), 4096, 8192
+
+    def seconds(framework: Framework, timed: TimedPass, tokens: int) -> float:
+        return shard_on("h100-sxm", biased, framework).time(timed, 1, tokens).layer
+
+    further = [seconds(plain, TimedPass.TRAIN, n) - seconds(fused, TimedPass.TRAIN, n) for n in (few, many)]
+    moved = 2 * 8 * few * (18 * 1024 + 14 * mixture.hidden_size)
+    assert further == pytest.approx([moved / (3.35e12 * 0.93), 2 * moved / (3.35e12 * 0.93)], rel=0.01)
+    assert seconds(plain, TimedPass.FORWARD, few) == seconds(fused, TimedPass.FORWARD, few)
+    assert train(shard_on("h100-sxm", mixture, plain)) == train(shard_on("h100-sxm", mixture, fused))
+
+
 def test_a_framework_that_stores_scores_keeps_them_and_one_that_states_its_logits_has_as_many_bytes(
     a100s: Callable[[int], Cluster], query: Callable[..., StageQuery], fixed: Workload
 ) -> None:
