@@ -21,7 +21,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from meshwright.profiles.errors import MeshwrightError, RunFailed
+from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
 from meshwright.runtime.launch.rendezvous import TOKEN_VARIABLE, Rendezvous, listening_socket
 
 _POLL_SECONDS, _FIRST_SECONDS, _NEXT_SECONDS = 1.0, 5.0, 60.0
@@ -34,8 +34,6 @@ from meshwright.runtime.cli.main import main
 main()
 """
 """The command line in a process that is asked to stop when its actor ends."""
-_END_SECONDS = 90.0
-"""Time that the other nodes have to end by themselves after one has failed; they notice a lost node within 40 s."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +70,7 @@ def main(nodes: RayNodes, options: Sequence[str]) -> None:
 
 
 def run_on_ray(nodes: RayNodes, options: Sequence[str]) -> int:
-    """Reserve the nodes, run `meshwright run` on each, and return 0 or the exit code of the node that failed first.
+    """Reserve the nodes, run `meshwright run` on each, and return the exit code of the run.
 
     Raises RunFailed if the cluster does not have the nodes in time.
     """
@@ -104,7 +102,7 @@ def run_on_ray(nodes: RayNodes, options: Sequence[str]) -> int:
         running = {
             actor.run.remote((*common, str(number)), environment, place): number for number, actor in enumerate(actors)
         }
-        return _first_failure(actors, running)
+        return _outcome(actors, running)
     finally:
         remove_placement_group(group)
 
@@ -158,10 +156,12 @@ def _wait_for_nodes(group: PlacementGroup, nodes: RayNodes) -> None:
         sys.stderr.write(f"{found}, or others use them; waiting until {until}\n")
 
 
-def _first_failure(actors: Sequence[Any], running: dict[Any, int]) -> int:
-    """Wait for the runs of all nodes; return 0, or the code of the first that failed.
+def _outcome(actors: Sequence[Any], running: dict[Any, int]) -> int:
+    """Wait for the runs of all nodes; return the exit code of the one that ends last, since with --max-restarts the
+    others continue without a lost one.
 
-    A terminating signal is passed on. Once a node has failed the others are ended if they do not end by themselves.
+    Bad input on one node, which the others may not have, ends them too, and its code is returned. A terminating signal
+    is passed on.
     """
     requested: list[int] = []
 
@@ -169,16 +169,15 @@ def _first_failure(actors: Sequence[Any], running: dict[Any, int]) -> int:
         requested.append(number)
 
     old_handlers = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
-    first_code, deadline = 0, float("inf")
+    code = 0
     try:
         while running:
             done, _ = ray.wait(list(running), timeout=_POLL_SECONDS)
             for reference in done:
-                code = _code_of(reference, running.pop(reference))
-                if code and not first_code:
-                    first_code, deadline = code, time.monotonic() + _END_SECONDS
-            if time.monotonic() > deadline:
-                requested, deadline = [*requested, signal.SIGKILL], float("inf")
+                ended = _code_of(reference, running.pop(reference))
+                if ended == BadInput.exit_code and running:
+                    requested.append(signal.SIGKILL)
+                code = code if code == BadInput.exit_code else ended
             while requested:
                 number = requested.pop(0)
                 for actor in actors:
@@ -186,7 +185,7 @@ def _first_failure(actors: Sequence[Any], running: dict[Any, int]) -> int:
     finally:
         for number, handler in old_handlers.items():
             signal.signal(number, handler)
-    return first_code
+    return code
 
 
 def _code_of(reference: Any, node: int) -> int:

@@ -178,7 +178,8 @@ from ray.cluster_utils import Cluster
 arguments = {"num_cpus": 1, "object_store_memory": 2**27}
 cluster = Cluster(initialize_head=True, head_node_args={**arguments, "include_dashboard": False})
 for _ in range(int(sys.argv[1]) - 1):
-    cluster.add_node(**arguments)
+    cluster.add_node(wait=False, **arguments)
+cluster.wait_for_nodes(timeout=300)
 print("address", cluster.address, flush=True)
 sys.stdin.read()
 cluster.shutdown()
@@ -251,6 +252,13 @@ def node(port: int, rank: object, work: str = "w", what: str = "tell") -> list[o
 def test_the_ranks_of_a_node_are_consecutive_from_its_node_rank_on() -> None:
     port = free_port()
     first, second = ends(list(LOOPBACK), [node(port, 1), node(port, 0)])
+    assert json.loads(first.out) == {"2": [2, 0], "3": [3, 1]}
+    assert json.loads(second.out) == {"0": [0, 0], "1": [1, 1]}
+
+
+def test_nodes_meet_at_an_address_of_ipv6() -> None:
+    agent, port = [BIN / "python", "-m", "tests.runtime.agent"], free_port()
+    first, second = ends(list(LOOPBACK), [[*agent, f"[::1]:{port}", rank, "w", "tell"] for rank in (1, 0)])
     assert json.loads(first.out) == {"2": [2, 0], "3": [3, 1]}
     assert json.loads(second.out) == {"0": [0, 0], "1": [1, 1]}
 
