@@ -181,8 +181,8 @@ def export_models(
     """Write actor and critic of a run's newest checkpoint as Hugging Face directories; return their paths.
 
     `num_ranks` CPU processes each hold a shard of a model. `models` are directories, by role, that have moved since
-    the run. Raises BadInput for a directory without a checkpoint, an
-    `output` that exists, and models that cannot be sharded over that many ranks.
+    the run. Raises BadInput for a directory without a checkpoint, an `output` that exists, models that cannot be
+    sharded over that many ranks, and a directory whose model has another shape.
     """
     require_number("num_ranks", num_ranks, minimum=1)
     require_run_packages("export --to hf")
