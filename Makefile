@@ -17,7 +17,7 @@ install: $(INSTALLED) ## make .venv and install the pinned dependencies
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,run]'
 	touch $@
 
 demo: $(INSTALLED) ## the main job: make tiny models, profile, plan, train with PPO, compare

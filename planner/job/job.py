@@ -7,7 +7,7 @@ looked up. A plan contains its facts, so that it can be verified and explained w
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -43,8 +43,9 @@ from meshwright.planner.job.sections import (
     require_one_tokenizer,
     require_one_vocabulary,
 )
+from meshwright.planner.job.tokenizer_facts import TokenizerFacts, read_tokenizer_facts, tokenizer_violations
 from meshwright.profiles.algorithms import Algorithm
-from meshwright.profiles.documents import Document, differences, digest, read_yaml
+from meshwright.profiles.documents import Difference, Document, differences, digest, read_yaml
 from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.frameworks import EAGER, EngineName, own_engine, require_graph_support
 from meshwright.profiles.hardware import AnyCluster
@@ -79,6 +80,7 @@ _REWARDS = "functions and judges that score responses; the weighted sum with the
 _REWARD_MODEL_WEIGHT = "weight of the reward model's score beside the rewards"
 _TOOL = "tool that answers the turns of a rollout; needed by run where workload.turns is given"
 _LOADS = "rewards that run on hosts"
+_TOKENIZER = "digests of the job's tokenizer and chat template, and the actor's end tokens"
 _REF_IS_BASE = "the reference is the actor without its adapter, so that one copy of the weights may serve both"
 
 
@@ -347,6 +349,7 @@ class Facts(Document):
     generation_weights: GenerationWeights | None = Field(default=None, description=_GENERATION_WEIGHTS)
     rewards: tuple[RewardLoad, ...] = Field(default=(), max_length=16, description=_LOADS)
     ref_is_base: bool = Field(default=False, description=_REF_IS_BASE)
+    tokenizer: TokenizerFacts | None = Field(default=None, description=_TOKENIZER)
 
     @model_validator(mode="after")
     def _check_algorithm(self) -> Self:
@@ -393,7 +396,8 @@ def resolve(job: Job, directory: Path) -> Facts:
     real_paths = {role: os.path.realpath(path) for role, path in directories.items()}
     require_heads(specs, directories)
     require_one_vocabulary(specs, directories)
-    require_one_tokenizer(specs, directories, directory / job.data.tokenizer if job.data else None)
+    tokenizer = directory / job.data.tokenizer if job.data else None
+    require_one_tokenizer(specs, directories, tokenizer)
     cluster = (ClusterSpec(device=job.cluster) if isinstance(job.cluster, str) else job.cluster).resolve()
     by_name = {role.value: spec for role, spec in specs.items()}
     require_within_limits(by_name, cluster, job.workload, "job")
@@ -412,6 +416,7 @@ def resolve(job: Job, directory: Path) -> Facts:
         generation_weights=job.generation_weights,
         rewards=tuple(reward.load for reward in job.rewards),
         ref_is_base=adapter is not None and real_paths.get(Role.REF) == real_paths[Role.ACTOR] and not _trains_ref(job),
+        tokenizer=read_tokenizer_facts(directories[Role.ACTOR], tokenizer),
     )
 
 
@@ -448,7 +453,36 @@ def require_job(planned: Facts, job: Job, directory: Path, *, lengths_are_observ
             "the job; plan this job again."
         )
     facts = facts.model_copy(update={"models": facts.models.with_names_of(planned.models)})
-    for difference in differences(planned, facts.model_copy(update={"cluster": planned.cluster})):
+    if violations := tuple(_file_violations(planned, facts, job, directory)):
+        raise BadInput(f"the plan was made for another job: {' '.join(violations)}")
+    compared = facts.model_copy(
+        update={"cluster": planned.cluster, "models": planned.models, "tokenizer": planned.tokenizer}
+    )
+    for difference in differences(planned, compared):
         raise BadInput(
             f"the plan was made for another job: {difference.describe('the plan', 'the job')}; plan this job again."
         )
+
+
+def _file_violations(planned: Facts, facts: Facts, job: Job, directory: Path) -> Iterator[str]:
+    """Yield a sentence for each model that has another shape than the plan's (one for roles with the same directory),
+    and for each fact of the tokenizer that differs."""
+    first: dict[str, Difference] = {}
+    places: set[str] = set()
+    for difference in differences(planned.models, facts.models):
+        first.setdefault(difference.key.partition(".")[0], difference)
+    for role, difference in first.items():
+        if role not in facts.models.by_name or role not in planned.models.by_name:
+            yield f"there is a {role} model in only one of the plan and the job; plan this job again."
+            continue
+        place = str(directory / job.models.source(Role(role)).path)
+        if place in places:
+            continue
+        places.add(place)
+        yield (
+            f"models.{difference.describe('the plan', place)}; give the directory of the planned model, as --model "
+            f"{role}=DIR, or plan this job again."
+        )
+    tokenizer = directory / job.data.tokenizer if job.data else None
+    actor = directory / job.models.actor.path
+    yield from tokenizer_violations(planned.tokenizer, facts.tokenizer, actor, tokenizer)

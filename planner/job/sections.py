@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Discriminator, Field, Tag
 
 from meshwright.planner.job.limits import MAX_NODES, MAX_RANKS_PER_NODE
+from meshwright.planner.job.tokenizer_facts import MAX_TOKENIZER_BYTES, TOKENIZER
 from meshwright.profiles.documents import Document, parse
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.experts import Balance
@@ -36,9 +37,6 @@ from meshwright.profiles.stages import TEACHERS, Role
 from meshwright.profiles.untrusted_text import load_json, read_text
 
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
-_TOKENIZER = "tokenizer.json"
-_MAX_TOKENIZER_BYTES = 2**28
-"""The largest tokenizer.json that is read; those of large vocabularies have some tens of megabytes."""
 _LANGUAGE_MODEL = ("ForCausalLM", "a language model")
 _SCALAR_HEAD_MODEL = ("ForSequenceClassification", "a model with a scalar head")
 _REWARD = "a model with a scalar head; needed where rewards names none"
@@ -110,13 +108,13 @@ def require_heads(specs: Mapping[Role, ModelSpec], directories: Mapping[Role, Pa
 def require_one_vocabulary(specs: Mapping[Role, ModelSpec], directories: Mapping[Role, Path]) -> None:
     """Raises BadInput for a teacher whose vocabulary size differs from the actor's. If both have a tokenizer, those are
     compared instead (`require_one_tokenizer`), because vocabulary sizes are padded differently."""
-    has_tokenizer = {role: (directory / _TOKENIZER).is_file() for role, directory in directories.items()}
+    has_tokenizer = {role: (directory / TOKENIZER).is_file() for role, directory in directories.items()}
     size = specs[Role.ACTOR].vocab_size
     for role in (teacher for teacher in TEACHERS if teacher in specs):
         if specs[role].vocab_size != size and not (has_tokenizer[role] and has_tokenizer[Role.ACTOR]):
             raise BadInput(
                 f"models.{role.value}: its vocabulary has {specs[role].vocab_size} tokens and the actor's {size}, and "
-                f"a teacher scores the actor's tokens; give a teacher of the actor's vocabulary, or a {_TOKENIZER} "
+                f"a teacher scores the actor's tokens; give a teacher of the actor's vocabulary, or a {TOKENIZER} "
                 f"beside both that shows that it is."
             )
 
@@ -130,13 +128,13 @@ def require_one_tokenizer(
     merges of the job's `tokenizer` (a file or a directory), and no id may be two different added tokens. If the job has
     no tokenizer, they are compared with that of the first model that has one.
     """
-    files = {role: path for role, directory in directories.items() if (path := directory / _TOKENIZER).is_file()}
+    files = {role: path for role, directory in directories.items() if (path := directory / TOKENIZER).is_file()}
     if tokenizer is not None and tokenizer.is_dir():
-        tokenizer /= _TOKENIZER
+        tokenizer /= TOKENIZER
     reference = tokenizer if tokenizer is not None and tokenizer.is_file() else next(iter(files.values()), None)
     if reference is None:
         return
-    text = read_text(reference, "tokenizer", _MAX_TOKENIZER_BYTES)
+    text = read_text(reference, "tokenizer", MAX_TOKENIZER_BYTES)
     reference_vocabulary = _TokenizerVocabulary.read(reference, text)
     for role, spec in specs.items():
         if reference_vocabulary.num_ids > spec.vocab_size:
@@ -145,7 +143,7 @@ def require_one_tokenizer(
                 f"vocabulary of {spec.vocab_size}; give the tokenizer of the models, or resize the model's embedding."
             )
     for role, path in files.items():
-        other = read_text(path, "tokenizer", _MAX_TOKENIZER_BYTES)
+        other = read_text(path, "tokenizer", MAX_TOKENIZER_BYTES)
         for sentence in (
             () if other == text else reference_vocabulary.differences(_TokenizerVocabulary.read(path, other))
         ):

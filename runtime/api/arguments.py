@@ -1,9 +1,12 @@
-"""The arguments that calls share: paths, tables, limits and numbers, and the checks of them."""
+"""The arguments that calls share: paths, tables, limits and numbers, and the checks of them; and the check that what a
+run needs is installed.
+"""
 
 from __future__ import annotations
 
 import math
 import os
+from importlib.util import find_spec
 from typing import TypeAlias
 
 from meshwright.planner.plan.cost_queries import CostModelBuilder, cost_model_of
@@ -33,3 +36,16 @@ def limits_of(limits: Limits | None) -> Limits:
     checked = limits or Limits()
     require_number("gap", checked.gap, minimum=0, maximum=_MAX_GAP)
     return checked
+
+
+_RUN_PACKAGES = ("torch", "megatron", "transformers", "tokenizers", "safetensors", "einops")
+"""Packages of the extra `run`, by what is imported of them."""
+
+
+def require_run_packages(what: str) -> None:
+    """Raises BadInput if the packages that execute a plan are not installed; `what` needs them."""
+    if missing := [name for name in _RUN_PACKAGES if find_spec(name) is None]:
+        raise BadInput(
+            f"{what} needs packages that are not installed here ({', '.join(missing)}); install them with: pip install "
+            "'meshwright[run]'."
+        )

@@ -20,7 +20,7 @@ from meshwright.profiles.hardware import (
     usual_network,
 )
 from meshwright.profiles.workload import ObservedLengths
-from meshwright.runtime.api.arguments import Pathname, require_number
+from meshwright.runtime.api.arguments import Pathname, require_number, require_run_packages
 
 
 def known_hardware() -> dict[str, list[dict[str, object]]]:
@@ -100,6 +100,7 @@ def agent_workload(trace: Pathname, tokenizer: Pathname) -> dict[str, Any]:
     >>> api.agent_workload(place / "trace.jsonl", place)["turns"]["number"]
     {'max': 2, 'histogram': [(2, 1)]}
     """
+    require_run_packages("rollouts")
     from meshwright.runtime.rollout.prompt_encoding import encode_text
     from meshwright.runtime.rollout.prompts import read_tokenizer
 

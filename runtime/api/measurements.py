@@ -25,7 +25,7 @@ from meshwright.profiles.model_shape import ModelSpec, model_from_config
 from meshwright.profiles.stages import Role
 from meshwright.profiles.table import Point, Table
 from meshwright.profiles.workload import Workload
-from meshwright.runtime.api.arguments import Pathname, require_number
+from meshwright.runtime.api.arguments import Pathname, require_number, require_run_packages
 from meshwright.runtime.records.results import RewardTrial
 
 _SHARE_OF_CALLS = 0.1
@@ -55,6 +55,7 @@ def profile(
     and when a reward or the tool does not answer.
     """
     require_number("minutes", minutes, minimum=0)
+    require_run_packages("profile")
     from meshwright.runtime.profiling.call_benchmarks import time_calls
     from meshwright.runtime.profiling.profiling import profile_job
 
@@ -69,6 +70,7 @@ def profile(
 
 def num_missing(facts: Facts, table: Table) -> int:
     """The number of measurements of the job's shapes that a table of this machine lacks, because `minutes` ran out."""
+    require_run_packages("profile")
     from meshwright.runtime.profiling.profiling import num_missing as missing
 
     return missing(facts, table)
@@ -101,6 +103,7 @@ def try_rewards(
     module that is not allowed.
     """
     require_number("num_prompts", num_prompts, minimum=1)
+    require_run_packages("reward try")
     from meshwright.runtime.profiling.reward_trial import try_rewards as score_made_up_responses
 
     return score_made_up_responses(job, Path(directory), num_prompts=num_prompts, allowed=allow_modules)

@@ -8,12 +8,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from meshwright.planner.job.job import Job, read_job
+from meshwright.planner.job.model_paths import with_model_paths
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.planner.plan.verify import require_valid
 from meshwright.planner.program.durations import Durations, Planned
-from meshwright.planner.program.launch_scripts import slurm_script, torchrun_scripts
+from meshwright.planner.program.jobset_script import jobset_script
+from meshwright.planner.program.launch_scripts import LaunchPaths, slurm_script, torchrun_scripts
+from meshwright.planner.program.ray_script import ray_script
 from meshwright.planner.simulation.sampled_durations import Sampled
 from meshwright.planner.simulation.simulate import Simulation
 from meshwright.planner.simulation.simulate import simulate as simulation
@@ -21,8 +25,7 @@ from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput, suggestion
 from meshwright.profiles.frameworks import require_run_engine
 from meshwright.profiles.table import Table
-from meshwright.runtime.api.arguments import Pathname, cost_model_builder, require_number
-from meshwright.runtime.execution.early_checks import require_data, require_nodes
+from meshwright.runtime.api.arguments import Pathname, cost_model_builder, require_number, require_run_packages
 from meshwright.runtime.launch.rendezvous import Rendezvous, is_launched_rank
 from meshwright.runtime.records.outputs import require_directory
 from meshwright.runtime.records.record import RunSummary
@@ -78,6 +81,7 @@ def rehearse(
     require_number("steps", steps, minimum=1)
     require_number("speed", speed, minimum=_MIN_SPEED, maximum=1 / _MIN_SPEED)
     require_number("ranks_per_process", ranks_per_process, minimum=1)
+    require_run_packages("rehearse")
     from meshwright.runtime.execution.rehearse import rehearse as rehearsal
 
     durations = _durations(plan, table, seed=seed, sampled=sampled)
@@ -89,9 +93,11 @@ def _durations(plan: Plan, table: Table | None, *, seed: int, sampled: bool) -> 
     return Sampled(plan, cost_model_builder(table), seed=seed) if sampled else Planned(plan)
 
 
-_SCRIPTS: Mapping[str, Callable[[Plan, Path, Path], Mapping[str, str]]] = {
+_SCRIPTS: Mapping[str, Callable[[Plan, LaunchPaths], Mapping[str, str]]] = {
     "torchrun": torchrun_scripts,
     "slurm": slurm_script,
+    "k8s": jobset_script,
+    "ray": ray_script,
 }
 
 
@@ -112,21 +118,23 @@ def run(
     replan_every: int = 0,
     sample_every: int = 10,
     table: Table | None = None,
+    models: Mapping[str, Pathname] = MappingProxyType({}),
     allow_modules: Sequence[str] = (),
     rendezvous: Rendezvous | None = None,
 ) -> RunSummary | Stopped | None:
     """Train with the plan, and compare measured with predicted times.
 
-    `steps` is the total of the run, including those before a `resume`; the job's paths are relative to `directory`. A
-    resumed run continues under any plan of the job; with `resample` it samples the responses in flight anew. A run
-    that fails is restarted from its last checkpoint up to `max_restarts` times, on the remaining nodes. Every
-    `replan_every` steps (0 is never) it searches for a better plan, and continues under it where the time of switching
-    is repaid in the remaining steps. `table` is the one that the plan was made with, if any. Metrics, the trace,
-    checkpoints and, every `sample_every` steps, some responses are written to `out`. A run that was stopped by SIGTERM,
-    SIGHUP, SIGUSR1 or Ctrl-C returns `Stopped`; a machine without rank 0 returns None. Rewards may be built-in
-    functions and those of `allow_modules`. Ranks import the program's main module, which therefore needs
-    `if __name__ == "__main__":`; under torchrun this process is one of them.
-    Raises BadInput for a mistake that is found before anything starts, and RunFailed when a rank fails.
+    `steps` is the total of the run, including those before a `resume`; the job's paths are relative to `directory`, and
+    `models` are directories, by role, of models that are elsewhere on this machine. A resumed run continues under any
+    plan of the job; with `resample` it samples the responses in flight anew. A run that fails is restarted from its
+    last checkpoint up to `max_restarts` times, on the remaining nodes. Every `replan_every` steps (0 is never) it
+    searches for a better plan, and continues under it where the time of switching is repaid in the remaining steps.
+    `table` is the one that the plan was made with, if any. Metrics, the trace, checkpoints and, every `sample_every`
+    steps, some responses are written to `out`. A run that was stopped by SIGTERM, SIGHUP, SIGUSR1 or Ctrl-C returns
+    `Stopped`; a machine without rank 0 returns None. Rewards may be built-in functions and those of `allow_modules`.
+    Ranks import the program's main module, which therefore needs `if __name__ == "__main__":`; under torchrun this
+    process is one of them. Raises BadInput for a mistake that is found before anything starts, and RunFailed when a
+    rank fails.
     """
     require_number("steps", steps, minimum=1)
     require_number("checkpoint_minutes", checkpoint_minutes, minimum=0)
@@ -135,7 +143,11 @@ def run(
     require_number("replan_every", replan_every, minimum=0)
     require_number("sample_every", sample_every, minimum=0)
     job_directory = Path(directory).resolve()
+    job = with_model_paths(job, models, job_directory)
     plan.require_made_for(job, job_directory)
+    require_run_packages("run")
+    from meshwright.runtime.execution.early_checks import require_data, require_nodes
+
     if not is_launched_rank(os.environ):
         require_nodes(plan, rendezvous or Rendezvous())
     data = require_data(job, job_directory, allow_modules)
@@ -163,35 +175,43 @@ def run(
     return run_plan(request, rendezvous, data)
 
 
-def export_models(run: Pathname, output: Pathname, *, num_ranks: int = 1) -> tuple[Path, ...]:
+def export_models(
+    run: Pathname, output: Pathname, *, num_ranks: int = 1, models: Mapping[str, Pathname] = MappingProxyType({})
+) -> tuple[Path, ...]:
     """Write actor and critic of a run's newest checkpoint as Hugging Face directories; return their paths.
 
-    `num_ranks` CPU processes each hold a shard of a model. Raises BadInput for a directory without a checkpoint, an
-    `output` that exists, and models that cannot be sharded over that many ranks.
+    `num_ranks` CPU processes each hold a shard of a model. `models` are directories, by role, that have moved since
+    the run. Raises BadInput for a directory without a checkpoint, an `output` that exists, models that cannot be
+    sharded over that many ranks, and a directory whose model has another shape.
     """
     require_number("num_ranks", num_ranks, minimum=1)
+    require_run_packages("export --to hf")
     from meshwright.runtime.execution.model_export import export_models as written
 
-    return written(Path(run), Path(output), num_ranks=num_ranks)
+    return written(Path(run), Path(output), num_ranks=num_ranks, models=models)
 
 
-def export_scripts(plan: Pathname, job: Pathname, output: Pathname, *, to: str) -> tuple[Path, ...]:
-    """Write the launch scripts of a plan, for torchrun (one per node) or slurm; return their paths.
+def export_scripts(
+    plan: Pathname, job: Pathname, output: Pathname, *, to: str, models: Mapping[str, Pathname] = MappingProxyType({})
+) -> tuple[Path, ...]:
+    """Write the launch scripts of a plan, for torchrun (one per node), slurm, k8s or ray; return their paths.
 
-    They refer to the files of plan and job by absolute paths, which every machine must have. Raises BadInput for a plan
-    that breaks a rule or is of another job, and for an `output` that exists.
+    They name the files of plan and job by variables at their head, whose defaults are the paths as given where those
+    are relative, and the files' names otherwise. `models` are directories, by role, on the machines that run the plan.
+    Raises BadInput for a plan that breaks a rule or is of another job, and for an `output` that exists.
     """
     if to not in _SCRIPTS:
         raise BadInput(f"there are no scripts for {to!r}; {suggestion(to, _SCRIPTS)}")
     plan_path, job_path, target = Path(plan), Path(job), Path(output)
-    document = read_plan(plan_path)
+    document, job_document = read_plan(plan_path), read_job(job_path)
     require_valid(document)
     require_run_engine(document.facts.engine)
-    document.require_made_for(read_job(job_path), job_path.resolve().parent)
+    document.require_made_for(job_document, job_path.resolve().parent)
+    with_model_paths(job_document, models, job_path.resolve().parent)  # refuses a role that the job does not have
     if os.path.lexists(target):
         raise BadInput(f"{target} exists already; export overwrites nothing, so name another directory.")
     require_directory("-o", target)
-    scripts = _SCRIPTS[to](document, plan_path.resolve(), job_path.resolve())
+    scripts = _SCRIPTS[to](document, LaunchPaths(plan=plan_path, job=job_path, models=models))
     target.mkdir(parents=True)
     for name, text in scripts.items():
         write_atomically(target / name, text)
@@ -205,6 +225,7 @@ def replay(batch: Pathname) -> BatchReplay:
     The weights are those of the run's newest checkpoint before that batch. Nothing in the run changes. Raises BadInput
     for a file that is not such a batch, or that is not in the directory of its run.
     """
+    require_run_packages("replay")
     from meshwright.runtime.execution.replay import replay_batch
 
     return replay_batch(Path(batch))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from meshwright.planner.analysis.plan_structures import Ranked
 from meshwright.planner.job.job import Facts, Job, resolve
+from meshwright.planner.job.model_paths import with_model_paths
 from meshwright.planner.plan.pins import Pin, forbidden, parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import require_valid
@@ -108,6 +110,7 @@ def export_plan(
     to: str,
     job: Job | None = None,
     directory: Pathname = ".",
+    models: Mapping[str, Pathname] = MappingProxyType({}),
     table: Table | None = None,
     limits: Limits | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -115,12 +118,14 @@ def export_plan(
     """Write a plan as the configuration of another trainer into a new directory, with the choices it cannot express.
 
     Where the trainer cannot express the plan, the best plan that it can express is searched for and written. The job
-    gives the algorithm's settings and the models' paths, which are relative to `directory`; the table is the one that
-    the plan was made with. Raises BadInput for a trainer that is not known, a plan that breaks a rule, a plan made with
-    a measured table that is not given, and an `output` that exists.
+    gives the algorithm's settings and the models' paths, which are relative to `directory`; `models` are written in
+    their place, by role. The table is the one that the plan was made with. Raises BadInput for a trainer that is not
+    known, a plan that breaks a rule, a plan made with a measured table that is not given, and an `output` that exists.
     """
     other_trainer, target = _trainer(to), Path(output)
     require_valid(plan)
+    if models and job is None:
+        raise BadInput("--model names directories of the job's models; give the job too.")
     if "profile" in plan.digests and table is None:
         raise BadInput(
             "the plan was made with a measured table; give it as --profile, to cost what the trainer cannot express."
@@ -132,7 +137,7 @@ def export_plan(
         other_trainer,
         plan,
         cost_model_builder(table),
-        job=job,
+        job=with_model_paths(job, models, Path(directory)) if job else None,
         directory=Path(directory),
         limits=limits_of(limits),
         progress=progress,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Annotated
 import typer
 
 from meshwright.planner.job.job import read_job
+from meshwright.planner.job.model_paths import parse_model_paths
 from meshwright.planner.plan.plan import read_plan
 from meshwright.planner.search.no_plan import NoPlan
 from meshwright.planner.trainers.registry import TRAINERS
@@ -19,11 +21,18 @@ from meshwright.runtime.api.runs import export_models, export_scripts
 from meshwright.runtime.api.trainers import export_plan
 from meshwright.runtime.cli import view_plan, view_trainers
 from meshwright.runtime.cli.call import progress_bars, read_profile
-from meshwright.runtime.cli.options import AsJson, Profile
+from meshwright.runtime.cli.options import AsJson, ModelPaths, Profile
 
 
 def export_to_trainer(
-    source: Path, job: Path | None, output: Path, *, to: str, profile: Path | None, as_json: bool
+    source: Path,
+    job: Path | None,
+    output: Path,
+    *,
+    to: str,
+    models: Mapping[str, Path],
+    profile: Path | None,
+    as_json: bool,
 ) -> None:
     """Write the configuration of a trainer for a plan, and print a summary. Raises typer.Exit if no plan fits."""
     plan, document = read_plan(source), read_job(job) if job else None
@@ -37,6 +46,7 @@ def export_to_trainer(
             to=to,
             job=document,
             directory=job.parent if job else Path(),
+            models=models,
             table=read_profile(profile),
             progress=lambda done, total: progress(f"searching within the settings of {to}", done, total),
         )
@@ -57,7 +67,13 @@ meshwright export plan.json job.yaml --to torchrun -o scripts
 
 and on each machine: scripts/node0.sh 10.0.0.1:29500 --steps 20 --out run
 
-meshwright export plan.json job.yaml --to slurm -o scripts && sbatch scripts/run.sbatch --steps 20 --out run
+meshwright export plan.json job.yaml --to slurm -o scripts && scripts/run.sbatch --steps 20 --out run
+
+meshwright export plan.json job.yaml --to k8s -o scripts && scripts/jobset.sh --steps 20 --out run | kubectl apply -f -
+
+meshwright export plan.json job.yaml --to ray -o scripts
+
+and then: ray job submit --working-dir . -- python scripts/ray_job.py --steps 20 --out /shared/run
 
 meshwright export plan.json job.yaml --to verl -o for-verl
 """
@@ -69,6 +85,8 @@ class Target(StrEnum):
     HF = "hf"
     TORCHRUN = "torchrun"
     SLURM = "slurm"
+    K8S = "k8s"
+    RAY = "ray"
     VERL = "verl"
     NEMO_RL = "nemo-rl"
     OPENRLHF = "openrlhf"
@@ -94,6 +112,7 @@ def export(
         int | None,
         typer.Option(min=1, help="Number of processes that write hf, each an equal part of a model; by default 1."),
     ] = None,
+    model: ModelPaths = None,
     profile: Profile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -101,35 +120,36 @@ def export(
 
     hf: the models of the run's newest checkpoint as Hugging Face directories, with tokenizer and chat template.
 
-    torchrun, slurm: one script per node, or one for Slurm. Script i is for node i of the plan. Plan and job are named
-    by their absolute paths, which must exist on every machine.
+    torchrun, slurm, k8s, ray: one script per node, a script that submits itself, one that prints a JobSet for kubectl,
+    and one for `ray job submit`. Plan, job, models, queue, image and the like are variables at the head of a script.
 
     verl, nemo-rl, openrlhf, slime: a command and its configuration, with the source of each key, and the choices of the
     plan that the trainer has no setting for. If there are any, the best plan within its settings is written instead.
     """
+    models = parse_model_paths(model or ())
     if to.value in TRAINERS and ranks is None:
-        export_to_trainer(source, job, output, to=to.value, profile=profile, as_json=as_json)
+        export_to_trainer(source, job, output, to=to.value, models=models, profile=profile, as_json=as_json)
         return
     if to is Target.HF:
-        paths = {"models": _models(source, job, output, ranks or 1)}
+        paths = {"models": _models(source, job, output, ranks or 1, models)}
     elif ranks is not None:
         raise BadInput(f"--ranks {ranks} is for hf alone; with {to.value} the ranks are those of the plan.")
     else:
-        paths = {"scripts": _scripts(source, job, to, output)}
+        paths = {"scripts": _scripts(source, job, to, output, models)}
     typer.echo(json.dumps(paths, indent=2) if as_json else "\n".join(*paths.values()))
 
 
-def _models(run: Path, job: Path | None, output: Path, num_ranks: int) -> list[str]:
+def _models(run: Path, job: Path | None, output: Path, num_ranks: int, models: Mapping[str, Path]) -> list[str]:
     """Write the models and return their directories."""
     if job is not None:
         raise BadInput(f"{job}: a run knows its job; give the directory of the run alone, as export RUN --to hf.")
     if not run.is_dir():
         raise BadInput(f"{run} is not the directory of a run; --to hf writes the models that a run trained.")
-    return [str(path) for path in export_models(run, output, num_ranks=num_ranks)]
+    return [str(path) for path in export_models(run, output, num_ranks=num_ranks, models=models)]
 
 
-def _scripts(plan: Path, job: Path | None, to: Target, output: Path) -> list[str]:
+def _scripts(plan: Path, job: Path | None, to: Target, output: Path, models: Mapping[str, Path]) -> list[str]:
     """Write the scripts and return their paths."""
     if job is None:
         raise BadInput(f"--to {to.value} needs the job too: export plan.json job.yaml --to {to.value}.")
-    return [str(path) for path in export_scripts(plan, job, output, to=to.value)]
+    return [str(path) for path in export_scripts(plan, job, output, to=to.value, models=models)]

@@ -11,12 +11,12 @@ from typing import Annotated
 
 import typer
 
+from meshwright.planner.job.model_paths import parse_model_path
 from meshwright.planner.plan.plan import write_plan
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.trainers.importer import Imported
 from meshwright.profiles.documents import write_atomically
-from meshwright.profiles.errors import BadInput, suggestion
-from meshwright.profiles.stages import Role
+from meshwright.profiles.errors import BadInput
 from meshwright.runtime.api.trainers import import_configuration
 from meshwright.runtime.cli import view_trainers
 from meshwright.runtime.cli.call import limit_memory, progress_bars, read_profile
@@ -103,17 +103,11 @@ def _model_paths(texts: Sequence[str]) -> dict[str, Path]:
     """Return the paths of models by role; a path without a role has an empty one."""
     paths: dict[str, Path] = {}
     for text in texts:
-        role, equals, path = text.partition("=")
-        if not equals:
-            role, path = "", text
-        if equals and role not in set(Role):
-            raise BadInput(
-                f"--model {text}: there is no role {role!r}; {suggestion(role, [one.value for one in Role])}"
-            )
+        role, path = parse_model_path(text) if "=" in text else ("", Path(text))
         if role in paths:
             already = f"the {role} model already has" if role else "models without a role already have"
             raise BadInput(f"--model {text}: {already} {paths[role]}; give one path.")
-        paths[role] = Path(path)
+        paths[role] = path
     return paths
 
 

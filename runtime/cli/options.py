@@ -54,6 +54,14 @@ PinsPath = Annotated[
 Profile = Annotated[
     Path | None, typer.Option(help="A table of `meshwright profile`; without it, costs come from equations.")
 ]
+ModelPaths = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        metavar="ROLE=DIR",
+        help="Directory of a model on this machine, in place of the job's; may be given several times.",
+    ),
+]
 AllowModule = Annotated[
     list[str] | None,
     typer.Option(help="A module whose functions may be rewards or the tool; may be given several times."),

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from meshwright.planner.job.job import Job, read_job
+from meshwright.planner.job.model_paths import parse_model_paths
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.profiles.errors import STOPPED
 from meshwright.runtime.api.runs import run as train
 from meshwright.runtime.cli import view_run
 from meshwright.runtime.cli.call import read_profile
-from meshwright.runtime.cli.options import AllowModule, JobPath, PlanPath, finite
+from meshwright.runtime.cli.options import AllowModule, JobPath, ModelPaths, PlanPath, finite
 from meshwright.runtime.launch.rendezvous import Rendezvous, read_token
 from meshwright.runtime.records.lasting_output import lasting_output
 from meshwright.runtime.records.restarts import Stopped
@@ -23,6 +25,8 @@ EXAMPLES = """Example: meshwright run plan.json examples/tiny/job.yaml --steps 2
 meshwright run plan2.json job.yaml --steps 40 --out run --resume --max-restarts 5
 
 meshwright run plan.json job.yaml --steps 2000 --out run --replan-every 50
+
+meshwright run plan.json job.yaml --model actor=/scratch/models/Qwen2.5-7B --steps 20 --out run
 """
 
 SampleAgain = Annotated[bool, typer.Option(help="With --resume: sample responses in flight again.")]
@@ -80,6 +84,7 @@ def run(
     replan_every: ReplanEvery = 0,
     sample_every: SampleEvery = 10,
     profile: PlannedWith = None,
+    model: ModelPaths = None,
     allow_module: AllowModule = None,
     nodes: Annotated[int, typer.Option(min=1, help="Number of machines; call run on each.")] = 1,
     rendezvous: Annotated[
@@ -95,6 +100,10 @@ def run(
 
     With --max-restarts a failed run restarts on the remaining nodes. With --replan-every it switches to another plan if
     that is faster at the observed lengths and speeds and the remaining steps repay the switch.
+
+    Models may be elsewhere than where the job was planned: the plan is held to their shapes, the tokenizer, the chat
+    template and the end tokens. With --model a model is read from another directory than the job's, and so are the
+    other models and the tokenizer that the job has in the same directory.
 
     Under torchrun it joins as the rank that torchrun has started, and takes neither --nodes nor --rendezvous.
     """
@@ -115,6 +124,7 @@ def run(
             replan_every=replan_every,
             sample_every=sample_every,
             table=read_profile(profile),
+            models=parse_model_paths(model or ()),
             allow_modules=allow_module or (),
             rendezvous=Rendezvous.parse(rendezvous, nodes, node_rank, read_token(token_file)),
         )
@@ -129,3 +139,5 @@ def _train_and_show(plan: Plan, job: Job, out: Path, *, steps: int, export_every
         view_run.print_run_summary(summary, out)
         if export_every:
             typer.echo(f"the trained models are in {out / 'models'} as Hugging Face directories")
+    elif os.environ.get("LOCAL_RANK", "0") == "0":
+        typer.echo(f"this machine is done; the summary is in {out}, and on the output of the machine of rank 0")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch.distributed as dist
@@ -15,10 +15,11 @@ from megatron.core.dist_checkpointing.core import CheckpointingException
 from torch.distributed.checkpoint.api import CheckpointException
 
 from meshwright.planner.job.job import Job
+from meshwright.planner.job.model_paths import with_model_paths
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.layout import Layout, layout_violations
-from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec, read_model
 from meshwright.profiles.stages import Role
 from meshwright.runtime.device.process_groups import lost_rank_error
 from meshwright.runtime.execution.resume import latest_checkpoint
@@ -87,13 +88,15 @@ def write_models(models: Iterable[TrainedModel], job: Job, directory: Path, targ
     dist.barrier()
 
 
-def export_models(run: Path, target: Path, *, num_ranks: int = 1) -> tuple[Path, ...]:
+def export_models(
+    run: Path, target: Path, *, num_ranks: int = 1, models: Mapping[str, str | os.PathLike[str]]
+) -> tuple[Path, ...]:
     """Write the models of a run's newest checkpoint as Hugging Face directories and return their paths.
 
     The export starts `num_ranks` processes on the CPU, each with a pipeline stage of one model at a time and no
-    optimizer.
-    Raises BadInput for a directory without a checkpoint, a target that exists, and models that cannot be divided into
-    `num_ranks` pipeline stages.
+    optimizer. `models` are directories, by role, that have moved since the run.
+    Raises BadInput for a directory without a checkpoint, a target that exists, models that cannot be divided into
+    `num_ranks` pipeline stages, and a directory whose model has another shape.
     """
     plan, run_file, checkpoint = read_plan(run / "plan.json"), read_run_file(run), latest_checkpoint(run)
     if checkpoint is None:
@@ -101,18 +104,26 @@ def export_models(run: Path, target: Path, *, num_ranks: int = 1) -> tuple[Path,
     if target.exists():
         raise BadInput(f"{target} exists already; export overwrites nothing, so name another directory.")
     directory = Path(run_file.directory)
+    job = with_model_paths(run_file.job, models, directory)
     for role in plan.graph.train_stage:
-        config = directory / run_file.job.models.source(role).path / "config.json"
-        if not config.is_file():
+        source, spec = directory / job.models.source(role).path, plan.facts.models.spec(role)
+        if not (source / "config.json").is_file():
             raise BadInput(
-                f"{config}, from which the {role.value} of this run was loaded, is gone; restore it to export."
+                f"{source / 'config.json'}, from which the {role.value} of this run was loaded, is not there; restore "
+                f"it to export, or give its directory as --model {role.value}=DIR."
+            )
+        stored = read_model(source, scalar_head=spec.scalar_head).with_balance(job.models.source(role).balance)
+        if replace(stored, name=spec.name, adapter=spec.adapter) != spec:
+            raise BadInput(
+                f"models.{role.value}: {source} has another shape than the run's {role.value}; give the directory "
+                f"that it was loaded from, as --model {role.value}=DIR."
             )
         layout = Layout(pp=num_ranks)
-        require_none(layout_violations(layout, plan.facts.models.spec(role)), f"--ranks {num_ranks}")
+        require_none(layout_violations(layout, spec), f"--ranks {num_ranks}")
     try:
         launch(
             _write,
-            *(plan, run_file.job, directory, checkpoint, target.absolute()),
+            *(plan, job, directory, checkpoint, target.absolute()),
             num_ranks=num_ranks,
             setup=ProcessSetup("cpu"),
             preload="meshwright.runtime.execution.model_export",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from meshwright.planner.analysis.calibration import require_calibratable
 from meshwright.planner.job.job import SETTINGS_KEYS, Job
+from meshwright.planner.job.model_paths import without_model_paths
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import require_valid
 from meshwright.planner.program.check_program import require_sound
@@ -70,13 +71,13 @@ class RunRequest:
 
     @property
     def digest(self) -> str:
-        """Digest of everything that must be equal on all nodes; paths are left out."""
+        """Digest of everything that must be equal on all nodes; the paths of models and outputs are left out."""
         options = (
             f"{self.steps} {self.resume} {self.checkpoint_every} {self.checkpoint_minutes} {self.keep} "
             f"{self.export_every} {self.resample} {self.max_restarts} {self.allowed_modules} "
             f"{self.replan_every} {self.table and digest(self.table)}"
         )
-        return " ".join((digest(self.plan), digest(self.job), options))
+        return " ".join((digest(self.plan), digest(without_model_paths(self.job)), options))
 
 
 def check(request: RunRequest, rendezvous: Rendezvous, data: PromptData | None = None) -> None:

@@ -24,6 +24,7 @@ from meshwright.planner.job.job import DEFAULT_SETTINGS, Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.documents import Difference, differences, digest, write_atomically
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.stages import Role
 from meshwright.runtime.inference.in_flight import (
     InFlightState,
     SamplingDigests,
@@ -104,6 +105,7 @@ RULES = MappingProxyType(
     {
         "algorithm": Rule(Effect.NONE, "the stages of a step and the models in the checkpoint follow from it"),
         "models": Rule(Effect.NONE, "the weights in the checkpoint are those of its models"),
+        **{f"models.{role}.path": _AT_ONCE for role in Role},  # the plan is held to its shapes and digests
         "cluster": _AT_ONCE,
         "precision": Rule(Effect.NONE, "the weights in the checkpoint have it"),
         "workload.batch_size": Rule(Effect.NONE, "it decides which prompts a step gets"),

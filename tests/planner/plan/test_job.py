@@ -11,6 +11,7 @@ import pytest
 from meshwright.planner.job.job import Facts, Job, PPOJob, read_job, require_job, resolve
 from meshwright.planner.job.rewards_and_tools import Reward
 from meshwright.planner.job.sections import ClusterSpec, MixedSpec, Models, ModelSource
+from meshwright.planner.job.tokenizer_facts import TokenizerFacts
 from meshwright.profiles.documents import canonical_json, parse
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.hardware import Cluster
@@ -78,6 +79,7 @@ def others(facts: Facts) -> dict[str, object]:
         "generation_weights": "fp8",
         "rewards": (Reward(name="exact", function="exact_match").load,),
         "ref_is_base": True,
+        "tokenizer": TokenizerFacts(end_tokens=(1,)),
     }
 
 
@@ -85,9 +87,9 @@ def others(facts: Facts) -> dict[str, object]:
 def test_a_plan_that_holds_another_fact_than_the_job_is_refused(name: str, job: Job, tmp_path: Path) -> None:
     facts = resolve(job, tmp_path)
     require_job(facts, job, tmp_path)
-    with pytest.raises(BadInput, match=r"^the plan was made for another job: .*; plan this job again\.$") as caught:
+    with pytest.raises(BadInput, match=r"^the plan was made for another job: .* plan this job again\.$") as caught:
         require_job(facts.model_copy(update={name: others(facts)[name]}), job, tmp_path)
-    assert name in str(caught.value)
+    assert {"tokenizer": "eos_token_id"}.get(name, name) in str(caught.value)
 
 
 def adapted(job: Job, **paths: str) -> Job:
@@ -170,7 +172,7 @@ def test_a_plan_is_of_its_job_wherever_the_models_lie_and_whatever_they_are_call
     require_job(facts, beside, other)
     require_job(resolve(beside, other), beside, tmp_path)
     (other / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 3}))
-    with pytest.raises(BadInput, match=r"models.actor.num_layers is 4 in the plan and 3 in the job"):
+    with pytest.raises(BadInput, match=r"models.actor.num_layers is 4 in the plan and 3 in .*/other; give"):
         require_job(facts, beside, other)
 
 

@@ -37,3 +37,18 @@ def test_a_target_takes_only_what_it_can_use(call: Call, job: Path, plan: Path, 
     assert "a run knows its job" in said(tmp_path, job, "--to", "hf")
     assert "needs the job too" in said(plan, "--to", "slurm")
     assert "is for hf alone" in said(plan, job, "--to", "slurm", "--ranks", 2)
+
+
+def test_models_elsewhere_are_in_a_script_and_in_the_configuration_of_a_trainer(
+    call: Call, job: Path, plan: Path, tmp_path: Path
+) -> None:
+    models = ("--model", "actor=/data/my actor")
+    assert call("export", plan, job, "--to", "k8s", "-o", tmp_path / "scripts", *models).code == 0
+    assert "MODELS=(--model 'actor=/data/my actor')" in (tmp_path / "scripts" / "jobset.sh").read_text()
+    assert str(job.parent) not in (tmp_path / "scripts" / "jobset.sh").read_text()
+    outcome = call("export", plan, job, "--to", "k8s", "-o", tmp_path / "more", "--model", "teacher=x")
+    assert outcome.code == 2
+    assert "the job has no teacher model; its models are actor, critic, ref, reward" in outcome.err
+    outcome = call("export", plan, "--to", "verl", "-o", tmp_path / "verl", *models)
+    assert outcome.code == 2
+    assert "give the job too" in outcome.err

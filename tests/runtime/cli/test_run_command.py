@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 from pathlib import Path
@@ -54,3 +55,18 @@ def test_a_plan_for_one_node_is_not_run_on_two_nor_as_its_second(
     outcome = call("run", plan, job, "--steps", "1", "--out", tmp_path / "out", "--node-rank", "1")
     assert outcome.code == 2
     assert "--node-rank 1 is not one of the plan's 1 nodes; they count from 0" in outcome.err
+
+
+def test_models_that_are_elsewhere_are_held_to_the_plan(call: Call, job: Path, plan: Path, tmp_path: Path) -> None:
+    """A directory of another model is refused before a rank is started, and so is a role that the job does not have."""
+    other = shutil.copytree(job.parent / "actor", tmp_path / "another")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
+    command = ("run", plan, job, "--steps", "1", "--out", tmp_path / "out")
+    refused = call(*command, "--model", f"actor={other}")
+    assert refused.code == 2
+    assert f"models.actor.num_layers is 4 in the plan and 2 in {other}; give the directory of the" in refused.err
+    refused = call(*command, "--model", "teacher=x")
+    assert refused.code == 2
+    assert "the job has no teacher model" in refused.err
+    assert not (tmp_path / "out").exists()

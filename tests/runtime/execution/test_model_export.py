@@ -168,3 +168,25 @@ def test_what_cannot_be_exported_gets_a_sentence_and_nothing_is_written(run: Pat
         path.write_bytes(path.read_bytes()[:100])
     assert "cannot be read" in said(other, "--to", "hf")
     assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.check_all
+def test_models_that_have_moved_since_the_run_are_named(run: Path, tmp_path: Path, call: Call) -> None:
+    """The run's directory is copied with the job's models under other names; export needs their shapes and config."""
+    sources = run.parent
+    shutil.copytree(sources / "tokenizer", tmp_path / "tokenizer")
+    moved = {role: shutil.copytree(sources / role, tmp_path / "elsewhere" / role) for role in ("actor", "reward")}
+    document = json.loads((run / "run.json").read_text())
+    copy = shutil.copytree(run, tmp_path / "run")
+    (copy / "run.json").write_text(json.dumps({**document, "directory": str(tmp_path)}))
+    outcome = call("export", copy, "--to", "hf", "-o", tmp_path / "models")
+    assert outcome.code == 2
+    assert "restore it to export, or give its directory as --model actor=DIR" in outcome.err
+    options = [f"--model={role}={path}" for role, path in moved.items()]
+    outcome = call("export", copy, "--to", "hf", "-o", tmp_path / "models", *options)
+    assert outcome.code == 0, outcome.err
+    config = json.loads((moved["actor"] / "config.json").read_text())
+    (moved["actor"] / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
+    outcome = call("export", copy, "--to", "hf", "-o", tmp_path / "again", *options)
+    assert outcome.code == 2
+    assert "has another shape than the run's actor" in outcome.err
