@@ -491,10 +491,15 @@ class AnalyticModel(QueryLoop):
                 groups=self._groups(query.layout),
                 network=self._network(self._generation_framework),
                 element_bytes=self._size,
-                framework=self._generation_framework,
+                framework=self._host_framework(query),
             )
 
         return self._generations.memoize((query.model, query.layout), make)
+
+    def _host_framework(self, query: StageQuery) -> Framework:
+        """Return the framework that says what the host adds to the rounds of a layout."""
+        del query
+        return self._generation_framework
 
     def _overlap(self, query: StageQuery, num_rows: int) -> Overlap:
         """Return how one replica's batches overlap. Raises BadInput for an overcommit without deferral, or above

@@ -7,6 +7,7 @@ transfers; a corrected number counts as interpolated at best.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -31,18 +32,23 @@ from meshwright.cost_models.protocol import (
 from meshwright.profiles.choice_table import ChoiceTable
 from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.elementwise import FloatArray
-from meshwright.profiles.frameworks import OWN_ENGINES, EngineName, engine_named
+from meshwright.profiles.frameworks import OWN_ENGINES, EngineName, Framework, engine_named
 from meshwright.profiles.hardware import AnyCluster, Cluster, MixedCluster
+from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.table import Shape, Table, TimedPass, Traffic, shape_of
 from meshwright.profiles.workload import Workload
+
+ENGINE_LOAD = "weights to the engine"
+"""Name of the term for the measured load of weights into an engine in its own process."""
 
 
 class BlendedModel(AnalyticModel):
     """A cost model that uses the table first, and equations for what the table lacks.
 
-    Generation by another engine than the one that was timed is analytic too; corrections apply to it if the engine is
-    one of this project. Raises BadInput if the table is of another device or precision.
+    Generation by another engine than those that were timed is analytic too. Corrections apply to the engines of this
+    project, and to an engine in its own process if they are from runs with it. Raises BadInput if the table is of
+    another device or precision.
     """
 
     seconds_are_monotone = False
@@ -51,10 +57,13 @@ class BlendedModel(AnalyticModel):
         self, table: Table, cluster: Cluster, workload: Workload, precision: str, engine: EngineName | None = None
     ) -> None:
         engine_is_timed = engine in (None, table.provenance.engine)
+        self._timings = table.timings_of(engine)
+        timed = table.model_copy(update={"measurements": self._timings.measurements}) if self._timings else None
 
         def shard_of(model: ModelSpec, tp: int, analytic: AnalyticShard, apart: bool) -> Shard:
             if apart and engine not in OWN_ENGINES:
-                return analytic
+                separate = _BlendedShard(MeasuredShard(timed, model, tp), analytic) if timed else analytic
+                return _corrected(separate, table, shape_of(model, tp), engine)
             uses_table = not apart or (engine_is_timed and not analytic.is_quantised)
             shard = analytic if not uses_table else _BlendedShard(MeasuredShard(table, model, tp), analytic)
             return _corrected(shard, table, shape_of(model, tp))
@@ -77,13 +86,37 @@ class BlendedModel(AnalyticModel):
         return QueryLoop.bytes_of_choices(self, query, choices)
 
     def refit_seconds(self, move: RefitQuery) -> Cost:
-        return _corrected_cost(super().refit_seconds(move), self._table, Traffic.REFIT)
+        """Return the seconds of a refit. Those of an engine that was timed are a refit of the rank's own copy, and the
+        measured load from there."""
+        load = self._load_seconds(move.model, move.target) if move.generates else None
+        cost = super().refit_seconds(move if load is None else replace(move, generates=False))
+        if load is not None:
+            cost += Cost((Term(ENGINE_LOAD, load, Source.MEASURED),))
+        return _corrected_cost(cost, self._table, Traffic.REFIT)
 
     def seconds_of_refits(self, refits: RefitTable) -> FloatArray:
-        return self._table.corrected(Traffic.REFIT, super().seconds_of_refits(refits))
+        seconds = super().seconds_of_refits(refits)
+        if refits.generates and self._timings:
+            in_place = super().seconds_of_refits(replace(refits, generates=False))
+            loads = [self._load_seconds(refits.model, target.layout) for target in refits.targets]
+            load = np.array([np.nan if one is None else one for one in loads])[refits.target_index]
+            seconds = np.where(np.isnan(load), seconds, in_place + load)
+        return self._table.corrected(Traffic.REFIT, seconds)
 
     def transfer_seconds(self, num_bytes: float) -> Cost:
         return _corrected_cost(super().transfer_seconds(num_bytes), self._table, Traffic.TRANSFER)
+
+    def _load_seconds(self, model: ModelSpec, target: Layout) -> float | None:
+        """Return the measured seconds in which the engine of one rank takes all weights; None if not measured."""
+        if not self._timings or target.num_ranks != target.dp:
+            return None
+        return self._timings.load_seconds(shape_of(model, 1), model.num_layers)
+
+    def _host_framework(self, query: StageQuery) -> Framework:
+        framework = super()._host_framework(query)
+        if not self._timings or not self._timings.has_rounds_of(shape_of(query.model, query.layout.tp)):
+            return framework
+        return framework.model_copy(update={"round_seconds": 0.0, "row_seconds": 0.0})  # timed rounds include the host
 
     def _make_network(self, peer_reductions: bool) -> Network:
         if self._table.has_correction(Traffic.COLLECTIVE):
@@ -156,9 +189,12 @@ class _BlendedShard(Shard):
         return self._measured if self._measured.covers(timed_pass) else self._analytic
 
 
-def _corrected(shard: Shard, table: Table, shape: Shape) -> Shard:
-    """Return the shard with the table's corrections for its shape; the same shard if they change nothing."""
-    factors = {timed_pass: factor for timed_pass, factor in table.factors(shape).items() if factor != 1}
+def _corrected(shard: Shard, table: Table, shape: Shape, engine: EngineName | None = None) -> Shard:
+    """Return the shard with the table's corrections for its shape; the same shard if they change nothing.
+
+    `engine` is the engine in its own process that runs it, if one does.
+    """
+    factors = {timed_pass: factor for timed_pass, factor in table.factors(shape, engine).items() if factor != 1}
     return _CorrectedShard(shard, factors) if factors else shard
 
 

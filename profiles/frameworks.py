@@ -20,11 +20,12 @@ EngineName: TypeAlias = Literal["meshwright-eager", "meshwright-graph", "vllm", 
 
 EAGER: EngineName = "meshwright-eager"
 GRAPH: EngineName = "meshwright-graph"
+VLLM: EngineName = "vllm"
 
 OWN_ENGINES: tuple[EngineName, ...] = (EAGER, GRAPH)
 """The engines of this project."""
 
-RUN_ENGINES: tuple[EngineName, ...] = (*OWN_ENGINES, "vllm")
+RUN_ENGINES: tuple[EngineName, ...] = (*OWN_ENGINES, VLLM)
 """The engines that `run` starts; the others generate for other trainers."""
 
 

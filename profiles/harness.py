@@ -262,6 +262,18 @@ def points(
     return tuple(grid)
 
 
+def generation_points(
+    shape: Shape, depths: Sequence[int], workload: Workload, kind: str, *, staleness: int = 0
+) -> tuple[Point, ...]:
+    """Return the prefills and decode steps of `points` for one shape and these numbers of layers."""
+    return tuple(
+        Point(shape=shape, num_layers=num_layers, timed_pass=timed_pass, rows=rows, tokens=tokens, context=context)
+        for num_layers in depths
+        for timed_pass in (TimedPass.PREFILL, TimedPass.DECODE)
+        for rows, tokens, context in _grid(timed_pass, workload, kind, staleness)
+    )
+
+
 def exchanges(cluster: Cluster, num_ranks: int | None = None) -> tuple[Exchange, ...]:
     """Return the collectives to measure: all group sizes that divide a node; send-receive between two ranks only.
 

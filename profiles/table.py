@@ -164,6 +164,47 @@ class Collective(Timing):
     exchange: Exchange
 
 
+class WeightLoad(Timing):
+    """The time in which an engine in its own process takes new weights from the rank beside it."""
+
+    shape: Shape
+    num_layers: int = Field(gt=0)
+
+
+class EngineTimings(Document):
+    """Times of a generation engine that runs in a process beside the rank, as a run uses it.
+
+    A prefill is a round in which prompts are admitted, a decode step one in which none is; both include the messages
+    between the rank and the engine, and all that the host does for a round.
+    """
+
+    engine: EngineName
+    version: str = Field(min_length=1)
+    kernels: str = Field(min_length=1)
+    date: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
+    measurements: tuple[Measurement, ...] = ()
+    loads: tuple[WeightLoad, ...] = Field(default=(), description="new weights, at each number of layers")
+
+    def has_rounds_of(self, shape: Shape) -> bool:
+        """Return True if decode steps of this shape were timed at two numbers of layers."""
+        depths = {
+            one.point.num_layers
+            for one in self.measurements
+            if one.status == "ok" and one.point.shape == shape and one.point.timed_pass is TimedPass.DECODE
+        }
+        return len(depths) > 1
+
+    def load_seconds(self, shape: Shape, num_layers: int) -> float | None:
+        """Return the seconds of a load of all weights; None if it was not measured at two numbers of layers."""
+        known = {one.num_layers: one.seconds for one in self.loads if one.shape == shape and one.seconds is not None}
+        if num_layers in known:
+            return known[num_layers]
+        if len(known) < 2:
+            return None
+        low, high = min(known), max(known)
+        return max(0.0, known[low] + (known[high] - known[low]) / (high - low) * (num_layers - low))
+
+
 class Provenance(Document):
     """Hardware, software versions, commit, date and settings with which a table was measured."""
 
@@ -199,6 +240,9 @@ class Correction(Document):
     plan: str = Field(min_length=1, description="SHA-256 of the plan that ran")
     num_steps: int = Field(gt=0, description="steps that were measured, the first of the run left out")
     date: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$", description="day of the calibration")
+    engine: EngineName | None = Field(
+        default=None, description="the engine in its own process that ran these passes; not given for all other passes"
+    )
 
 
 class Traffic(StrEnum):
@@ -234,6 +278,16 @@ class Table(VersionedDocument):
     corrections: tuple[Correction, ...] = ()
     traffic: tuple[TrafficCorrection, ...] = Field(default=(), description="corrections of communication between ranks")
     calls: tuple[TimedCalls, ...] = Field(default=(), description="timed calls of rewards and tools on hosts")
+    engines: tuple[EngineTimings, ...] | None = Field(
+        default=None, min_length=1, description="times of engines that run in processes of their own"
+    )
+
+    @field_validator("engines")
+    @classmethod
+    def _unique_engines(cls, engines: tuple[EngineTimings, ...] | None) -> tuple[EngineTimings, ...] | None:
+        if engines and len({one.engine for one in engines}) < len(engines):
+            raise ValueError("an engine is listed twice; keep one of the two")
+        return engines
 
     @field_validator("calls")
     @classmethod
@@ -266,9 +320,12 @@ class Table(VersionedDocument):
             or [0.0]
         )
 
-    def factors(self, shape: Shape) -> dict[TimedPass, float]:
-        """The product of all corrections of each pass on this shape; passes without a correction are left out."""
-        corrections = [c for c in self.corrections if c.shape == shape]
+    def factors(self, shape: Shape, engine: EngineName | None = None) -> dict[TimedPass, float]:
+        """The product of all corrections of each pass on this shape; passes without a correction are left out.
+
+        `engine` is the engine in its own process that runs the passes, if one does.
+        """
+        corrections = [c for c in self.corrections if c.shape == shape and c.engine == engine]
         return {
             timed_pass: math.prod(c.factor for c in corrections if c.timed_pass == timed_pass)
             for timed_pass in {c.timed_pass for c in corrections}
@@ -289,6 +346,15 @@ class Table(VersionedDocument):
         """Return the table with these timed calls added; they replace calls with the same key."""
         calls = {one.called: one for one in (*self.calls, *new_calls)}
         return Table.model_validate({**dict(self), "calls": tuple(calls.values())})
+
+    def timings_of(self, engine: EngineName | None) -> EngineTimings | None:
+        """Return the times of an engine that runs in its own process; None if it was not measured."""
+        return next((one for one in self.engines or () if one.engine == engine), None)
+
+    def with_timings(self, timings: EngineTimings) -> Table:
+        """Return the table with the times of an engine; they replace earlier ones."""
+        others = tuple(one for one in self.engines or () if one.engine != timings.engine)
+        return Table.model_validate({**dict(self), "engines": (*others, timings)})
 
     def require(self, cluster: Cluster, precision: str) -> None:
         """Raises BadInput if the table was measured on another device or in another precision."""

@@ -19,6 +19,7 @@ from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.planner.search.re_evaluate import re_evaluate
 from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.frameworks import OWN_ENGINES, EngineName
 from meshwright.profiles.hardware import require_uniform
 from meshwright.profiles.observations import (
     RunObservation,
@@ -225,16 +226,19 @@ def _base(plan: Plan, table: Table | None, date: str) -> Table:
 
 def _groups(plan: Plan, observation: RunObservation, date: str) -> Iterator[_Group]:
     """The groups of the plan's stages, in the order of the stages: forward before training."""
-    groups: dict[tuple[Shape, tuple[TimedPass, ...]], list[str]] = {}
+    groups: dict[tuple[Shape, tuple[TimedPass, ...], EngineName | None], list[str]] = {}
+    separate = None if plan.facts.engine in OWN_ENGINES else plan.facts.engine
     for stage in plan.graph.stages:
         placement = plan.placement(stage.name)
         shape = shape_of(plan.facts.models.spec(stage.role), placement.layout.tp)
-        groups.setdefault((shape, timed_passes_of(stage)), []).append(stage.name)
-    for (shape, timed_passes), stages in groups.items():
+        engine = separate if stage.generates else None
+        groups.setdefault((shape, timed_passes_of(stage), engine), []).append(stage.name)
+    for (shape, timed_passes, engine), stages in groups.items():
         corrections = (
             Correction(
                 shape=shape,
                 timed_pass=timed_pass,
+                engine=engine,
                 factor=1.0,
                 spread=max(observation.spread[stage] for stage in stages),
                 stages=tuple(stages),

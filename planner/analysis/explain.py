@@ -15,11 +15,13 @@ from meshwright.planner.analysis.optional_features import (
     AdapterSummary,
     BestSamples,
     CallLatencies,
+    EngineChoice,
     HostRewards,
     QuantisedCopy,
     adapter_summary,
     best_samples,
     call_latencies,
+    engine_choice,
     host_rewards,
     quantised_copy,
 )
@@ -87,15 +89,16 @@ class Explanation:
     work: Mapping[str, float]
     rewards: HostRewards | None = None
     latencies: CallLatencies | None = None
+    engine: EngineChoice | None = None
     adapter: AdapterSummary | None = None
     best: BestSamples | None = None
     quantised: QuantisedCopy | None = None
 
     @property
     def sentences(self) -> Iterator[str]:
-        """Report lines on an adapter, 8-bit floats, best-of-n, rewards on hosts and latencies of calls, where the plan
-        has them."""
-        for part in (self.adapter, self.quantised, self.best, self.rewards, self.latencies):
+        """Report lines on the choice of an engine, an adapter, 8-bit floats, best-of-n, rewards on hosts and latencies
+        of calls, where the plan has them."""
+        for part in (self.engine, self.adapter, self.quantised, self.best, self.rewards, self.latencies):
             yield from part.sentences if part else ()
 
 
@@ -125,6 +128,7 @@ def explain(plan: Plan) -> Explanation:
         work=plan.solver.work.model_dump(),
         rewards=host_rewards(plan),
         latencies=call_latencies(plan.facts),
+        engine=engine_choice(plan),
         adapter=adapter_summary(plan),
         best=best_samples(plan),
         quantised=quantised_copy(plan),

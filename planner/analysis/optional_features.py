@@ -1,5 +1,6 @@
 """Summaries of the optional features of a plan: adapter, generation weights in 8-bit floats, best-of-n, rewards on
-hosts and the latencies that a job does not state. Each is None for a plan without the feature.
+hosts, the latencies that a job does not state, and the choice of an engine. Each is None for a plan without the
+feature.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost_models.cost import WEIGHTS, Cost
+from meshwright.cost_models.cost import WEIGHTS, Cost, Source
 from meshwright.cost_models.kernels import element_bytes
 from meshwright.cost_models.params import fullest_part
 from meshwright.cost_models.sampling_waves import WAVE_REWARDS, processes_all_samples
@@ -239,3 +240,45 @@ def call_latencies(facts: Facts) -> CallLatencies | None:
     measured = {name: latency.description for name, latency in latencies.items() if latency.measured}
     assumed = {name: latency.description for name, latency in latencies.items() if latency.assumed}
     return CallLatencies(measured=measured, assumed=assumed) if measured or assumed else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineChoice:
+    """The engine of a plan, and the seconds of a step with each engine that the job allows.
+
+    `equations` are the engines whose generation was not measured, and `excluded` has the reason of each engine that has
+    no plan.
+    """
+
+    engine: str
+    step_seconds: Mapping[str, float]
+    equations: tuple[str, ...]
+    excluded: Mapping[str, str]
+
+    @property
+    def sentences(self) -> Iterator[str]:
+        """Report lines."""
+        others = {name: seconds for name, seconds in self.step_seconds.items() if name != self.engine}
+        slower = ", ".join(f"{name} would take {seconds:.3f} s" for name, seconds in others.items())
+        taken = f"a step takes {self.step_seconds[self.engine]:.3f} s"
+        yield f"engine {self.engine}: {taken}; {slower}" if slower else f"engine {self.engine}: {taken}"
+        for name, reason in self.excluded.items():
+            yield f"engine {name} is excluded: {reason}"
+        if others and self.equations:
+            yield (
+                f"generation by {' and '.join(self.equations)} comes from equations; `meshwright profile` measures the "
+                "engines that the job names"
+            )
+
+
+def engine_choice(plan: Plan) -> EngineChoice | None:
+    """Return the engines that a plan was chosen among; None if the job names one."""
+    if plan.engine_options is None:
+        return None
+    planned = [option for option in plan.engine_options if option.period_seconds is not None]
+    return EngineChoice(
+        engine=plan.facts.engine,
+        step_seconds={one.engine: one.period_seconds for one in planned if one.period_seconds is not None},
+        equations=tuple(one.engine for one in planned if one.source is Source.ANALYTIC),
+        excluded={one.engine: one.reason for one in plan.engine_options if one.reason is not None},
+    )

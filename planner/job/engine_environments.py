@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from meshwright.profiles.documents import Document
+from meshwright.profiles.frameworks import VLLM, EngineName
 
 
 class EngineEnvironment(Document):
@@ -17,3 +18,8 @@ class EngineEnvironments(Document):
     """The environments of the engines that run in processes of their own."""
 
     vllm: EngineEnvironment | None = Field(default=None, description="vLLM")
+
+    @property
+    def named(self) -> tuple[EngineName, ...]:
+        """The engines whose environments the job names."""
+        return (VLLM,) if self.vllm else ()

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
@@ -62,8 +62,11 @@ _CACHE = (
 )
 _ENGINE = (
     "generation engine: our own, eager or with decode steps as CUDA graphs (the default on a GPU for models without "
-    "experts), vllm, which run starts on CPUs, or another trainer's, which can only be planned for"
+    "experts), vllm, which run starts on CPUs, or another trainer's, which can only be planned for; auto: the one of "
+    "our own and those in engines with the fastest plan"
 )
+AUTO: Final = "auto"
+"""The engine of a job that leaves the choice to the plan."""
 _ENGINES = "environments of the engines that run in processes of their own"
 _GENERATION_WEIGHTS = (
     "number format of the weights that the actor generates with, and of the activations they multiply; default: the "
@@ -131,7 +134,7 @@ class Job(Document):
     staleness: int = Field(default=0, ge=0, le=8, description=_STALENESS)
     controllers: bool = Field(default=False, description=_CONTROLLERS)
     cache_after_refit: CacheAfterRefit = Field(default="keep", description=_CACHE)
-    engine: EngineName | None = Field(default=None, description=_ENGINE)
+    engine: EngineName | Literal["auto"] | None = Field(default=None, description=_ENGINE)
     engines: EngineEnvironments = Field(default=EngineEnvironments(), description=_ENGINES)
     generation_weights: GenerationWeights | None = Field(default=None, description=_GENERATION_WEIGHTS)
     rewards: tuple[Reward, ...] = Field(default=(), max_length=16, description=_REWARDS)
@@ -385,8 +388,11 @@ def read_job(path: Path) -> Job:
 
 
 def resolve(job: Job, directory: Path) -> Facts:
-    """Return the facts of a job whose paths are relative to `directory`. Raises BadInput for a name or a file that
-    cannot be resolved."""
+    """Return the facts of a job whose paths are relative to `directory`.
+
+    They have this project's own engine if the job leaves the choice to the plan. Raises BadInput for a name or a file
+    that cannot be resolved.
+    """
     directories = {role: directory / job.models.source(role).path for role in job.models.roles}
     specs = {role: read_model(directories[role], scalar_head=role in _SCALAR_HEAD_ROLES) for role in directories}
     for role in job.models.roles:
@@ -412,7 +418,7 @@ def resolve(job: Job, directory: Path) -> Facts:
         staleness=job.staleness,
         controllers=job.controllers,
         cache_after_refit=job.cache_after_refit,
-        engine=job.engine or own_engine_name,
+        engine=own_engine_name if job.engine is None or job.engine == AUTO else job.engine,
         generation_weights=job.generation_weights,
         rewards=tuple(reward.load for reward in job.rewards),
         ref_is_base=adapter is not None and real_paths.get(Role.REF) == real_paths[Role.ACTOR] and not _trains_ref(job),
@@ -434,6 +440,8 @@ def require_job(planned: Facts, job: Job, directory: Path, *, lengths_are_observ
     """
     job = job.model_copy(update=from_plan(job.rewards, job.workload, planned.rewards, planned.workload))
     facts = resolve(job, directory)
+    if job.engine == AUTO and planned.engine in (facts.engine, *job.engines.named):
+        facts = facts.model_copy(update={"engine": planned.engine})
     if lengths_are_observed and (facts.workload.turns is None) == (planned.workload.turns is None):
         facts = facts.model_copy(
             update={"workload": workload_with_lengths(facts.workload, lengths_of_workload(planned.workload))}

@@ -11,16 +11,17 @@ Costs are `Cost` records: named terms in seconds or bytes, each with its source.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from meshwright.cost_models.cost import Cost
+from meshwright.cost_models.cost import Cost, Source
 from meshwright.planner.job.job import Facts, Job, require_job
 from meshwright.planner.job.limits import require_within_limits
 from meshwright.planner.job.rewards_and_tools import HostWorkers
 from meshwright.planner.plan.pins import Ranks, Value, value_of
 from meshwright.profiles.documents import Document, VersionedDocument, canonical_json, read_json, write_atomically
+from meshwright.profiles.frameworks import EngineName
 from meshwright.profiles.hardware import replicas_of_parts
 from meshwright.profiles.html_tables import html_paragraphs, html_table
 from meshwright.profiles.layout import Layout
@@ -128,6 +129,21 @@ def _range_text(pool: Pool) -> str:
     return f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else f"{ranks[0]}"
 
 
+class EngineOption(Document):
+    """An engine that the job allows: its fastest plan, or the reason why there is none."""
+
+    engine: EngineName
+    period_seconds: float | None = Field(default=None, gt=0, description="predicted seconds per step")
+    source: Source | None = Field(default=None, description="source of the seconds of generation")
+    reason: str | None = Field(default=None, description="why the engine has no plan")
+
+    @model_validator(mode="after")
+    def _require_plan_or_reason(self) -> Self:
+        if (self.period_seconds is None) == (self.reason is None):
+            raise ValueError("give period_seconds for an engine with a plan, or the reason for one without")
+        return self
+
+
 class Plan(VersionedDocument):
     """The decision: which stage runs where, how and when, for which facts, and the proven gap to the best plan."""
 
@@ -138,7 +154,12 @@ class Plan(VersionedDocument):
     staleness: int = Field(
         ge=0, description="largest number of actor updates between sampling a token and training on it"
     )
-    pins: tuple[str, ...] = Field(default=(), description="choices that the user fixed or forbade")
+    pins: tuple[str, ...] = Field(
+        default=(), description="choices that the user fixed or forbade, and those that a chosen engine needs"
+    )
+    engine_options: tuple[EngineOption, ...] | None = Field(
+        default=None, min_length=1, description="the engines that the plan was chosen among"
+    )
     solver: Solver
     pools: tuple[Pool, ...]
     workers: tuple[HostWorkers, ...] = Field(default=(), description="workers of each reward that runs on hosts")

@@ -11,6 +11,7 @@ from meshwright.planner.analysis.optional_features import (
     adapter_summary,
     best_samples,
     call_latencies,
+    engine_choice,
     host_rewards,
 )
 from meshwright.planner.analysis.wave_size import sampled_waves
@@ -117,6 +118,7 @@ def _optional_features(plan: Plan) -> Iterator[_OptionalFeature]:
         "Adapter": adapter_summary(plan),
         "Rewards on hosts": host_rewards(plan),
         "Latencies of calls": call_latencies(plan.facts),
+        "Engines": engine_choice(plan),
         "Best of several samples": best_samples(plan),
         "Dynamic sampling": sampled_waves(plan),
     }

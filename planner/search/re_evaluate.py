@@ -57,7 +57,7 @@ def re_evaluate(plan: Plan, facts: Facts, model: CostModel) -> Plan:
     The placements have to be legal under `facts`. Nothing is searched, so no lower bound is known: the status is
     `pinned` and the gap is 1.
     """
-    with_facts = plan.model_copy(update={"facts": facts, "digests": facts.digests()})
+    with_facts = plan.model_copy(update={"facts": facts, "digests": facts.digests(), "engine_options": None})
     costed = with_facts.model_copy(
         update={
             "placements": tuple(_placement(with_facts, p, model) for p in plan.placements),

@@ -7,10 +7,12 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from meshwright.cost_models.imported_operators import imported_points, imported_table
 from meshwright.planner.analysis.calibration import Calibration, read_run
 from meshwright.planner.analysis.calibration import calibrate as calibrated
+from meshwright.planner.job.engine_limits import engines_of, vllm_violations
 from meshwright.planner.job.job import Facts, Job
 from meshwright.planner.job.sections import ClusterSpec
 from meshwright.planner.plan.plan import Plan
@@ -19,6 +21,7 @@ from meshwright.profiles.aiconfigurator import PACKAGE, PRECISION, SYSTEMS, devi
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.environment.latency import TimedCalls
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.frameworks import EngineName
 from meshwright.profiles.hardware import Cluster, require_uniform
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec, model_from_config
@@ -27,6 +30,9 @@ from meshwright.profiles.table import Point, Table
 from meshwright.profiles.workload import Workload
 from meshwright.runtime.api.arguments import Pathname, require_number, require_run_packages
 from meshwright.runtime.records.results import RewardTrial
+
+if TYPE_CHECKING:
+    from meshwright.runtime.profiling.engine_benchmarks import TimedEngine
 
 _SHARE_OF_CALLS = 0.1
 """The fraction of the measuring time that is spent on calls of rewards and tools."""
@@ -46,7 +52,8 @@ def profile(
     """Time the job's kernel passes and collectives on this machine for about `minutes`; return and write the table.
 
     With the `job` of the facts, whose paths are relative to `directory`, calls of its rewards and its tool are timed
-    first where it states no latency; functions may be built-in ones and those of `allow_modules`.
+    first where it states no latency; functions may be built-in ones and those of `allow_modules`. vLLM is timed last,
+    for as long again, if the job names its environment and may generate with it.
 
     An interrupted profile is resumed by the next call, unless that has `fresh`; `num_missing` counts the remaining
     measurements. `device` is cpu or cuda, by default that of the job's cluster. Profiling starts processes that import
@@ -65,15 +72,49 @@ def profile(
         seconds = 60 * minutes * _SHARE_OF_CALLS
         return time_calls(job, Path(directory), known, seconds=seconds, allowed=allow_modules)
 
-    return profile_job(facts, Path(output), minutes=minutes, kind=device, fresh=fresh, time_calls=calls)
+    engines = _timed_engines(job, facts, Path(directory), Path(output)) if job else ()
+    return profile_job(
+        facts, Path(output), minutes=minutes, kind=device, fresh=fresh, time_calls=calls, engines=engines
+    )
 
 
-def num_missing(facts: Facts, table: Table) -> int:
-    """The number of measurements of the job's shapes that a table of this machine lacks, because `minutes` ran out."""
+def num_missing(facts: Facts, table: Table, job: Job | None = None) -> int:
+    """The number of measurements of the job's shapes that a table of this machine lacks, because `minutes` ran out.
+
+    With the `job` of the facts, those of the engines that it names count too.
+    """
     require_run_packages("profile")
     from meshwright.runtime.profiling.profiling import num_missing as missing
 
-    return missing(facts, table)
+    return missing(facts, table, _engines_to_time(job, facts) if job else ())
+
+
+def _engines_to_time(job: Job, facts: Facts) -> tuple[EngineName, ...]:
+    """Return the engines in processes of their own that the job may generate with and names, and that `run` starts."""
+    return tuple(
+        engine for engine in engines_of(job, facts) if engine in job.engines.named and not any(vllm_violations(facts))
+    )
+
+
+def _timed_engines(job: Job, facts: Facts, directory: Path, output: Path) -> tuple[TimedEngine, ...]:
+    """Return what is needed to start the engines that are timed. Raises BadInput for an environment without one."""
+    from meshwright.runtime.profiling.engine_benchmarks import TimedEngine
+    from meshwright.runtime.rollout.external_engine import interpreter_of, require_version
+
+    engines = _engines_to_time(job, facts)
+    if engines:
+        require_version(interpreter_of(job, directory))
+    return tuple(
+        TimedEngine(
+            name=engine,
+            python=interpreter_of(job, directory),
+            model=(directory / job.models.source(Role.ACTOR).path).resolve(),
+            top_k=job.settings.top_k,
+            top_p=job.settings.top_p,
+            log=output.resolve().with_name(f"{output.stem}.{engine}"),
+        )
+        for engine in engines
+    )
 
 
 def calibrate(plan: Plan, run: Pathname, table: Table | None = None) -> Calibration:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TypeAlias, TypedDict
 
 from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.analysis.wave_size import best_wave, plan_chooses_wave, with_average_wave
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.job.engine_limits import engines_of, vllm_pins, vllm_violations
 from meshwright.planner.job.job import Facts, Job
 from meshwright.planner.plan.pins import forbidden, parse_pins
-from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.plan import EngineOption, Plan
 from meshwright.planner.search.no_plan import NoPlan
 from meshwright.planner.search.re_evaluate import re_evaluated_or_violation
 from meshwright.planner.search.search_control import ProgressCallback as SearchProgress
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import digest
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.frameworks import VLLM, EngineName
+from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.table import Table
 from meshwright.profiles.workload import ObservedLengths, workload_with_lengths
 from meshwright.runtime.api.arguments import cost_model_builder, limits_of
@@ -48,6 +54,7 @@ def plan(
     job: Job | None = None,
     start: Plan | None = None,
     observed: ObservedLengths | None = None,
+    engines: Sequence[EngineName] = (),
     progress: SearchProgress | None = None,
 ) -> Plan | NoPlan:
     """The fastest plan that fits, with a proven bound; or a `NoPlan` that says why there is none.
@@ -57,7 +64,9 @@ def plan(
     The plan keeps digests of the documents it was made from, including the `job` if it is given. `start` is a plan of a
     similar job: where these facts allow its placements, the search looks only for plans that are better by more than
     the gap. `observed` are the lengths of a trace, which replace those that the facts expect, up to the facts' maximum.
-    `progress` is called whenever the state of the search changes.
+    Of several `engines` the plan has the one with the shortest step, and records the others; by default it has the
+    engine of the facts or, if the `job` has engine=auto, one of those that it allows. Among several, a search with vLLM
+    is limited to what `run` does with it. `progress` is called whenever the state of the search changes.
     Raises BadInput for a pin that is not legal and a table of another device or precision.
 
     >>> pinned = api.plan(facts, pins=["actor_train.layout=tp2,pp1,dp4"], limits=api.Limits(gap=0.3))
@@ -65,7 +74,7 @@ def plan(
     'tp2,pp1,dp4'
     """
     constraints = SearchConstraints(job=job, pins=tuple(pins), forbid=tuple(forbid), start=start, observed=observed)
-    return plan_and_model(facts, table, constraints, limits=limits, progress=progress)[0]
+    return plan_and_model(facts, table, constraints, limits=limits, engines=engines, progress=progress)[0]
 
 
 def plan_and_model(
@@ -74,12 +83,80 @@ def plan_and_model(
     constraints: SearchConstraints,
     *,
     limits: Limits | None = None,
+    engines: Sequence[EngineName] = (),
     progress: SearchProgress | None = None,
 ) -> tuple[Plan | NoPlan, CostModel]:
     """The answer of `plan`, and the cost model of its facts, which remembers what it costed.
 
     Raises BadInput as `plan` does.
     """
+    job = constraints["job"]
+    candidates = engines or (engines_of(job, facts) if job else ())
+    if len(candidates) > 1:
+        return _fastest_engine(facts, table, candidates, constraints, limits=limits, progress=progress)
+    return _plan_and_model(facts, table, constraints, limits=limits, progress=progress)
+
+
+def _fastest_engine(
+    facts: Facts,
+    table: Table | None,
+    engines: Sequence[EngineName],
+    constraints: SearchConstraints,
+    *,
+    limits: Limits | None,
+    progress: SearchProgress | None,
+) -> tuple[Plan | NoPlan, CostModel]:
+    """Return the plan with the shortest step over all engines, or the first engine's answer if none has a plan."""
+    answers: list[tuple[Plan | NoPlan, CostModel]] = []
+    options: list[EngineOption] = []
+    for index, engine in enumerate(engines):
+        with_engine, limited = facts.model_copy(update={"engine": engine}), constraints
+        if engine == VLLM:
+            if violations := tuple(vllm_violations(with_engine)):
+                options.append(EngineOption(engine=engine, reason=violations[0]))
+                continue
+            limited = SearchConstraints(**{**constraints, "pins": (*constraints["pins"], *vllm_pins(with_engine))})
+        of_engine = _share_of_time(limits, len(engines) - index)
+        try:
+            answers.append(_plan_and_model(with_engine, table, limited, limits=of_engine, progress=progress))
+        except BadInput as error:
+            if engine == engines[0]:
+                raise
+            options.append(EngineOption(engine=engine, reason=str(error)))
+        else:
+            options.append(_option(engine, answers[-1][0]))
+    plans = [(answer, model) for answer, model in answers if isinstance(answer, Plan)]
+    if not plans:
+        return answers[0]
+    best, model = min(plans, key=lambda found: found[0].period_seconds)
+    return best.model_copy(update={"engine_options": tuple(options)}), model
+
+
+def _share_of_time(limits: Limits | None, num_searches: int) -> Limits | None:
+    """Return the limits of the first of several searches that share the time until a deadline."""
+    if limits is None or limits.deadline is None:
+        return limits
+    now = time.monotonic()
+    return replace(limits, deadline=now + (limits.deadline - now) / num_searches)
+
+
+def _option(engine: EngineName, answer: Plan | NoPlan) -> EngineOption:
+    if isinstance(answer, Plan):
+        source = answer.placement(GENERATE).cost.source
+        return EngineOption(engine=engine, period_seconds=answer.period_seconds, source=source)
+    sentences = " ".join(limit.sentence for limit in answer.limits)
+    return EngineOption(engine=engine, reason=sentences or "no plan was found within the limits of the search.")
+
+
+def _plan_and_model(
+    facts: Facts,
+    table: Table | None,
+    constraints: SearchConstraints,
+    *,
+    limits: Limits | None,
+    progress: SearchProgress | None,
+) -> tuple[Plan | NoPlan, CostModel]:
+    """Return the fastest plan with the engine of the facts, and the cost model."""
     start, observed = constraints["start"], constraints["observed"]
     facts, model_of = facts if observed is None else with_observed_lengths(facts, observed), cost_model_builder(table)
     chooses_wave = plan_chooses_wave(facts)

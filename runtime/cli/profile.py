@@ -62,7 +62,8 @@ def profile(
 ) -> None:
     """Time the job's stages and collectives on this machine; an interrupted profile is continued.
 
-    Rewards and the tool are called too, unless the job states their latency.
+    Rewards and the tool are called too, unless the job states their latency, and vLLM is timed for as long again if the
+    job names its environment and may generate with it.
     """
     require_outputs(Output("-o", output, OutputKind.TABLE), inputs=(job,))
     if source is not None:
@@ -89,7 +90,7 @@ def profile(
     )
     _show(table, output)
     _report_uncalled(document)
-    if num_left := num_missing(facts, table):
+    if num_left := num_missing(facts, table, document):
         typer.echo(
             f"{num_left} measurements were left out when {minutes:g} minutes were over; run the command again "
             "to continue."
@@ -114,6 +115,12 @@ def _show(table: Table, output: Path) -> None:
     if table.spread:
         console.print(
             f"repeats of a measurement spread by {table.spread:.0%} (median); a quieter machine gives a smaller spread"
+        )
+    for engine in table.engines or ():
+        console.print(
+            f"{len(engine.measurements)} measurements of {engine.engine} {engine.version} ({engine.kernels})",
+            highlight=False,
+            soft_wrap=True,
         )
     for one in table.calls:
         console.print(

@@ -14,6 +14,7 @@ from meshwright.planner.analysis.optional_features import (
     adapter_summary,
     best_samples,
     call_latencies,
+    engine_choice,
     host_rewards,
     quantised_copy,
 )
@@ -52,6 +53,7 @@ def print_plan(plan: Plan, path: Path) -> None:
     console.print(search_work(plan.solver.work))
     rewards, latencies = host_rewards(plan), call_latencies(plan.facts)
     for analysis in (
+        engine_choice(plan),
         adapter_summary(plan),
         quantised_copy(plan),
         rewards,

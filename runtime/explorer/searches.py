@@ -259,6 +259,7 @@ class Searches:
                     source.table,
                     pins=(*source.pins, *state.pins),
                     job=None if state.settings else source.job,
+                    engines=source.engines_for(state),
                     limits=Limits(gap=source.gap, stop=running.stop),
                     progress=report,
                 )

@@ -10,12 +10,14 @@ from typing import Any
 
 import yaml
 
+from meshwright.planner.job.engine_limits import engines_of
 from meshwright.planner.job.job import Facts, Job
 from meshwright.planner.job.whatif_settings import with_setting
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.planner.plan.verify import require_valid
 from meshwright.profiles.documents import parse
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.frameworks import EngineName
 from meshwright.profiles.table import Table
 from meshwright.runtime.api.files import read_job, read_table, resolve
 from meshwright.runtime.explorer.state import State
@@ -48,6 +50,10 @@ class Source:
         """The facts with the fields of a state. Raises BadInput for an unknown field, naming the nearest, and for a
         value that breaks a rule."""
         return with_setting(self.facts, state.values) if state.settings else self.facts
+
+    def engines_for(self, state: State) -> tuple[EngineName, ...]:
+        """The engines among which the plan of a state chooses."""
+        return engines_of(self.job, self.facts_of(state)) if self.job else ()
 
     def job_text(self, state: State) -> str:
         """The YAML of a job with the fields of a state, for a file beside the job.

@@ -60,8 +60,9 @@ class EngineSettings:
 
     model: str
     """The directory with the model's config.json; its weights are not read."""
-    vocab_size: int
-    """Rows of the embedding and of the output layer: no later token is ever sampled."""
+    config: Mapping[str, int]
+    """Values that replace those of config.json. The rows of the embedding and of the output layer (vocab_size) are
+    among them where no later token may be sampled."""
     dtype: str
     max_tokens: int
     """Largest number of tokens of a sequence, its prompt included."""
@@ -73,9 +74,8 @@ class EngineSettings:
     """Tokens of a KV block."""
     cache_bytes: int
     """Bytes of the KV cache."""
-    logprobs: str
-    """Whether log-probabilities are of the logits (raw_logprobs) or of logits over the temperature
-    (processed_logprobs)."""
+    temperature: float
+    """The logits are divided by it before anything else: log-probabilities are of softmax(logits / temperature)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +94,11 @@ class EngineFacts:
 class RequestSampling:
     """How the response to one prompt is sampled, and what ends it."""
 
-    temperature: float
+    is_greedy: bool
     top_k: int
+    """Sample only from the k most likely tokens; 0 is all."""
     top_p: float
+    """Sample only from the most likely tokens that together have this probability, after top_k and renormalised."""
     seed: int
     max_tokens: int
     end_tokens: tuple[int, ...]

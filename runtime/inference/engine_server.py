@@ -204,7 +204,7 @@ class VllmEngine:
         self._engine = vllm.LLMEngine.from_engine_args(
             vllm.EngineArgs(
                 model=settings["model"],
-                hf_overrides={"vocab_size": settings["vocab_size"]},
+                hf_overrides=settings["config"],
                 load_format="dummy",  # the rank sends the weights
                 skip_tokenizer_init=True,
                 generation_config="vllm",  # not the model's: every request has its own sampling settings
@@ -218,12 +218,14 @@ class VllmEngine:
                 block_size=settings["block_tokens"],
                 kv_cache_memory_bytes=settings["cache_bytes"],
                 enable_prefix_caching=True,
-                logprobs_mode=settings["logprobs"],
+                # Before the filters top_k and top_p, and before a temperature of the request, which is therefore 1.
+                logprobs_mode="raw_logprobs",
                 enforce_eager=True,
                 seed=0,
                 disable_log_stats=True,
             )
         )
+        self._engine.collective_rpc(_divide_logits, args=(settings["temperature"],))
 
     @property
     def facts(self) -> Message:
@@ -262,7 +264,7 @@ class VllmEngine:
 
     def _sampling(self, sampling: Message) -> Any:
         return self._vllm.SamplingParams(
-            temperature=sampling["temperature"],
+            temperature=0.0 if sampling["is_greedy"] else 1.0,
             top_k=sampling["top_k"],
             top_p=sampling["top_p"],
             seed=sampling["seed"],
@@ -273,6 +275,15 @@ class VllmEngine:
             logprobs=0,  # that of the sampled token, and of no other
             output_kind=self._vllm.sampling_params.RequestOutputKind.DELTA,
         )
+
+
+def _divide_logits(worker: Any, temperature: float) -> None:
+    """Divide all logits by the temperature where the model computes them.
+
+    No `logprobs_mode` of vLLM is after the temperature and before top_k and top_p: raw_logprobs are of the model's
+    logits, and processed_logprobs are renormalised over the tokens that the filters leave.
+    """
+    worker.get_model().logits_processor.scale /= temperature
 
 
 def _pack_tied_output(worker: Any) -> None:

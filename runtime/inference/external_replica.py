@@ -21,6 +21,8 @@ from meshwright.runtime.inference.in_flight import SequencesInFlight
 from meshwright.runtime.inference.replica_engine import Period, ReplicaEngine
 from meshwright.runtime.inference.sampling import Sampling, uniforms
 from meshwright.runtime.inference.slots import Finish, PartialResponse, Prompt, Response
+from meshwright.runtime.inference.stopping import DecodedText, StopStrings
+from meshwright.runtime.inference.tool_turns import ToolTurns
 from meshwright.runtime.model.hf_checkpoint import recipe
 from meshwright.runtime.model.model_shard import Decoder, named_global_parameters
 
@@ -36,6 +38,8 @@ class RequestedSequence:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    texts: dict[StopStrings, DecodedText] = field(default_factory=dict)
+    """The decoded text for each set of stop strings; rebuilt from the tokens where it is missing."""
 
     @classmethod
     def of(cls, partial: PartialResponse) -> RequestedSequence:
@@ -57,6 +61,10 @@ class RequestedSequence:
     def num_sampled(self) -> int:
         """The number of tokens after the prompt."""
         return len(self.tokens)
+
+    @property
+    def last_token(self) -> int:
+        return self.tokens[-1]
 
     def to_partial(self) -> PartialResponse:
         """Return its prompt and its tokens so far."""
@@ -82,12 +90,19 @@ class ExternalReplica(ReplicaEngine):
         eos_tokens: frozenset[int],
         sampling: Sampling,
         seed: int,
+        stop_strings: StopStrings | None = None,
+        tool_turns: ToolTurns | None = None,
     ) -> None:
         """`weights` returns the present weights by their names in a Hugging Face checkpoint (`stored_tensors`).
 
         At most `num_slots` sequences are decoded at a time, each with at most `max_response` tokens after its prompt,
-        the last of which may be one of `eos_tokens`.
+        the last of which may be one of `eos_tokens` or complete one of `stop_strings`. The engine has the temperature
+        of `sampling`. Sequences that wait for a tool give up their slots.
         """
+        self._tool_turns = tool_turns
+        calls = ((tool_turns.call_end, Finish.CALL),) if tool_turns else ()
+        self._ends = (*(((stop_strings, Finish.STOP),) if stop_strings else ()), *calls)
+        """The strings that end a turn, and why it ends with them, in order of precedence."""
         self._engine, self._weights = engine, weights
         self._max_response, self._eos_tokens, self._sampling, self._seed = max_response, eos_tokens, sampling, seed
         self._group: SlotGroup[RequestedSequence] = SlotGroup(0, num_slots)
@@ -96,6 +111,8 @@ class ExternalReplica(ReplicaEngine):
         """Sequences that have started and are not in the engine."""
         self._rows: list[Sampled] = []
         """What the last round sampled."""
+        self._stopped: list[str] = []
+        """Requests that ended with a stop string or a call of the tool, of which the engine knows nothing yet."""
 
     @property
     def in_flight(self) -> tuple[Prompt, ...]:
@@ -106,6 +123,8 @@ class ExternalReplica(ReplicaEngine):
         """Run a period. Raises RunFailed if the engine fails."""
         if period.version != self._engine.version:
             self._engine.take_weights(period.version, self._weights())
+        if self._tool_turns:
+            self._tool_turns.begin_period()
         delivered = self._flight.run_period(
             waiting,
             period.delivery,
@@ -113,8 +132,10 @@ class ExternalReplica(ReplicaEngine):
             step=lambda _: self._step(),
             min_rounds=period.min_rounds,
         )
-        if self._group.live:
-            self._engine.step(aborted=[sequence.id for sequence in self._group.live])
+        if self._tool_turns:
+            self._tool_turns.end_period()
+        if self._group.live or self._stopped:
+            self._engine.step(aborted=[*self._take_stopped(), *(sequence.id for sequence in self._group.live)])
             self._paused = [*(sequence.to_partial() for sequence in self._group.live), *self._paused]
             self._group.live = []
         return delivered
@@ -140,6 +161,8 @@ class ExternalReplica(ReplicaEngine):
 
     def _step(self) -> int:
         """Fill the free slots, paused sequences first, and run a round; return how many sequences start with it."""
+        if self._tool_turns:
+            self._paused += self._tool_turns.take_answers()
         waiting: deque[Prompt] = self._flight.waiting
         num_free = self._group.num_slots - len(self._group.live)
         continued, self._paused = self._paused[:num_free], self._paused[num_free:]
@@ -147,19 +170,28 @@ class ExternalReplica(ReplicaEngine):
         started = [PartialResponse(prompt=waiting.popleft(), first_period=self._flight.period) for _ in range(num_new)]
         added = [RequestedSequence.of(partial) for partial in (*continued, *started)]
         self._group.live += added
-        self._rows = self._engine.step([self._request(sequence) for sequence in added])
+        self._rows = self._engine.step([self._request(sequence) for sequence in added], self._take_stopped())
+        if self._tool_turns and not self._group.live:
+            self._tool_turns.wait_for_answer()
         return num_new
+
+    def _take_stopped(self) -> list[str]:
+        """Return the requests that have ended and that the engine has to abort."""
+        stopped, self._stopped = self._stopped, []
+        return stopped
 
     def _request(self, sequence: RequestedSequence) -> Request:
         prompt, num_sampled = sequence.prompt, sequence.num_sampled
         limit = self._max_response if prompt.max_response is None else min(prompt.max_response, self._max_response)
+        if self._tool_turns:
+            limit = min(limit, self._tool_turns.max_tokens(sequence))
         # A sequence that continues needs other random numbers than those with which it started.
         uniform = uniforms(self._seed, np.array([prompt.sample_id]), np.array([num_sampled]))[0]
         return Request(
             id=sequence.id,
             tokens=(*prompt.tokens, *sequence.tokens),
             sampling=RequestSampling(
-                temperature=self._sampling.temperature,
+                is_greedy=self._sampling.temperature == 0.0,
                 top_k=self._sampling.top_k,
                 top_p=self._sampling.top_p,
                 seed=int(uniform * _SEED_BITS),
@@ -173,28 +205,45 @@ class ExternalReplica(ReplicaEngine):
         if not self._rows:
             return ()
         rows, self._rows = {row.id: row for row in self._rows}, []
-        going, live, ended = [], [], []
+        going, live, ended, turns = [], [], [], self._tool_turns
         for sequence in self._group.live:
             row = rows.get(sequence.id)
-            if row is not None:
-                self._append(sequence, row, period.version)
-            if row is None or not row.has_ended:
+            finish = self._append(sequence, row, period.version) if row else None
+            if finish is None:
                 going.append(sequence)
+                if row:
+                    live.append(sequence)
+            elif finish is Finish.CALL and turns and turns.has_turn_left(sequence):
+                turns.call_without_slot(sequence)
             else:
-                finish = Finish.EOS if sequence.tokens[-1] in self._eos_tokens else Finish.LENGTH
-                ended.append(Response(**vars(sequence.to_partial()), finish=finish))
-            if row is not None and not row.has_ended:
-                live.append(sequence)
+                ended.append(self._ended(sequence, finish))
         self._group.live = going
         if period.stream is not None:
             period.stream.on_round(live, ended)
         return ended
 
-    def _append(self, sequence: RequestedSequence, row: Sampled, version: int) -> None:
+    def _ended(self, sequence: RequestedSequence, finish: Finish) -> Response:
+        """Return the response of a sequence that has ended; one that has no turn left for a call is truncated."""
+        if self._tool_turns:
+            self._tool_turns.end(sequence)
+        why = Finish.LENGTH if finish is Finish.CALL else finish
+        return Response(**vars(sequence.to_partial()), finish=why)
+
+    def _append(self, sequence: RequestedSequence, row: Sampled, version: int) -> Finish | None:
+        """Append the tokens of a round, up to the first that ends the turn; return why it ends, if it does."""
         is_greedy = self._sampling.temperature == 0.0  # such a policy gives its token all probability
-        sequence.tokens += row.tokens
-        sequence.logprobs += [0.0] * len(row.tokens) if is_greedy else row.logprobs
-        sequence.versions += [version] * len(row.tokens)
+        for token, logprob in zip(row.tokens, row.logprobs, strict=True):
+            sequence.tokens.append(token)
+            sequence.logprobs.append(0.0 if is_greedy else logprob)
+            sequence.versions.append(version)
+            if token in self._eos_tokens:
+                return Finish.EOS
+            found = next((why for strings, why in self._ends if strings.complete(sequence)), None)
+            if found:
+                if not row.has_ended:
+                    self._stopped.append(sequence.id)
+                return found
+        return Finish.LENGTH if row.has_ended else None
 
 
 def stored_tensors(model: Decoder) -> Iterator[tuple[str, Tensor]]:

@@ -5,13 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from meshwright.runtime.inference.slots import Finish, LiveGroup, LiveSequence, Numbers
+from meshwright.runtime.inference.slots import Finish, LiveGroup, Numbers
+
+
+class TextSequence(Protocol):
+    """A sequence whose text is searched for stop strings, by whatever engine it is sampled."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens after the prompt."""
+        ...
+
+    @property
+    def last_token(self) -> int: ...
+    @property
+    def texts(self) -> dict[StopStrings, DecodedText]:
+        """The decoded text for each set of stop strings; rebuilt from the tokens where it is missing."""
+        ...
 
 
 class StopStrings:
@@ -26,7 +43,7 @@ class StopStrings:
         self._tokenizer, self._strings = tokenizer, tuple(strings)
         self._num_kept = max(map(len, strings), default=1) - 1
 
-    def complete(self, sequence: LiveSequence) -> bool:
+    def complete(self, sequence: TextSequence) -> bool:
         """Return True if the last sampled token completes one of the strings; must be called once after every token."""
         text = sequence.texts.get(self)
         if text is None:

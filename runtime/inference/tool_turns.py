@@ -11,7 +11,7 @@ import queue
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.stages import TOOL_TOKEN_VERSION
 from meshwright.runtime.environment.samples import RewardError, ToolCall
 from meshwright.runtime.environment.worker_pool import ToolAnswer, ToolWorkers
+from meshwright.runtime.inference.chunk_streaming import SampledSequence
 from meshwright.runtime.inference.scheduler import Scheduler
 from meshwright.runtime.inference.slots import Finish, LiveGroup, LiveSequence, PartialResponse, Prompt
 from meshwright.runtime.inference.stopping import StopStrings
@@ -47,6 +48,14 @@ class RolloutTurn(NamedTuple):
 
 BuildToolCall: TypeAlias = Callable[[Prompt, Sequence[int], RolloutTurn], ToolCall]
 """Builds the tool call of a turn that has just ended, from the prompt and all tokens after it."""
+
+
+class TurnSequence(SampledSequence, Protocol):
+    """A rollout that is being sampled, by whatever engine."""
+
+    def to_partial(self) -> PartialResponse:
+        """Return its prompt and its tokens so far."""
+        ...
 
 
 class _Suspended(NamedTuple):
@@ -105,55 +114,80 @@ class ToolTurns:
         """Limit the sampled tokens of sequences that have just been scheduled to those of one turn."""
         max_tokens = group.records.max_tokens
         for sequence in sequences:
-            end = self._turn(sequence).first + self._limits.sampled
-            max_tokens[sequence.row] = (
-                end if sequence.prompt.max_response is None else min(end, sequence.prompt.max_response)
-            )
+            max_tokens[sequence.row] = self.max_tokens(sequence)
+
+    def max_tokens(self, sequence: TurnSequence) -> int:
+        """Return the number of tokens after the prompt with which the turn of a sequence ends."""
+        end = self._turn(sequence).first + self._limits.sampled
+        return end if sequence.prompt.max_response is None else min(end, sequence.prompt.max_response)
+
+    def has_turn_left(self, sequence: TurnSequence) -> bool:
+        """Return True if a sequence may call the tool: it has a turn and a token left after the answer."""
+        return self._turn(sequence).number < self._limits.num_turns and sequence.num_sampled + 1 < self._limits.response
+
+    def end(self, sequence: TurnSequence) -> None:
+        """Forget the turn of a sequence that has ended."""
+        self._turns.pop(sequence.prompt.sample_id, None)
 
     def take_calls(self, group: LiveGroup, finished: dict[int, Finish]) -> dict[int, Finish]:
         """Return which live sequences end, by index. A sequence that calls a tool is removed from
         `finished`, and waits from `begin_calls` on, if it has turns and tokens left; otherwise it is truncated."""
         for index in [index for index, why in finished.items() if why is Finish.CALL]:
             sequence = group.live[index]
-            if (
-                self._turn(sequence).number < self._limits.num_turns
-                and sequence.num_sampled + 1 < self._limits.response
-            ):
+            if self.has_turn_left(sequence):
                 self._new_calls.append(sequence)
                 del finished[index]
             else:
                 finished[index] = Finish.LENGTH
         for index in finished:
-            self._turns.pop(group.live[index].prompt.sample_id, None)
+            self.end(group.live[index])
         return finished
 
     def begin_calls(self, group: LiveGroup, scheduler: Scheduler) -> None:
         """Call the tool for the sequences that `take_calls` removed, which stop being live."""
         for sequence in self._new_calls:
-            sample_id, turn, tokens = sequence.prompt.sample_id, self._turn(sequence), sequence.tokens
             if self._keeps_cache:
                 group.suspend(sequence)
-                self._suspended[sample_id] = _Suspended(group, sequence, sequence.num_cached)
+                self._suspended[sequence.prompt.sample_id] = _Suspended(group, sequence, sequence.num_cached)
+                self._begin_call(sequence)
             else:
-                self._without_slot[sample_id] = sequence.to_partial()
+                self.call_without_slot(sequence)
                 scheduler.release(group.remove([group.live.index(sequence)]))
-            self._pending.add(sample_id)
-            if self._tools:
-                self._call(self._tools, sample_id, self._describe(sequence.prompt, tokens, turn))
         self._new_calls.clear()
 
-    def resume_answered(self, group: LiveGroup, scheduler: Scheduler) -> list[tuple[LiveSequence, int]]:
-        """Return the sequences of a group that continue in their slots, each with the number of its cached tokens. A
-        sequence without a slot is queued for one."""
+    def call_without_slot(self, sequence: TurnSequence) -> None:
+        """Call the tool for a sequence that gives up its slot."""
+        self._without_slot[sequence.prompt.sample_id] = sequence.to_partial()
+        self._begin_call(sequence)
+
+    def _begin_call(self, sequence: TurnSequence) -> None:
+        sample_id = sequence.prompt.sample_id
+        self._pending.add(sample_id)
+        if self._tools:
+            called = self._describe(sequence.prompt, sequence.tokens, self._turn(sequence))
+            self._call(self._tools, sample_id, called)
+
+    def take_answers(self) -> list[PartialResponse]:
+        """Return the sequences without a slot that were answered since the last call, with their answers.
+
+        Answers to sequences with a slot are kept for `resume_answered`.
+        """
+        continued = []
         for sample_id, tokens in self._exchange():
             self._pending.remove(sample_id)
             if sample_id in self._without_slot:
                 partial = self._without_slot.pop(sample_id)
-                scheduler.pause(
-                    self._with_tool_tokens(partial, self._accept_answer(sample_id, len(partial.tokens), tokens))
-                )
+                tool_tokens = self._accept_answer(sample_id, len(partial.tokens), tokens)
+                continued.append(self._with_tool_tokens(partial, tool_tokens))
             else:
                 self._answers[sample_id] = tokens
+        return continued
+
+    def resume_answered(self, group: LiveGroup, scheduler: Scheduler) -> list[tuple[LiveSequence, int]]:
+        """Return the sequences of a group that continue in their slots, each with the number of its cached tokens. A
+        sequence without a slot is queued for one."""
+        for partial in self.take_answers():
+            scheduler.pause(partial)
         resumed = []
         for sample_id in [
             sample_id
@@ -174,7 +208,7 @@ class ToolTurns:
         """Make the next `resume_answered` wait for an answer, since nothing can be sampled before."""
         self._waits = bool(self._pending) and not self._answers
 
-    def _turn(self, sequence: LiveSequence) -> RolloutTurn:
+    def _turn(self, sequence: TurnSequence) -> RolloutTurn:
         return self._turns.get(sequence.prompt.sample_id, RolloutTurn())
 
     def _accept_answer(self, sample_id: int, num_tokens: int, answer: tuple[int, ...]) -> tuple[int, ...]:

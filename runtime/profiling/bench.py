@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -135,7 +135,7 @@ class Bench:
         if point.timed_pass is TimedPass.OPTIMIZER:
             return self._trainer_of(model).update
         if point.timed_pass is TimedPass.PREFILL:
-            lengths = _lengths(point.rows, point.tokens)
+            lengths = row_lengths(point.rows, point.tokens)
             return self._generator(model, spec, point.rows, max(lengths) + 1).prefill_pass(lengths)
         if point.timed_pass is TimedPass.DECODE:
             return self._decode_steps(model, spec, point.rows, point.context, self._num_steps(point))
@@ -207,17 +207,33 @@ def _merged(point: Point, local: _RankMeasurement | None) -> Measurement:
     gathered: list[_RankMeasurement | None] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, local)
     runs = [run for run in gathered if run is not None]
-    samples = [run.sample for run in runs]
-    sample = TimingResult(
+    hottest = max((run.conditions for run in runs), key=lambda conditions: conditions.celsius or 0)
+    return record(point, _merged_samples([run.sample for run in runs]), max(run.peak_bytes for run in runs), hottest)
+
+
+def is_over(end: float) -> bool:
+    """Return rank 0's decision that the time is over, so that all ranks stop together. Collective."""
+    decision = [time.monotonic() > end]
+    dist.broadcast_object_list(decision)
+    return decision[0]
+
+
+def merge_ranks(sample: TimingResult) -> TimingResult:
+    """Return one result from those of all ranks. Collective."""
+    gathered: list[TimingResult | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, sample)
+    return _merged_samples([one for one in gathered if one is not None])
+
+
+def _merged_samples(samples: Sequence[TimingResult]) -> TimingResult:
+    return TimingResult(
         median_seconds=statistics.median(sample.median_seconds for sample in samples),
         spread_seconds=max(sample.spread_seconds for sample in samples),
         repeats=min(sample.repeats for sample in samples),
     )
-    hottest = max((run.conditions for run in runs), key=lambda conditions: conditions.celsius or 0)
-    return record(point, sample, max(run.peak_bytes for run in runs), hottest)
 
 
-def _lengths(rows: int, tokens: int) -> list[int]:
+def row_lengths(rows: int, tokens: int) -> list[int]:
     """Return the tokens of each row, `tokens` on average.
 
     Neighbouring rows differ in length, as in a run: on a CPU, rows of equal length would share one attention call.
@@ -229,7 +245,7 @@ def _lengths(rows: int, tokens: int) -> list[int]:
 def _experience(spec: ModelSpec, rows: int, tokens: int) -> Experience:
     """Return experience with random sequences to score."""
     experience = Experience()
-    for row, length in enumerate(_lengths(rows, tokens)):
+    for row, length in enumerate(row_lengths(rows, tokens)):
         experience.put("tokens", row, torch.randint(spec.vocab_size, (length,)))
     return experience
 
@@ -251,7 +267,7 @@ def _forward_pass(
 
 def _training_micro_batch(spec: ModelSpec, rows: int, tokens: int) -> MicroBatch:
     """Return a micro-batch with every field that the policy or value loss reads."""
-    lengths = _lengths(rows, tokens)
+    lengths = row_lengths(rows, tokens)
     zeros = [torch.zeros(length) for length in lengths]
     fields = dict.fromkeys(("old_logprobs", "advantages", "values", "returns"), zeros)
     masks = [torch.ones(length, dtype=torch.bool) for length in lengths]

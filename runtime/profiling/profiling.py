@@ -7,6 +7,7 @@ machine with fewer devices than a node of the job's cluster measures the collect
 from __future__ import annotations
 
 import datetime
+import functools
 import os
 import platform
 import subprocess
@@ -15,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -24,6 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from meshwright.planner.job.job import Facts
 from meshwright.profiles.environment.latency import TimedCalls
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.frameworks import EngineName
 from meshwright.profiles.hardware import Cluster, device_names, require_uniform
 from meshwright.profiles.harness import exchanges, merge_measurements, points
 from meshwright.profiles.layout import Layout
@@ -46,8 +49,9 @@ from meshwright.runtime.device.instruments import instruments, query_device
 from meshwright.runtime.launch.launch import ProcessSetup, launch
 from meshwright.runtime.model.kernel_choice import ChosenKernels, choose_kernels
 from meshwright.runtime.model.mesh import build_mesh
-from meshwright.runtime.profiling.bench import Bench
+from meshwright.runtime.profiling.bench import Bench, is_over
 from meshwright.runtime.profiling.collective_benchmarks import measure_exchange
+from meshwright.runtime.profiling.engine_benchmarks import TimedEngine, measure_engine, missing_of_engine
 
 _SWEEPS = 3
 """Sweeps through the whole grid, so that the repeats of a point lie some time apart."""
@@ -73,10 +77,12 @@ def profile_job(
     kind: str | None = None,
     fresh: bool = False,
     time_calls: Callable[[Sequence[TimedCalls]], Sequence[TimedCalls]] | None = None,
+    engines: Sequence[TimedEngine] = (),
 ) -> Table:
     """Measure those of the job's shapes that the table at `output` lacks, within about `minutes`, and write the table.
 
-    `time_calls` receives the known timings of reward and tool calls and returns them with those that were missing.
+    `time_calls` receives the known timings of reward and tool calls and returns them with those that were missing. Each
+    of the `engines` in processes of their own is timed for about `minutes` more, their start not counted.
     `kind` is cpu or cuda, by default that of the job's cluster. Raises BadInput if this machine's device is not the
     cluster's, and if `output`, or the partial table that an interrupted call left beside it, has another provenance.
     """
@@ -86,26 +92,28 @@ def profile_job(
     if time_calls:
         table = table.with_calls(time_calls(table.calls))
     missing_points, missing_exchanges = _missing(facts, table, num_ranks)
+    on_ranks = functools.partial(
+        launch,
+        num_ranks=num_ranks,
+        setup=ProcessSetup(_cluster(facts).kind),
+        preload="meshwright.runtime.profiling.profiling",
+    )
     if missing_points or missing_exchanges:
         write_table(partial, table)
-        table = launch(
-            _measure_all,
-            facts,
-            table,
-            partial.resolve(),
-            minutes * 60,
-            num_ranks=num_ranks,
-            setup=ProcessSetup(_cluster(facts).kind),
-            preload="meshwright.runtime.profiling.profiling",
-        )[0]
+        table = on_ranks(_measure_all, facts, table, partial.resolve(), minutes * 60)[0]
     write_table(output, table)
     partial.unlink(missing_ok=True)
+    for engine in engines:
+        if any(missing_of_engine(facts, table, engine.name)):
+            table = table.with_timings(on_ranks(measure_engine, facts, table, engine, minutes * 60)[0])
+            write_table(output, table)
     return table
 
 
-def num_missing(facts: Facts, table: Table) -> int:
-    """Return the number of measurements that the table lacks for the job's shapes."""
-    return sum(map(len, _missing(facts, table, _num_ranks(facts))))
+def num_missing(facts: Facts, table: Table, engines: Sequence[EngineName] = ()) -> int:
+    """Return the number of measurements that the table lacks for the job's shapes and these engines."""
+    of_engines = (missing_of_engine(facts, table, engine) for engine in engines)
+    return sum(map(len, chain(_missing(facts, table, _num_ranks(facts)), *of_engines)))
 
 
 def _cluster(facts: Facts) -> Cluster:
@@ -197,7 +205,7 @@ def _measure_all(facts: Facts, table: Table, path: Path, seconds: float) -> Tabl
         for sweep in range(_SWEEPS):
             deadline = end - seconds * (_SWEEPS - 1 - sweep) / _SWEEPS
             for index, point in enumerate(missing_points):
-                if _is_over(end):
+                if is_over(end):
                     break
                 budget = max(0.0, deadline - time.monotonic()) / (len(missing_points) - index)
                 measurements[point].append(
@@ -206,7 +214,7 @@ def _measure_all(facts: Facts, table: Table, path: Path, seconds: float) -> Tabl
                 partial.add(merge_measurements(measurements[point]))
                 advance()
             for exchange in missing_exchanges:
-                if _is_over(end):
+                if is_over(end):
                     break
                 collectives[exchange] += measure_exchange(
                     exchange, device_instruments.timer, repeats=_COLLECTIVE_REPEATS
@@ -214,13 +222,6 @@ def _measure_all(facts: Facts, table: Table, path: Path, seconds: float) -> Tabl
                 partial.add(*[merge_measurements(sweeps) for sweeps in [collectives[exchange]] if sweeps])
                 advance()
     return partial.table()
-
-
-def _is_over(end: float) -> bool:
-    """Return rank 0's decision that the time is over, so that all ranks stop together. Collective."""
-    is_over = [time.monotonic() > end]
-    dist.broadcast_object_list(is_over)
-    return is_over[0]
 
 
 @contextmanager

@@ -251,17 +251,21 @@ class GenerationStage:
 
     def _new_generator(self, group_size: int = 1) -> ReplicaEngine:
         workload, schedule = self._plan.facts.workload.wave, self._plan.placement(GENERATE).schedule
+        self._tool_turns = self._new_tool_turns() if workload.turns else None
         if self._engine:
+            settings = self._job.settings
+            sampling = Sampling(temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p)
             return ExternalReplica(
                 self._engine,
                 functools.partial(stored_tensors, self._copy.decoder),
                 num_slots=schedule.generation_slots,
                 max_response=workload.max_response,
                 eos_tokens=frozenset(self._data.ends.tokens),
-                sampling=Sampling(temperature=self._job.settings.temperature),
+                sampling=sampling,
                 seed=self._data.seed,
+                stop_strings=self._data.stop,
+                tool_turns=self._tool_turns,
             )
-        self._tool_turns = self._new_tool_turns() if workload.turns else None
         return Generator(
             self._copy.decoder,
             self._copy.spec,

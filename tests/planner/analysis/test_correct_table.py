@@ -14,8 +14,9 @@ from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.frameworks import VLLM
 from meshwright.profiles.harness import TimingResult, points, record
-from meshwright.profiles.stages import Role
+from meshwright.profiles.stages import GENERATE, Role
 from meshwright.profiles.table import Provenance, Table, TimedPass, Traffic, TrafficCorrection, read_table, write_table
 from meshwright.profiles.trace import Span, write_spans
 from meshwright.profiles.workload import Workload
@@ -325,3 +326,18 @@ def test_corrections_of_traffic_say_where_they_come_from_and_follow_those_before
     assert {(c.plan, c.num_steps) for c in twice.traffic} == {(digest(plan), 2)}
     assert [c.date for c in twice.traffic if c.traffic is Traffic.REFIT] == [DATE, "2026-11-22"]
     assert [c.factor for c in twice.traffic if c.traffic is Traffic.REFIT] == pytest.approx([3.0, 1.0])
+
+
+def test_a_run_with_an_engine_in_its_own_process_corrects_its_passes_alone() -> None:
+    """It was predicted by equations; our own engine's prefills and decode steps stay as they were measured."""
+    facts = FACTS.model_copy(update={"engine": VLLM})
+    plan = random_plan(1, facts, cost_model(facts.cluster, facts.workload, facts.precision, TABLE, VLLM))
+    longer = {p.stage: p.cost.total + (1.0 if p.stage == GENERATE else 0.0) for p in plan.placements}
+    found = calibrate(plan, trace(plan, longer.__getitem__), TABLE, date=DATE)
+    generating = {c.engine: c.factor for c in found.table.corrections if GENERATE in c.stages}
+    assert set(generating) == {VLLM}
+    assert generating[VLLM] > 1.0
+    assert {c.engine for c in found.table.corrections if GENERATE not in c.stages} == {None}
+    [row] = [row for row in found.rows if row.stage == GENERATE]
+    assert row.after_seconds == pytest.approx(row.measured_seconds, rel=1e-6)
+    assert predicted(plan, found.table)[GENERATE] == predicted(plan, TABLE)[GENERATE]

@@ -39,11 +39,11 @@ class CountingEngine:
         self.total = sum(int(tensor.sum()) for _, tensor in tensors)
 
     def step(self, added: Sequence[Message], aborted: Sequence[str]) -> list[Any]:
+        for name in aborted:
+            del self.requests[name]
         for request in added:
             misbehave(request["tokens"][0])
             self.requests[request["id"]] = {**request, "left": request["sampling"]["max_tokens"]}
-        for name in aborted:
-            del self.requests[name]
         rows = []
         for name, request in [*self.requests.items()]:
             token = (self.total + sum(request["tokens"])) % MODULUS

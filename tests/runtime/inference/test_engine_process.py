@@ -32,16 +32,16 @@ from tests.runtime.inference.counting_server import MODULUS
 SERVER = Path(counting_server.__file__)
 SETTINGS = EngineSettings(
     model="counting",
-    vocab_size=MODULUS,
+    config={"vocab_size": MODULUS},
     dtype="float32",
     max_tokens=64,
     num_slots=4,
     max_round_tokens=64,
     block_tokens=32,
     cache_bytes=2**20,
-    logprobs="raw_logprobs",
+    temperature=1.0,
 )
-SAMPLING = RequestSampling(temperature=1.0, top_k=0, top_p=1.0, seed=1, max_tokens=3, end_tokens=(99,))
+SAMPLING = RequestSampling(is_greedy=False, top_k=0, top_p=1.0, seed=1, max_tokens=3, end_tokens=(99,))
 
 
 def request_of(*tokens: int, name: str = "a") -> Request:

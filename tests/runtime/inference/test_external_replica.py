@@ -5,21 +5,34 @@ The engine counts (`counting_server.py`): the next token is the sum of its weigh
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models
 
 from meshwright.cost_models.period_ends import AllSequences, FirstEnded, WholeStep
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.stages import TOOL_TOKEN_VERSION
+from meshwright.runtime.environment.samples import ToolCall
+from meshwright.runtime.environment.worker_pool import ToolAnswer
 from meshwright.runtime.inference.chunk_streaming import SampledSequence
 from meshwright.runtime.inference.engine_process import EngineProcess
 from meshwright.runtime.inference.external_replica import ExternalReplica, RequestedSequence
 from meshwright.runtime.inference.sampling import Sampling
 from meshwright.runtime.inference.slots import Finish, Prompt, Response, ResumedSample
+from meshwright.runtime.inference.stopping import StopStrings
+from meshwright.runtime.inference.tool_turns import ToolTurns, TurnLimits
 from tests.runtime.inference.counting_server import MODULUS
 from tests.runtime.inference.test_engine_process import start
 
 EOS = 99
+NUMBERS = Tokenizer(models.WordLevel(vocab={f"{token}.": token for token in range(MODULUS)}, unk_token="0."))
+NUMBERS.decoder = decoders.Fuse()
+"""Decodes a token as its number and a point."""
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +44,25 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
     process.close()
 
 
-def replica_of(engine: EngineProcess, num_slots: int = 4, temperature: float = 1.0, weight: int = 0) -> ExternalReplica:
+def replica_of(
+    engine: EngineProcess,
+    num_slots: int = 4,
+    temperature: float = 1.0,
+    *,
+    weight: int = 0,
+    stop: Sequence[str] = (),
+    tool_turns: ToolTurns | None = None,
+) -> ExternalReplica:
     return ExternalReplica(
         engine,
         lambda: [("bias", torch.tensor([weight]))],
         num_slots=num_slots,
-        max_response=6,
+        max_response=6 if tool_turns is None else 9,
         eos_tokens=frozenset({EOS}),
-        sampling=Sampling(temperature=temperature),
+        sampling=Sampling(temperature=temperature, top_k=5, top_p=0.9),
         seed=3,
+        stop_strings=StopStrings(NUMBERS, stop) if stop else None,
+        tool_turns=tool_turns,
     )
 
 
@@ -76,6 +99,96 @@ def test_responses_end_at_their_limit_or_with_an_end_token(engine: EngineProcess
     assert (ended.tokens, ended.finish) == ((EOS,), Finish.EOS)
     assert (short.tokens, short.finish) == (expected((5,), 2), Finish.LENGTH)
     assert short.logprobs == (-0.5, -0.5)
+
+
+def test_a_stop_string_ends_a_response_and_frees_its_slot(engine: EngineProcess) -> None:
+    prompts = [prompt_of(0, 1, 2), prompt_of(1, 4), prompt_of(2, 5)]
+    assert expected((1, 2), 6) == (3, 6, 12, 24, 48, 96)
+    stopped, whole, late = replica_of(engine, num_slots=2, stop=(".12.2", "never")).generate(prompts, version=0)
+    assert (stopped.tokens, stopped.finish) == ((3, 6, 12, 24), Finish.STOP)
+    assert (whole.tokens, whole.finish) == (expected((4,), 6), Finish.LENGTH)
+    assert (late.tokens, late.finish) == (expected((5,), 6), Finish.LENGTH)
+    assert engine.step() == []  # nothing was left in the engine
+
+
+def test_a_stop_string_comes_before_the_limit_and_after_an_end_token(engine: EngineProcess) -> None:
+    prompts = [prompt_of(0, 1, 2, max_response=2), prompt_of(1, 98, 1)]
+    stopped, ended = replica_of(engine, stop=("6.", "99")).generate(prompts, version=0)
+    assert (stopped.tokens, stopped.finish) == ((3, 6), Finish.STOP)
+    assert (ended.tokens, ended.finish) == ((EOS,), Finish.EOS)
+
+
+def test_a_stop_string_may_begin_before_a_period_and_end_in_it(engine: EngineProcess) -> None:
+    replica = replica_of(engine, stop=("12.24",))
+    short, long = prompt_of(0, 7, max_response=3), prompt_of(0, 1, 2, step=1)
+    replica.run_period([short, long], version=0, delivery=WholeStep(0))
+    assert [partial.tokens for partial in replica.snapshot().paused] == [(3, 6, 12)]
+    [stopped] = replica.run_period([], version=0, delivery=WholeStep(1))
+    assert (stopped.tokens, stopped.finish) == ((3, 6, 12, 24), Finish.STOP)
+
+
+class Tools:
+    """Answers a call with the number of its turn and a one, at once or some time later."""
+
+    def __init__(self, *, late: bool) -> None:
+        self._late = late
+        self.calls: list[ToolCall] = []
+
+    def call(self, call: ToolCall) -> Future[ToolAnswer]:
+        self.calls.append(call)
+        answered: Future[ToolAnswer] = Future()
+        answer = ToolAnswer(f"{call.turn} 1", 0.5)
+        if self._late:
+            threading.Timer(0.02, answered.set_result, (answer,)).start()
+        else:
+            answered.set_result(answer)
+        return answered
+
+
+def turns_with(tools: Tools, num_turns: int = 2) -> ToolTurns:
+    """Turns that call the tool when a text has 6.12 or 18 in it; an answer is read as numbers."""
+    return ToolTurns(
+        SimpleNamespace(layout=Layout()),  # type: ignore[arg-type]
+        torch.device("cpu"),
+        tools,  # type: ignore[arg-type]
+        call_end=StopStrings(NUMBERS, ("6.12", "18")),
+        limits=TurnLimits(num_turns=num_turns, sampled=6, answer=2, response=9),
+        keeps_cache=False,
+        describe=lambda prompt, tokens, turn: ToolCall(
+            id=str(prompt.row), prompt="", response=str(list(tokens)), turn=turn.number, sampled=""
+        ),
+        encode=lambda text: tuple(map(int, text.split())),
+    )
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_rollout_goes_on_after_the_answer_of_its_tool(late: bool, engine: EngineProcess) -> None:
+    tools = Tools(late=late)
+    turns = turns_with(tools)
+    prompts = [prompt_of(0, 1, 2), prompt_of(1, 2, 1), prompt_of(2, 9, 9)]
+    called, other, last = replica_of(engine, num_slots=2, tool_turns=turns).generate(prompts, version=0)
+    told = (TOOL_TOKEN_VERSION,) * 2
+    for response, prompt in ((called, prompts[0]), (other, prompts[1])):
+        assert response.tokens == (3, 6, 12, 1, 1, *expected((*prompt.tokens, 3, 6, 12, 1, 1), 4))
+        assert response.versions == (0,) * 3 + told + (0,) * 4
+        assert response.logprobs == (-0.5,) * 3 + (0.0,) * 2 + (-0.5,) * 4
+        assert response.finish is Finish.LENGTH
+    assert (last.tokens, last.finish) == ((18, 1, 1, *expected((9, 9, 18, 1, 1), 6)), Finish.LENGTH)
+    assert sorted(call.id for call in tools.calls) == ["0", "1", "2"]
+    assert turns.num_calls == 3
+    assert engine.step() == []
+
+
+def test_a_call_without_a_turn_left_truncates_the_rollout(engine: EngineProcess) -> None:
+    tools = Tools(late=False)
+    [response] = replica_of(engine, tool_turns=turns_with(tools, num_turns=1)).generate([prompt_of(0, 9, 9)], version=0)
+    assert (response.tokens, response.finish, tools.calls) == ((18,), Finish.LENGTH, [])
+    assert engine.step() == []
+
+
+def test_a_request_has_the_filters_of_the_job(engine: EngineProcess) -> None:
+    sampling = replica_of(engine)._request(sequence_of(prompt_of(0, 1))).sampling
+    assert (sampling.top_k, sampling.top_p, sampling.is_greedy) == (5, 0.9, False)
 
 
 def test_greedy_tokens_have_log_probability_zero(engine: EngineProcess) -> None:

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer, decoders, models
 
 from meshwright.cost_models.period_ends import WholeStep
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.profiles.packing import BLOCK_TOKENS
+from meshwright.profiles.stages import TOOL_TOKEN_VERSION
+from meshwright.runtime.environment.samples import ToolCall
+from meshwright.runtime.environment.worker_pool import ToolAnswer
 from meshwright.runtime.inference.engine import Generator
 from meshwright.runtime.inference.engine_process import EngineProcess, EngineSettings
 from meshwright.runtime.inference.external_replica import ExternalReplica, stored_tensors
 from meshwright.runtime.inference.replica_engine import ReplicaEngine
 from meshwright.runtime.inference.sampling import Sampling
 from meshwright.runtime.inference.slots import Finish, Prompt, Response
-from meshwright.runtime.model.mesh import build_mesh
+from meshwright.runtime.inference.stopping import StopStrings
+from meshwright.runtime.inference.tool_turns import ToolTurns, TurnLimits
+from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
 from meshwright.runtime.training.weight_copies import sampling_spec
@@ -39,6 +48,7 @@ FAMILY_CASES = ("Llama", *(pytest.param(name, marks=pytest.mark.check_all) for n
 VOCAB_SIZE = 24
 """Tokens that may be sampled, of the 260 of the model: so few that the end token is sampled now and then."""
 EOS, MAX_TOKENS, MAX_RESPONSE = 7, 96, 24
+ANSWER = (1, 2, 3)
 HEAD_DIM = 32
 """The smallest that vLLM's attention has on a CPU."""
 PROMPTS = tuple(
@@ -47,10 +57,64 @@ PROMPTS = tuple(
 )
 
 
+class Settings(NamedTuple):
+    """How a replica samples, and what ends its responses. Only a greedy one has another temperature than 0.8."""
+
+    sampling: Sampling = Sampling(temperature=0.8)
+    num_slots: int = 64
+    end_tokens: frozenset[int] = frozenset({EOS})
+    stop: tuple[str, ...] = ()
+    calls: tuple[str, ...] = ()
+    """Strings that call a tool, which answers with the tokens `ANSWER`."""
+
+    @property
+    def stop_strings(self) -> StopStrings | None:
+        """Its stop strings."""
+        return found_in_text(self.stop) if self.stop else None
+
+    def tool_turns(self, mesh: Mesh) -> ToolTurns | None:
+        """The turns of its rollouts."""
+        if not self.calls:
+            return None
+        return ToolTurns(
+            mesh,
+            torch.device("cpu"),
+            Tools(),  # type: ignore[arg-type]
+            call_end=found_in_text(self.calls),
+            limits=TurnLimits(num_turns=3, sampled=MAX_RESPONSE, answer=len(ANSWER), response=MAX_RESPONSE),
+            keeps_cache=False,
+            describe=lambda prompt, _tokens, turn: ToolCall(
+                id=str(prompt.row), prompt="", response="", turn=turn.number, sampled=""
+            ),
+            encode=lambda _text: ANSWER,
+        )
+
+
+def found_in_text(strings: tuple[str, ...]) -> StopStrings:
+    """The strings in a text that spells a token as its number and a point."""
+    spelled = Tokenizer(models.WordLevel(vocab={f"{token}.": token for token in range(VOCAB_SIZE)}, unk_token="0."))
+    spelled.decoder = decoders.Fuse()
+    return StopStrings(spelled, strings)
+
+
+class Tools:
+    """Answers at once."""
+
+    def call(self, _call: ToolCall) -> Future[ToolAnswer]:
+        answered: Future[ToolAnswer] = Future()
+        answered.set_result(ToolAnswer("", 0.0))
+        return answered
+
+
+SAMPLED = Settings()
+GREEDY = Settings(Sampling(temperature=0.0))
+SIXTEEN = GREEDY._replace(num_slots=16)
+
+
 class Opened(NamedTuple):
     """A function that makes an engine, and one that loads other weights into the model behind it."""
 
-    replica: Callable[[float, int], ReplicaEngine]
+    replica: Callable[[Settings], ReplicaEngine]
     load: Callable[[Path], None]
 
 
@@ -61,28 +125,32 @@ def opened(engine: str, directory: Path) -> Opened:
     spec = sampling_spec(stored, VOCAB_SIZE)
     model = build_model(spec, mesh)
 
-    def ours(temperature: float, num_slots: int) -> ReplicaEngine:
+    def ours(asked: Settings) -> ReplicaEngine:
         return Generator(
             model,
             spec,
             mesh,
-            num_slots=num_slots,
+            num_slots=asked.num_slots,
             max_tokens=MAX_TOKENS,
             max_response=MAX_RESPONSE,
-            eos_tokens=frozenset({EOS}),
-            temperature=temperature,
+            eos_tokens=asked.end_tokens,
+            stop_strings=asked.stop_strings,
+            tool_turns=asked.tool_turns(mesh),
+            **vars(asked.sampling),
             seed=5,
             recomputes_cache=True,
         )
 
-    def theirs(temperature: float, num_slots: int) -> ReplicaEngine:
+    def theirs(asked: Settings) -> ReplicaEngine:
         return ExternalReplica(
             process,
             functools.partial(stored_tensors, model),
-            num_slots=num_slots,
+            num_slots=asked.num_slots,
             max_response=MAX_RESPONSE,
-            eos_tokens=frozenset({EOS}),
-            sampling=Sampling(temperature=temperature),
+            eos_tokens=asked.end_tokens,
+            stop_strings=asked.stop_strings,
+            tool_turns=asked.tool_turns(mesh),
+            sampling=asked.sampling,
             seed=5,
         )
 
@@ -93,14 +161,14 @@ def opened(engine: str, directory: Path) -> Opened:
         return Opened(ours, load)
     settings = EngineSettings(
         model=str(directory),
-        vocab_size=VOCAB_SIZE,
+        config={"vocab_size": VOCAB_SIZE},
         dtype="float32",
         max_tokens=MAX_TOKENS,
         num_slots=64,
         max_round_tokens=MAX_TOKENS,  # the prompts are prefilled in several rounds
         block_tokens=BLOCK_TOKENS,
         cache_bytes=2**24,
-        logprobs="processed_logprobs",
+        temperature=0.8,
     )
     process = EngineProcess(VLLM_PYTHON, settings, log=directory.with_suffix(".log"))
     process.wait_until_ready("0.32.")
@@ -112,12 +180,12 @@ _VERSION = iter(range(1, 10**6))
 
 
 def sample(
-    engine: str, directory: Path, source: Path, prompts: tuple[Prompt, ...], settings: tuple[float, int]
+    engine: str, directory: Path, source: Path, prompts: tuple[Prompt, ...], settings: Settings
 ) -> tuple[tuple[Response, ...], int]:
-    """The responses under the weights of `source`, and their version; the settings are temperature and slots."""
+    """The responses under the weights of `source`, and their version."""
     found, version = opened(engine, directory), next(_VERSION)
     found.load(source)
-    return found.replica(*settings).generate(prompts, version=version), version
+    return found.replica(settings).generate(prompts, version=version), version
 
 
 def sample_on_a_rank(
@@ -126,12 +194,9 @@ def sample_on_a_rank(
     source: Path | None = None,
     *,
     prompts: tuple[Prompt, ...] = PROMPTS,
-    temperature: float = 0.8,
-    num_slots: int = 64,
+    settings: Settings = SAMPLED,
 ) -> tuple[tuple[Response, ...], int]:
-    [found] = run_on_ranks(
-        1, sample, engine, directory, source or directory, prompts, (temperature, num_slots), timeout=300.0
-    )
+    [found] = run_on_ranks(1, sample, engine, directory, source or directory, prompts, settings, timeout=300.0)
     return found
 
 
@@ -165,7 +230,7 @@ def test_greedy_responses_are_those_of_transformers_before_and_after_new_weights
 ) -> None:
     first, second = (checkpoint(tmp_path / f"{family}{seed}", family, seed) for seed in range(2))
     for source in (first, second):
-        responses, version = sample_on_a_rank(engine, first, source, temperature=0.0)
+        responses, version = sample_on_a_rank(engine, first, source, settings=GREEDY)
         for response in responses[:: 1 if family == "Llama" else 8]:
             assert response.tokens == tuple(policy_logprobs(source, response, 0.0).argmax(-1).tolist())
             assert set(response.versions) == {version}
@@ -194,21 +259,74 @@ def test_responses_end_with_an_end_token_or_at_their_limit(engine: str, director
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_is_sampled_does_not_depend_on_the_slots(engine: str, directory: Path) -> None:
-    one, other = (sample_on_a_rank(engine, directory, num_slots=slots)[0] for slots in (64, 3))
+    one, other = (sample_on_a_rank(engine, directory, settings=Settings(num_slots=slots))[0] for slots in (64, 3))
     assert [response.tokens for response in one] == [response.tokens for response in other]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_first_tokens_have_the_distribution_of_the_policy(engine: str, directory: Path) -> None:
-    num_samples = 10_000
+@pytest.mark.parametrize(
+    ("filters", "num_samples"), [({}, 10_000), ({"top_k": 9, "top_p": 0.7}, 2_000), ({"top_k": 4}, 2_000)]
+)
+def test_first_tokens_have_the_distribution_of_the_policy_under_filters(
+    filters: Mapping[str, Any], num_samples: int, engine: str, directory: Path
+) -> None:
     prompts = tuple(replace(PROMPTS[0], row=row, sample_id=row, max_response=1) for row in range(num_samples))
-    responses = sample_on_a_rank(engine, directory, prompts=prompts)[0]
+    settings = Settings(Sampling(temperature=0.8, **filters))
+    responses = sample_on_a_rank(engine, directory, prompts=prompts, settings=settings)[0]
     counts = np.bincount([response.tokens[0] for response in responses], minlength=VOCAB_SIZE)
-    expected = policy_logprobs(directory, responses[0], 0.8)[0].exp().double().numpy() * num_samples
+    scores = policy_logprobs(directory, responses[0], 0.8)[:1]
+    if "top_k" in filters:
+        scores = transformers.TopKLogitsWarper(filters["top_k"])(None, scores)
+    if "top_p" in filters:
+        scores = transformers.TopPLogitsWarper(filters["top_p"])(None, scores)
+    expected = scores[0].softmax(-1).double().numpy() * num_samples
+    assert not counts[expected == 0].any()
     kept = expected >= 5
     chi_squared = ((counts - expected)[kept] ** 2 / expected[kept]).sum()
     degrees = kept.sum() - 1
     assert chi_squared < degrees + 4 * np.sqrt(2 * degrees)  # four standard deviations above the mean
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_filters_leave_the_log_probabilities_of_the_policy(engine: str, directory: Path) -> None:
+    settings = Settings(Sampling(temperature=0.8, top_k=9, top_p=0.7))
+    for response in sample_on_a_rank(engine, directory, settings=settings)[0][:9]:
+        policy = policy_logprobs(directory, response, 0.8)
+        expected = policy.gather(1, torch.tensor(response.tokens)[:, None]).squeeze(1)
+        assert torch.allclose(torch.tensor(response.logprobs), expected.double().float(), atol=1e-4)
+        assert (policy > expected[:, None]).sum(1).max() < 9  # none of a rank beyond top_k
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_any_of_several_end_tokens_and_stop_strings_ends_a_response(engine: str, directory: Path) -> None:
+    """Without them the same tokens are sampled, up to the limit."""
+    ends, stop = frozenset({EOS, 11}), ("18.1", "19.2")
+    endless = sample_on_a_rank(engine, directory, settings=Settings(end_tokens=frozenset()))[0]
+    ended = sample_on_a_rank(engine, directory, settings=Settings(end_tokens=ends, stop=stop))[0]
+    assert {response.finish for response in ended} >= {Finish.EOS, Finish.STOP}
+    assert {response.tokens[-1] for response in ended if response.finish is Finish.EOS} == ends
+    for whole, response in zip(endless, ended, strict=True):
+        assert response.tokens == whole.tokens[: len(response.tokens)]
+        *before, text = accumulate(f"{token}." for token in response.tokens)
+        assert not any(string in one for one in before for string in stop)
+        assert not ends & {*response.tokens[:-1]}
+        is_stopped = any(string in text for string in stop) and response.tokens[-1] not in ends
+        assert is_stopped == (response.finish is Finish.STOP)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_rollouts_of_several_turns_go_on_as_transformers_would(engine: str, directory: Path) -> None:
+    endless = sample_on_a_rank(engine, directory, settings=GREEDY._replace(end_tokens=frozenset()))[0]
+    called = Counter(token for response in endless for token in response.tokens[1:-4]).most_common(1)[0][0]
+    settings = GREEDY._replace(calls=(f"{called}.",), num_slots=16)
+    responses = sample_on_a_rank(engine, directory, settings=settings)[0]
+    assert sum(TOOL_TOKEN_VERSION in response.versions for response in responses) > 5
+    for response in responses:
+        is_told = torch.tensor(response.versions) == TOOL_TOKEN_VERSION
+        tokens_after = torch.tensor(response.tokens)
+        likeliest = policy_logprobs(directory, response, 0.0).argmax(-1)
+        assert torch.equal(tokens_after[~is_told], likeliest[~is_told])
+        assert tokens_after[is_told].tolist() == ([*ANSWER] * 3)[: int(is_told.sum())]  # the last may be cut
 
 
 def continue_with_new_weights(
@@ -218,11 +336,11 @@ def continue_with_new_weights(
     prompts = [
         replace(prompt, step=prompt.row % 2, max_response=24 if prompt.row % 2 else 4) for prompt in PROMPTS[:16]
     ]
-    replica = found.replica(0.0, 16)
+    replica = found.replica(SIXTEEN)
     found.load(directory)
     delivered = replica.run_period(prompts, version=version, delivery=WholeStep(0))
     if through_a_snapshot:
-        snapshot, replica = replica.snapshot(), found.replica(0.0, 16)
+        snapshot, replica = replica.snapshot(), found.replica(SIXTEEN)
         replica.restore(snapshot)
     found.load(second)
     assert {prompt.step for prompt in replica.in_flight} == {1}

@@ -61,6 +61,16 @@ def test_rewards_rise_and_every_update_reaches_the_engine(algorithm: str, tmp_pa
     assert "generation by vllm 0.32" in summary.kernels
 
 
+def test_filters_and_a_temperature_leave_the_log_probabilities_those_of_the_trainer(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    document = yaml.safe_load(path.read_text())
+    document["grpo"] |= {"temperature": 0.7, "top_k": 12, "top_p": 0.9, "stop": ["ab"]}
+    path.write_text(yaml.safe_dump(document))
+    summary = run_plan(rewarded(path, tmp_path / "run", *TWO_REPLICAS, steps=3))
+    assert isinstance(summary, RunSummary)
+    require_same_weights(tmp_path / "run")
+
+
 def test_batches_in_flight_keep_the_bound_on_staleness(tmp_path: Path) -> None:
     path = written(tmp_path, staleness=2, cache_after_refit="recompute")
     asked = rewarded(path, tmp_path / "run", *APART, "actor_generate.batches_in_flight=2", steps=12)

@@ -1,0 +1,276 @@
+"""Timing of an engine in its own process as a run uses it: rounds by rows and context, prefills, and new weights.
+
+Every rank starts a process beside itself, and all of them work at once. The engine has the actor's configuration with
+two numbers of layers, one after another: the actor's own and a smaller one. A round is timed from the request of the
+rank to the sampled tokens, messages included.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from meshwright.planner.job.job import Facts
+from meshwright.profiles.frameworks import EngineName
+from meshwright.profiles.harness import (
+    TimingResult,
+    clock_timer,
+    generation_points,
+    measure,
+    merge_measurements,
+    record,
+)
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.packing import BLOCK_TOKENS, num_blocks_for
+from meshwright.profiles.stages import Role
+from meshwright.profiles.table import EngineTimings, Measurement, Point, Table, TimedPass, WeightLoad, shape_of
+from meshwright.runtime.inference.engine_process import EngineProcess, EngineSettings, Request, RequestSampling
+from meshwright.runtime.inference.external_replica import stored_tensors
+from meshwright.runtime.model.mesh import build_mesh
+from meshwright.runtime.model.model_shard import Decoder, build_model
+from meshwright.runtime.profiling.bench import is_over, merge_ranks, row_lengths
+from meshwright.runtime.rollout.external_engine import VLLM_VERSION
+from meshwright.runtime.training.weight_copies import DTYPES
+
+_SWEEPS = 3
+"""Sweeps through the points of a model, so that the repeats of a point lie some time apart."""
+
+_REPEATS = 3
+"""Repeats of a point in a sweep, and of the load of new weights."""
+
+_MIN_SECONDS = 0.03
+"""Shortest time for which a point is timed in a sweep."""
+
+_ANSWER_SECONDS = 600.0
+"""Time limit of one pass: a prefill of all points is one round here."""
+
+_MAX_STEPS = 256
+"""Decode steps that a sequence may take while a point is timed."""
+
+_STEPS_BEFORE_MEAN = 4
+"""Decode steps after which a sequence has about its mean length: half of those that are usually timed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedEngine:
+    """An engine to be timed: its interpreter, the directory of the model, and the filters of the job's sampling.
+
+    What it prints is in files whose names begin with that of `log`.
+    """
+
+    name: EngineName
+    python: Path
+    model: Path
+    top_k: int
+    top_p: float
+    log: Path
+
+
+def missing_of_engine(facts: Facts, table: Table, name: EngineName) -> tuple[tuple[Point, ...], tuple[int, ...]]:
+    """Return the points of an engine that the table lacks, and the numbers of layers whose load of weights it lacks."""
+    timings, actor = table.timings_of(name), facts.models.spec(Role.ACTOR)
+    shape, depths = shape_of(actor, 1), _depths(actor)
+    all_points = generation_points(shape, depths, facts.workload, facts.cluster.kind, staleness=facts.staleness)
+    known = {one.point for one in timings.measurements} if timings else set()
+    loaded = {one.num_layers for one in timings.loads if one.shape == shape} if timings else set()
+    return tuple(point for point in all_points if point not in known), tuple(n for n in depths if n not in loaded)
+
+
+def _depths(actor: ModelSpec) -> tuple[int, ...]:
+    """Return the numbers of layers at which an engine is timed: the actor's own, and one."""
+    return 1, max(2, actor.num_layers)
+
+
+def measure_engine(facts: Facts, table: Table, engine: TimedEngine, seconds: float) -> EngineTimings:
+    """Time those points of an engine that the table lacks, for about `seconds` beside its starts. Collective.
+
+    Raises RunFailed if the engine fails.
+    """
+    missing_points, missing_loads = missing_of_engine(facts, table, engine.name)
+    known = table.timings_of(engine.name)
+    measured: list[Measurement] = []
+    loads: list[WeightLoad] = []
+    for num_layers in _depths(facts.models.spec(Role.ACTOR)):
+        points = [point for point in missing_points if point.num_layers == num_layers]
+        if not points and num_layers not in missing_loads:
+            continue
+        bench = EngineBench(facts, engine, num_layers, points)
+        try:
+            kernels = bench.start()
+            if num_layers in missing_loads:
+                loads.append(bench.measure_load())
+            measured += bench.measure_points(points, time.monotonic() + seconds / 2)
+        finally:
+            bench.close()
+        known = _merged(known, engine.name, kernels, measured, loads)
+    assert known is not None
+    return known
+
+
+def _merged(
+    known: EngineTimings | None,
+    name: EngineName,
+    facts: tuple[str, str],
+    measured: Sequence[Measurement],
+    loads: Sequence[WeightLoad],
+) -> EngineTimings:
+    """Return the known times of the same version with the new ones; those of another version are dropped."""
+    version, kernels = facts
+    is_same = known is not None and (known.version, known.kernels) == facts
+    kept = {one.point: one for one in known.measurements} if known and is_same else {}
+    kept_loads = {(one.shape, one.num_layers): one for one in known.loads} if known and is_same else {}
+    return EngineTimings(
+        engine=name,
+        version=version,
+        kernels=kernels,
+        date=datetime.date.today().isoformat(),
+        measurements=tuple({**kept, **{one.point: one for one in measured}}.values()),
+        loads=tuple({**kept_loads, **{(one.shape, one.num_layers): one for one in loads}}.values()),
+    )
+
+
+class EngineBench:
+    """Times one process of an engine whose model has `num_layers` layers."""
+
+    def __init__(self, facts: Facts, engine: TimedEngine, num_layers: int, points: Sequence[Point]) -> None:
+        self._spec = replace(facts.models.spec(Role.ACTOR), num_layers=num_layers)
+        self._dtype, self._engine = DTYPES[facts.precision], engine
+        self._ids, self._rng = itertools.count(), np.random.default_rng(0)
+        rank = dist.get_rank()
+        self._process = EngineProcess(
+            engine.python,
+            self._settings(facts, points),
+            log=engine.log.with_name(f"{engine.log.name}-{rank}.log"),
+            rank=rank,
+            num_threads=torch.get_num_threads(),
+            answer_seconds=_ANSWER_SECONDS,
+        )
+
+    def start(self) -> tuple[str, str]:
+        """Wait until the engine runs; return its version and its kernels."""
+        facts = self._process.wait_until_ready(VLLM_VERSION)
+        return facts.version, facts.kernels
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.close()
+
+    def measure_points(self, points: Sequence[Point], end: float) -> Iterator[Measurement]:
+        """Yield the measurements of the points, in several sweeps; of fewer points if the time is over at `end`."""
+        sweeps: dict[Point, list[Measurement]] = defaultdict(list)
+        for _ in range(_SWEEPS):
+            for point in points:
+                if is_over(end):
+                    break
+                sweeps[point].append(self._measure(point))
+        yield from map(merge_measurements, sweeps.values())
+
+    def measure_load(self) -> WeightLoad:
+        """Time the load of all weights."""
+        model = build_model(self._spec, build_mesh(Layout(), dist.get_rank()), dtype=self._dtype)
+        assert isinstance(model, Decoder)  # its mesh has one rank, so no pipeline
+        versions = itertools.count()
+        sample = self._time(lambda: self._process.take_weights(next(versions), stored_tensors(model)))
+        return WeightLoad(
+            shape=shape_of(self._spec, 1),
+            num_layers=self._spec.num_layers,
+            seconds=sample.median_seconds,
+            spread_seconds=sample.spread_seconds,
+            repeats=sample.repeats,
+        )
+
+    def _measure(self, point: Point) -> Measurement:
+        if point.timed_pass is TimedPass.PREFILL:
+            lengths = row_lengths(point.rows, point.tokens)
+            return record(point, self._time(lambda: self._finish(self._requests(lengths, max_tokens=1))))
+        half_range = point.context * (point.rows - 1) // point.rows
+        shortest = point.context - half_range - _STEPS_BEFORE_MEAN
+        lengths = [max(1, shortest + (2 * row + 1) * half_range // point.rows) for row in range(point.rows)]
+        requests = self._requests(lengths, max_tokens=_MAX_STEPS)
+        live = {request.id for request in requests}
+
+        def step() -> None:
+            live.difference_update(row.id for row in self._process.step() if row.has_ended)
+
+        self._start(requests)
+        sample = self._time(step)
+        self._process.step(aborted=sorted(live))
+        return record(point, sample)
+
+    def _time(self, call: Callable[[], object]) -> TimingResult:
+        """Return the times of a call, merged over all ranks, which call at once. Collective."""
+        dist.barrier()
+        sample = measure(
+            call,
+            timer=clock_timer(time.perf_counter, lambda: None),
+            clock=time.perf_counter,
+            warmup=1,
+            repeats=_REPEATS,
+            budget_seconds=float("inf"),
+            min_seconds=_MIN_SECONDS,
+        )
+        return merge_ranks(sample)
+
+    def _requests(self, lengths: Sequence[int], *, max_tokens: int) -> list[Request]:
+        """Return requests for prompts of random tokens, none of which is cached."""
+        numbers = [next(self._ids) for _ in lengths]
+        return [
+            Request(
+                id=str(number),
+                tokens=tuple(self._rng.integers(self._spec.vocab_size, size=length).tolist()),
+                sampling=RequestSampling(
+                    is_greedy=False,
+                    top_k=self._engine.top_k,
+                    top_p=self._engine.top_p,
+                    seed=number,
+                    max_tokens=max_tokens,
+                    end_tokens=(),
+                ),
+            )
+            for number, length in zip(numbers, lengths, strict=True)
+        ]
+
+    def _finish(self, requests: Sequence[Request]) -> None:
+        """Run rounds until requests of one token have ended."""
+        num_left = len(requests) - len(self._process.step(requests))
+        while num_left:
+            num_left -= len(self._process.step())
+
+    def _start(self, requests: Sequence[Request]) -> None:
+        """Run rounds until every request has a token."""
+        waiting = {request.id for request in requests}
+        waiting -= {row.id for row in self._process.step(requests)}
+        while waiting:
+            waiting -= {row.id for row in self._process.step()}
+
+    def _settings(self, facts: Facts, points: Sequence[Point]) -> EngineSettings:
+        spec, decodes = self._spec, [point for point in points if point.timed_pass is TimedPass.DECODE]
+        max_tokens = max([facts.workload.max_tokens, *(2 * point.context for point in decodes)]) + _MAX_STEPS
+        num_blocks = max(
+            [
+                num_blocks_for(max_tokens),
+                *(point.rows * num_blocks_for(point.context + point.tokens + _MAX_STEPS) for point in points),
+            ]
+        )
+        token_bytes = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * self._dtype.itemsize
+        return EngineSettings(
+            model=str(self._engine.model),
+            config={"num_hidden_layers": spec.num_layers, "max_position_embeddings": max_tokens},
+            dtype=str(self._dtype).removeprefix("torch."),
+            max_tokens=max_tokens,
+            num_slots=max([1, *(point.rows for point in points)]),
+            max_round_tokens=max([max_tokens, *((point.rows + 1) * point.tokens for point in points)]),
+            block_tokens=BLOCK_TOKENS,
+            cache_bytes=(2 * num_blocks + 1) * BLOCK_TOKENS * token_bytes,  # one is vLLM's own
+            temperature=1.0,
+        )

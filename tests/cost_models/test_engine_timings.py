@@ -1,0 +1,155 @@
+"""An engine in its own process that was timed costs what was measured; equations cost the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from meshwright.cost_models.blended import ENGINE_LOAD, BlendedModel
+from meshwright.cost_models.cost import Source
+from meshwright.cost_models.generation_cost import SCHEDULING
+from meshwright.cost_models.protocol import PlacedLayout, RefitQuery, RefitTable, StageQuery
+from meshwright.profiles.frameworks import VLLM
+from meshwright.profiles.hardware import Cluster
+from meshwright.profiles.harness import generation_points, record
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.stages import GENERATE, Role
+from meshwright.profiles.table import Correction, EngineTimings, Table, TimedPass, WeightLoad, shape_of
+from meshwright.profiles.workload import Workload
+from tests.cost_models.tables import sample
+
+LOAD = {1: 0.3, 2: 0.5}
+"""Seconds of a load of weights by number of layers."""
+
+
+def timings_of(model: ModelSpec, workload: Workload, factor: float = 1.0) -> EngineTimings:
+    """Rounds that take 3 ms a layer and 1 ms, whatever their rows and context."""
+    rows = [
+        record(point, sample(factor * (3e-3 * point.num_layers + 1e-3)))
+        for point in generation_points(shape_of(model, 1), tuple(LOAD), workload, "cuda")
+    ]
+    loads = [
+        WeightLoad(shape=shape_of(model, 1), num_layers=layers, seconds=seconds, spread_seconds=0.0, repeats=3)
+        for layers, seconds in LOAD.items()
+    ]
+    return EngineTimings(
+        engine=VLLM, version="0.32.0", kernels="AVX512", date="2026-11-27", measurements=tuple(rows), loads=tuple(loads)
+    )
+
+
+@pytest.fixture
+def actor(shallow: dict[Role, ModelSpec]) -> ModelSpec:
+    return shallow[Role.ACTOR]
+
+
+@pytest.fixture
+def timed(table: Table, actor: ModelSpec, fixed: Workload) -> Table:
+    return table.with_timings(timings_of(actor, fixed))
+
+
+@pytest.fixture
+def model(a100s: Callable[[int], Cluster], fixed: Workload) -> Callable[..., BlendedModel]:
+    """The cost model of a table, with vLLM or another engine."""
+    return lambda table, engine=VLLM: BlendedModel(table, a100s(1), fixed, "bf16", engine)
+
+
+def test_rounds_and_prefills_cost_what_was_measured_and_the_host_nothing_more(
+    timed: Table, actor: ModelSpec, query: Callable[..., StageQuery], model: Callable[..., BlendedModel]
+) -> None:
+    cost = model(timed).seconds(query(GENERATE, slots=64, model=actor))
+    assert cost.source is Source.INTERPOLATED  # between contexts
+    assert cost.amount(SCHEDULING) == 0.0
+    # 28 tokens for each of 64 sequences that decode together: a prefill and 27 decode steps
+    assert cost.total == pytest.approx(28 * (2 * 3e-3 + 1e-3))
+
+
+def test_layouts_that_were_not_timed_are_analytic_with_the_host(
+    timed: Table,
+    table: Table,
+    actor: ModelSpec,
+    query: Callable[..., StageQuery],
+    model: Callable[..., BlendedModel],
+) -> None:
+    question = query(GENERATE, "tp2", slots=64, model=actor)
+    cost = model(timed).seconds(question)
+    assert cost == model(table).seconds(question)
+    assert cost.amount(SCHEDULING) > 0.0
+
+
+def test_our_own_engine_is_not_changed_by_the_times_of_another(
+    timed: Table,
+    table: Table,
+    actor: ModelSpec,
+    query: Callable[..., StageQuery],
+    model: Callable[..., BlendedModel],
+) -> None:
+    question = query(GENERATE, slots=64, model=actor)
+    one, other = (model(found, None).seconds(question) for found in (timed, table))
+    assert one == other
+
+
+def test_a_refit_is_one_of_the_ranks_copy_and_a_load_from_there(
+    timed: Table, actor: ModelSpec, model: Callable[..., BlendedModel]
+) -> None:
+    move = RefitQuery(
+        model=actor, source=Layout.parse("tp2,dp4"), target=Layout.parse("dp8"), overlap=8, generates=True
+    )
+    whole, copy = (model(timed).refit_seconds(one) for one in (move, replace(move, generates=False)))
+    assert whole.amount(ENGINE_LOAD) == LOAD[2]
+    assert whole.total == pytest.approx(copy.total + LOAD[2])
+    deeper = model(timed).refit_seconds(replace(move, model=replace(actor, num_layers=12)))
+    assert deeper.amount(ENGINE_LOAD) == pytest.approx(0.3 + 11 * 0.2)
+
+
+def test_refits_in_a_table_cost_what_single_ones_do(
+    timed: Table, actor: ModelSpec, model: Callable[..., BlendedModel]
+) -> None:
+    refits = RefitTable(
+        model=actor,
+        sources=(PlacedLayout(0, Layout.parse("tp2,dp4")),),
+        targets=tuple(PlacedLayout(0, Layout.parse(text)) for text in ("dp8", "tp2,dp4", "dp4")),
+        source_index=np.zeros(3, dtype=np.int64),
+        target_index=np.arange(3),
+        overlap=np.array([8, 8, 4]),
+        generates=True,
+    )
+    single = [model(timed).refit_seconds(one).total for one in refits]
+    assert model(timed).seconds_of_refits(refits) == pytest.approx(single)
+
+
+def test_a_correction_from_a_run_with_an_engine_is_for_that_engine_alone(
+    timed: Table,
+    actor: ModelSpec,
+    query: Callable[..., StageQuery],
+    model: Callable[..., BlendedModel],
+) -> None:
+    correction = Correction(
+        shape=shape_of(actor, 1),
+        timed_pass=TimedPass.DECODE,
+        factor=2.0,
+        spread=0.0,
+        stages=(GENERATE,),
+        plan="0" * 64,
+        num_steps=3,
+        date="2026-11-27",
+        engine=VLLM,
+    )
+    corrected, question = (
+        timed.model_copy(update={"corrections": (correction,)}),
+        query(GENERATE, slots=64, model=actor),
+    )
+    assert model(corrected).seconds(question).total == pytest.approx((1 + 27 * 2) * 7e-3)
+    ours = [model(found, None).seconds(question) for found in (timed, corrected)]
+    assert ours[0] == ours[1]
+
+
+def test_an_engine_is_listed_once(table: Table, actor: ModelSpec, fixed: Workload) -> None:
+    one, other = timings_of(actor, fixed), timings_of(actor, fixed, factor=2.0)
+    assert table.with_timings(one).with_timings(other).timings_of(VLLM) == other
+    with pytest.raises(ValidationError, match="listed twice"):
+        Table.model_validate({**dict(table), "engines": (one, other)})

@@ -1,0 +1,208 @@
+"""A plan of a job with engine=auto has the engine with the shortest step, and says what the others would take."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+from meshwright import api
+from meshwright.planner.analysis.explain import explain
+from meshwright.planner.analysis.optional_features import engine_choice
+from meshwright.planner.job.engine_limits import engines_of, vllm_pins
+from meshwright.planner.plan.cost_queries import cost_model_of
+from meshwright.planner.search.re_evaluate import re_evaluate
+from meshwright.profiles.algorithms import PPO_GRAPH
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.frameworks import EAGER, VLLM
+from meshwright.profiles.harness import TimingResult, generation_points, points, record
+from meshwright.profiles.stages import GENERATE, Role
+from meshwright.profiles.table import EngineTimings, Provenance, Table, WeightLoad, shape_of
+from tests.planner.jobs import small_facts
+from tests.runtime.checkpoints import name_end_tokens, write_checkpoint
+from tests.runtime.command import Call
+from tests.runtime.small_job import VOCAB_SIZE, write_job
+
+FACTS = small_facts(ranks_per_node=2, batch_size=8, response=32, memory_bytes=2**34, num_heads=2)
+BOTH = (EAGER, VLLM)
+LOOSE = api.Limits(gap=0.3)
+
+
+def table_with(vllm_factor: float) -> Table:
+    """A table in which a round of vLLM takes this multiple of one of our own engine."""
+    specs = {role: FACTS.models.spec(role) for role in PPO_GRAPH.roles}
+    measured = [record(point, timed(1e-3)) for point in points(PPO_GRAPH, specs, FACTS.workload, FACTS.cluster)]
+    shape, depths = shape_of(FACTS.models.spec(Role.ACTOR), 1), (1, 4)
+    rounds = generation_points(shape, depths, FACTS.workload, "cpu")
+    timings = EngineTimings(
+        engine=VLLM,
+        version="0.32.0",
+        kernels="AVX512",
+        date="2026-11-27",
+        measurements=tuple(record(point, timed(1e-3 * vllm_factor)) for point in rounds),
+        loads=tuple(
+            WeightLoad(shape=shape, num_layers=depth, seconds=1e-3, spread_seconds=0.0, repeats=3) for depth in depths
+        ),
+    )
+    provenance = Provenance(
+        device="toy",
+        kind="cpu",
+        precision="bf16",
+        driver="Linux",
+        libraries={"torch": "2.13.0"},
+        commit="0123abc",
+        date="2026-11-27",
+        threads_per_rank=1,
+        num_ranks=2,
+        repeats=3,
+    )
+    return Table(provenance=provenance, measurements=tuple(measured), engines=(timings,))
+
+
+@cache
+def planned(vllm_factor: float, *pins: str) -> api.Plan:
+    found = api.plan(FACTS, table_with(vllm_factor), engines=BOTH, pins=pins, limits=LOOSE)
+    assert isinstance(found, api.Plan)
+    return found
+
+
+def timed(seconds: float) -> TimingResult:
+    return TimingResult(median_seconds=seconds, spread_seconds=0.0, repeats=3)
+
+
+@pytest.mark.parametrize(("factor", "engine"), [(0.2, VLLM), (5.0, EAGER)])
+def test_the_engine_with_the_shortest_step_is_chosen_and_the_other_is_said(factor: float, engine: str) -> None:
+    plan = planned(factor)
+    assert plan.facts.engine == engine
+    choice = engine_choice(plan)
+    assert choice is not None
+    assert choice.step_seconds[engine] == plan.period_seconds == min(choice.step_seconds.values())
+    assert set(choice.step_seconds) == set(BOTH)
+    [sentence] = choice.sentences
+    other = next(name for name in BOTH if name != engine)
+    assert sentence == (
+        f"engine {engine}: a step takes {plan.period_seconds:.3f} s; "
+        f"{other} would take {choice.step_seconds[other]:.3f} s"
+    )
+    assert not api.verify(plan)
+    assert explain(plan).engine == choice
+
+
+def test_a_plan_for_vllm_is_one_that_runs() -> None:
+    plan = planned(0.2)
+    layout = plan.placement(GENERATE).layout
+    assert layout.num_ranks == layout.dp
+    assert {placement.schedule.chunk_tokens for placement in plan.placements} == {0}
+
+
+def test_engines_share_the_time_of_a_search() -> None:
+    plan = api.plan(FACTS, table_with(5.0), engines=BOTH, limits=api.Limits.for_seconds(60.0, gap=0.3))
+    assert isinstance(plan, api.Plan)
+    choice = engine_choice(plan)
+    assert choice is not None
+    assert set(choice.step_seconds) == set(BOTH)
+
+
+def test_equations_are_said_to_be_equations() -> None:
+    plan = api.plan(FACTS, engines=BOTH, limits=LOOSE)
+    assert isinstance(plan, api.Plan)
+    choice = engine_choice(plan)
+    assert choice is not None
+    assert list(choice.sentences)[-1] == (
+        "generation by meshwright-eager and vllm comes from equations; `meshwright profile` measures the engines that "
+        "the job names"
+    )
+
+
+def test_an_engine_that_does_not_run_the_job_is_excluded_with_its_reason() -> None:
+    narrow = small_facts(ranks_per_node=2, batch_size=8, response=32, memory_bytes=2**34, num_heads=4)
+    plan = api.plan(narrow, engines=BOTH, limits=LOOSE)
+    assert isinstance(plan, api.Plan)
+    assert plan.facts.engine == EAGER
+    choice = engine_choice(plan)
+    assert choice is not None
+    assert "elements, and the actor's have 16" in choice.excluded[VLLM]
+    assert [line.split(":")[0] for line in choice.sentences] == [
+        "engine meshwright-eager",
+        "engine vllm is excluded",
+    ]
+
+
+def test_a_pin_that_excludes_an_engine_is_its_reason() -> None:
+    plan = planned(0.2, f"{GENERATE}.tp=2")
+    assert plan.facts.engine == EAGER
+    choice = engine_choice(plan)
+    assert choice is not None
+    assert choice.excluded == {
+        VLLM: "pin 'actor_generate.tp=2' and pin 'actor_generate.tp=1' fix the same choice; remove one."
+    }
+
+
+def test_other_facts_drop_what_was_known_of_the_engines() -> None:
+    plan = planned(0.2)
+    more = FACTS.model_copy(update={"workload": FACTS.workload.model_copy(update={"batch_size": 16}), "engine": VLLM})
+    assert plan.engine_options is not None
+    assert re_evaluate(plan, more, cost_model_of(more)).engine_options is None
+
+
+DEGREES = {
+    "verl": "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "nemo-rl": "policy.generation.vllm_cfg.tensor_parallel_size",
+}
+
+
+@pytest.mark.parametrize("trainer", DEGREES)
+def test_a_plan_that_runs_with_vllm_is_exported_with_its_degrees_and_measured_costs(
+    trainer: str, tmp_path: Path
+) -> None:
+    table, facts = table_with(0.2), FACTS.model_copy(update={"engine": VLLM})
+    plan = api.plan_for(trainer, facts, table, pins=vllm_pins(facts), limits=LOOSE)
+    assert isinstance(plan, api.Plan)
+    found = api.export_plan(plan, tmp_path / "out", to=trainer, table=table)
+    assert isinstance(found, api.Exported)
+    assert (found.plan, found.inexpressible) == (plan, ())
+    assert plan.facts.engine == VLLM
+    assert {setting.value for setting in found.settings if setting.key == DEGREES[trainer]} == {1}
+    assert plan.placement(GENERATE).layout.num_ranks == plan.placement(GENERATE).layout.dp
+    equations = api.plan_for(trainer, facts, pins=plan.pins, limits=LOOSE)
+    assert isinstance(equations, api.Plan)
+    assert equations.placement(GENERATE).cost != plan.placement(GENERATE).cost
+
+
+def written(directory: Path, **changes: object) -> Path:
+    """A job that vLLM can generate for."""
+    path = write_job(directory, num_ranks=2)
+    write_checkpoint(directory / "actor", vocab_size=VOCAB_SIZE, head_dim=32)
+    name_end_tokens(directory / "actor", 1)
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "engine": "auto", **changes}))
+    return path
+
+
+NAMED = {"engines": {"vllm": {"python": "no/python"}}}
+
+
+def test_a_job_chooses_among_our_engine_and_those_that_it_names(tmp_path: Path) -> None:
+    job = api.read_job(written(tmp_path, **NAMED))
+    facts = api.resolve(job, tmp_path)
+    assert facts.engine == EAGER
+    assert engines_of(job, facts) == BOTH
+    alone = api.read_job(written(tmp_path))
+    assert engines_of(alone, facts) == (EAGER,)
+
+
+def test_a_plan_with_a_chosen_engine_is_one_of_the_job_that_names_it(call: Call, tmp_path: Path) -> None:
+    job = written(tmp_path, **NAMED)
+    done = call("plan", job, "-o", tmp_path / "plan.json", "--gap", 0.3)
+    assert done.code == 0, done.err
+    plan = api.read_plan(tmp_path / "plan.json")
+    choice = engine_choice(plan)
+    assert choice is not None
+    for sentence in choice.sentences:
+        assert sentence in done.out
+    assert next(iter(choice.sentences)) in call("explain", tmp_path / "plan.json").out
+    by_vllm = plan.model_copy(update={"facts": plan.facts.model_copy(update={"engine": VLLM})})
+    by_vllm.require_made_for(api.read_job(job), tmp_path)
+    with pytest.raises(BadInput, match="made for another job: engine is 'vllm' in the plan"):
+        by_vllm.require_made_for(api.read_job(written(tmp_path)), tmp_path)
