@@ -102,12 +102,13 @@ class ShardSizes(Generic[N]):
 
 class Operators(NamedTuple):
     """The facts that decide which tensors are kept: whether the operators of a layer are fused or those of torch,
-    whether attention stores its scores, and the bytes per logit in training (None: those of this project's loss, which
-    is computed in chunks)."""
+    whether attention stores its scores, the bytes per logit in training (None: those of this project's loss, which
+    is computed in chunks), and whether the generation engine frees the blocks that a sliding window has passed."""
 
     is_fused: bool
     stores_scores: bool = False
     logit_bytes: int | None = None
+    frees_windows: bool = False
 
 
 def shard_sizes(
@@ -314,6 +315,7 @@ class RankMemory(Generic[N]):
     ) -> None:
         self._stage, self._model, self._workload, self._size = stage, shards.model, workload, element_bytes
         self._is_fused, self._logit_bytes = operators.is_fused, operators.logit_bytes
+        self._frees_windows = operators.frees_windows
         self._layout: Degrees[N] = shards.layout
         self._shards: ShardedModel[N] = shards
         self._part: StagePart[N] = part
@@ -416,15 +418,17 @@ class RankMemory(Generic[N]):
     def _cache_bytes(self, num_blocks: N, num_rows: N) -> N:
         """Return the bytes of the KV cache, with a spare block in each layer.
 
-        Layers with a sliding window keep only the blocks of a row that the window touches (vLLM, hybrid KV cache
-        manager), and layers with a state one state for each row.
+        In engines that free them, layers with a sliding window keep only the blocks of a row that the window touches
+        (vLLM, hybrid KV cache manager). Layers with a state keep one state for each row.
         """
         part, window = self._part, self._model.window
         full_blocks = part.num_full_layers * (num_blocks + 1)
         states = part.num_linear_layers * num_rows * self._sizes.state_bytes
         if not window:
             return full_blocks * self._sizes.block_bytes + states
-        window_blocks = minimum(num_blocks, num_rows * (num_blocks_for(window.num_tokens) + 1)) + 1
+        window_blocks = num_blocks + 1
+        if self._frees_windows:
+            window_blocks = minimum(num_blocks, num_rows * (num_blocks_for(window.num_tokens) + 1)) + 1
         return (full_blocks + part.num_window_layers * window_blocks) * self._sizes.block_bytes + states
 
     def _forward_memory(self, settings: PassSettings[N]) -> TermSums[N]:
@@ -485,7 +489,8 @@ class RankMemory(Generic[N]):
         tally.add("gathered keys and values", where(cp > 1, num_bytes, 0 * num_bytes))
 
     def _add_logits(self, tally: TermSums[N], tokens: N, *, trains: bool) -> None:
-        """Add the logits of a micro-batch and one chunk of them in fp32; in training also their gradient.
+        """Add the logits of a micro-batch and one chunk of them in fp32; in training also their gradient, twice if they
+        are capped: before and after the cap.
 
         In training, the bytes per logit of another framework replace all of these.
         """
@@ -494,7 +499,8 @@ class RankMemory(Generic[N]):
         elements = tokens * self._sizes.vocab_size
         copies = _LOGIT_CHUNK_COPIES if self._is_fused or not trains else _LOGIT_CHUNK_GRADIENT_COPIES
         chunk_bytes = _FP32_BYTES * copies * minimum(elements, _LOGIT_CHUNK_ELEMENTS)
-        num_bytes = elements * (1 + trains) * self._size + chunk_bytes
+        gradients = trains * (2 if self._model.logits_cap else 1)
+        num_bytes = elements * (1 + gradients) * self._size + chunk_bytes
         if trains and self._logit_bytes:
             num_bytes = elements * self._logit_bytes
         tally.add("logits", where(self._part.is_last, num_bytes, 0 * num_bytes))

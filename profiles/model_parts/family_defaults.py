@@ -180,11 +180,10 @@ GEMMA_2: dict[str, Any] = {
     "final_logit_softcapping": 30.0,
     "attn_logit_softcapping": 50.0,
 }
-GEMMA_3: dict[str, Any] = GEMMA_2 | {
+GEMMA_3: dict[str, Any] = {key: value for key, value in GEMMA_2.items() if key != "attn_logit_softcapping"} | {
     "vocab_size": 262208,
     "max_position_embeddings": 131072,
     "final_logit_softcapping": None,
-    "attn_logit_softcapping": None,
     "sliding_window_pattern": 6,
     "rope_local_base_freq": None,
 }

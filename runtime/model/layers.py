@@ -43,7 +43,7 @@ from meshwright.profiles.model_parts.adapter import Linear
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.device import host
 from meshwright.runtime.model.adapters import AdaptedColumnParallelLinear, AdaptedRowParallelLinear, linear_class
-from meshwright.runtime.model.attention import CoreAttention, Rotate, score_scale, torch_varlen_kernel
+from meshwright.runtime.model.attention import CoreAttention, Rotate, torch_varlen_kernel
 from meshwright.runtime.model.kernel_choice import PLAIN, ChosenKernels
 from meshwright.runtime.model.mesh import Mesh
 
@@ -107,8 +107,7 @@ def _attention(spec: ModelSpec, first_layer: int, kernels: ChosenKernels) -> Mod
                 first_layer=first_layer,
                 varlen=torch_varlen_kernel() if kernels.attention == "varlen" else None,
                 rotate_kernel=_rotary_kernel() if kernels.operators == "fused" else None,
-                score_scale=score_scale(spec),
-                unrotated=spec.unrotated_layers,
+                spec=spec,
             ),
             linear_proj=_rows(spec, "linear_proj", has_bias=spec.output_bias),
             q_layernorm=_head_norm(spec, spec.num_heads),

@@ -36,6 +36,7 @@ from meshwright.runtime.model.layers import (
     has_fused_gates,
     keep_tokens_apart,
 )
+from meshwright.runtime.model.logprobs import cap_logits
 from meshwright.runtime.model.mesh import Mesh
 
 
@@ -167,7 +168,7 @@ class Decoder(GPTModel):
             output = output * self.spec.logits_scale
         if (num_columns := self._num_token_columns()) < output.shape[-1]:
             output[..., num_columns:] = -torch.inf
-        return output
+        return cap_logits(output, self.spec.logits_cap, num_columns) if self.spec.logits_cap else output
 
     def tie_embeddings_and_output_weights_state_dict(
         self, sharded_state_dict: dict[str, Any], output_layer_weight_key: str, first_stage_word_emb_key: str, _: Any

@@ -29,6 +29,13 @@ _BASE: dict[str, Any] = {
     "tie_word_embeddings": False,
     "rope_theta": 700.0,
 }
+_GEMMA: dict[str, Any] = {key: value for key, value in _BASE.items() if key != "hidden_act"} | {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "head_dim": 16,
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 6,
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "Llama": _BASE | {"attention_bias": True, "mlp_bias": True, "head_dim": 16},
     "Mistral": _BASE | {"sliding_window": None, "head_dim": 16},
@@ -73,6 +80,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "Glm4": _BASE | {"attention_bias": True, "head_dim": 16, "partial_rotary_factor": 0.25},
     "SmolLM3": _BASE | {"no_rope_layer_interval": 2, "attention_bias": True, "use_sliding_window": False},
     "Ministral": _BASE | {"sliding_window": 64, "head_dim": 16, "layer_types": None},
+    "Gemma2": _GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    "Gemma3": _GEMMA | {"rope_local_base_freq": 90.0, "sliding_window_pattern": 2},
+    "Olmo3": _BASE | {"sliding_window": 6, "head_dim": 16, "layer_types": ["sliding_attention", "full_attention"]},
 }
 """Configs as older versions of transformers wrote them, `rope_theta` at the top."""
 
@@ -82,6 +92,15 @@ _LLAMA3: dict[str, Any] = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
+}
+_YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 4.0,
+    "beta_slow": 0.5,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.2,
 }
 
 
@@ -141,6 +160,11 @@ def _turned(family: str) -> Iterator[Case]:
         {"rope_scaling": _LLAMA3, "rope_parameters": _LLAMA3},
         {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": _LLAMA3},
         {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}},
+        {"rope_scaling": _YARN},
+        {"rope_scaling": {**_YARN, "truncate": False, "attention_factor": 1.3}},
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
         {"rope_scaling": {"factor": 2.0}},
         {"rope_scaling": {"type": "llama3"} | {key: _LLAMA3[key] for key in _LLAMA3 if key != "rope_type"}},
         {"rope_scaling": {"type": "linear"} | _LLAMA3},
@@ -207,6 +231,19 @@ def _of_families() -> Iterator[Case]:
     yield Case(family="Qwen3Moe", changes={"decoder_sparse_step": 2})
     yield Case(family="Mixtral", changes={"shared_expert_intermediate_size": 32})
     yield Case(family="Mixtral", changes={"n_shared_experts": 1})
+    yield Case(family="Mixtral", changes={"sliding_window": 5})
+    yield Case(family="Gemma2", changes={"attn_logit_softcapping": None, "final_logit_softcapping": None})
+    yield Case(family="Gemma2", changes={"layer_types": ["sliding_attention", "sliding_attention"]})
+    yield Case(family="Gemma3", changes={"attn_logit_softcapping": 2.0})
+    yield Case(family="Gemma3", changes={"final_logit_softcapping": 2.0})
+    yield Case(family="Gemma3", changes={"sliding_window": None})
+    yield Case(family="Gemma3", changes={"sliding_window": 99})  # never reached, and its layers have their own base
+    yield Case(family="Gemma3", changes={"sliding_window_pattern": 1})
+    yield Case(family="Gemma3", changes={"rope_scaling": {"rope_type": "linear", "factor": 4.0}})
+    for local in ({"rope_theta": 90.0}, {"rope_type": "linear", "factor": 2.0, "rope_theta": 90.0}, None):
+        of_layers = {"full_attention": {"rope_type": "default", "rope_theta": 700.0}, "sliding_attention": local}
+        for family in ("Gemma3", "Olmo3"):
+            yield Case(family=family, changes={"rope_parameters": of_layers, "rope_local_base_freq": ABSENT})
 
 
 def write(case: Case, directory: Path) -> Path:
@@ -218,8 +255,9 @@ def write(case: Case, directory: Path) -> Path:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Small embeddings, so that the epsilon of the first norm counts.
-            centre = 1.0 if name.endswith("norm.weight") and case.family != "Gemma" else 0.0
-            spread = 0.005 if "embed_tokens" in name and case.family != "Gemma" else 0.1
+            is_gemma = case.family.startswith("Gemma")
+            centre = 1.0 if name.endswith("norm.weight") and not is_gemma else 0.0
+            spread = 0.005 if "embed_tokens" in name and not is_gemma else 0.1
             parameter.copy_(centre + spread * torch.randn(parameter.shape, generator=generator))
     model.save_pretrained(directory)
     (directory / "config.json").write_text(json.dumps(case.config))
