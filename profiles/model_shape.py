@@ -411,7 +411,16 @@ class ModelSpec:
 
 _HEADS = {"ForCausalLM": False, "ForSequenceClassification": True}
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "relu2": "relu2"}
+_OF_SCORE_CLASSES = {
+    known.score_class: f"{family}ForSequenceClassification" for family, known in FAMILIES.items() if known.score_class
+}
 ARCHITECTURES = tuple(family + head for family in FAMILIES for head in _HEADS)
+
+
+def score_class(architecture: str) -> str:
+    """Return the class of transformers for models of this architecture with a scalar head."""
+    family = next(architecture.removesuffix(head) for head in _HEADS if architecture.endswith(head))
+    return FAMILIES[family].score_class or f"{family}ForSequenceClassification"
 
 
 def read_model(path: Path, *, scalar_head: bool | None = None) -> ModelSpec:
@@ -573,6 +582,8 @@ def _architecture(config: Mapping[str, Any], name: str) -> tuple[str, str, bool]
             raise BadInput(f"model {name}: model_type {model_type!r} is not known; {suggestion('', families)}")
         listed = [families[model_type] + "ForCausalLM"]
     architecture = listed[0] if isinstance(listed, list) and listed else listed
+    if isinstance(architecture, str):
+        architecture = _OF_SCORE_CLASSES.get(architecture, architecture)
     if not isinstance(listed, list) or not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         raise BadInput(f"model {name}: architecture {architecture!r} is not known; {_nearest(str(architecture))}")
     head = next(h for h in _HEADS if architecture.endswith(h))
@@ -596,7 +607,7 @@ def _nearest(architecture: str) -> str:
     return f"known: {', '.join(FAMILIES)}, each with {' or '.join(_HEADS)}."
 
 
-_WITHOUT_SCALAR_HEAD = ("Granite",)
+_WITHOUT_SCALAR_HEAD = ("Granite", "Glm4Moe")
 """Families that run as language models and have no class with a scalar head in transformers."""
 
 

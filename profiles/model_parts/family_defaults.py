@@ -231,6 +231,9 @@ GLM_4_MOE: dict[str, Any] = _DECODER | {
     "n_routed_experts": 128,
     "first_k_dense_replace": 1,
     "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+    "n_group": 1,
+    "topk_group": 1,
     "use_qk_norm": False,
     "partial_rotary_factor": 0.5,
 }

@@ -283,12 +283,12 @@ def rope_from_config(config: Mapping[str, Any], max_positions: int, family: str,
             f"model {name}: {family} models have no rotary embedding of type {kind!r}; give one of "
             f"{', '.join(known.parts.rope_types)}."
         )
+    if kind == "yarn" and "longrope" in known.parts.rope_types:
+        kind = "longrope"  # which was called yarn at first, and is read so
     if kind in _PLANNABLE:
         return Rope(theta, planned_type=kind, share=share, local_theta=local_theta)
     more = {key: value for key, value in form.items() if value is not None}.keys() - {"rope_type", "rope_theta"}
     unknown = sorted(more - _KEYS_OF_TYPE[kind])
-    if kind == "yarn" and family in _ORIGINAL_OUTSIDE:
-        unknown = [f"{_ORIGINAL} outside of it"]
     if unknown and kind == "yarn":
         return Rope(theta, planned_type=f"yarn with {', '.join(unknown)}", share=share, local_theta=local_theta)
     if unknown:
@@ -304,10 +304,6 @@ def rope_from_config(config: Mapping[str, Any], max_positions: int, family: str,
             f"model {name}: config key {_TRUNCATE!r} is false, which {family} models ignore; remove the key."
         )
     return Rope(theta, scaling, share=share, local_theta=local_theta)
-
-
-_ORIGINAL_OUTSIDE = ("Phi3",)
-"""Families whose configs have the original length outside of the parameters of the rotary embedding, or by default."""
 
 
 def _scaling(kind: str, form: Mapping[str, Any], max_positions: int, name: str) -> RotaryScaling | None:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from torch import Tensor, nn
 
 from meshwright.runtime.model.adapters import AdaptedColumnParallelLinear, AdaptedRowParallelLinear
@@ -129,7 +130,7 @@ def allocate_scratch(num_rows: int, model: Decoder, mesh: Mesh) -> Scratch:
     }
     if has_local_angles(spec):
         tensors["local_angles"] = like.new_ones(num_rows, 2, per_group, spec.head_dim)
-    if not spec.experts:
+    if not spec.experts or spec.experts.num_dense_layers:
         width = spec.ffn_size // mesh.layout.tp
         tensors["up"] = like.new_empty(num_rows, 2 * width)
         if model.kernels.decode == "paged":
@@ -151,9 +152,9 @@ class DecodeLayer:
         self._score_scale = score_scale(model.spec)
         self._query_norm, self._key_norm = attention.q_layernorm, attention.k_layernorm
         self._qkv, self._projection = _ColumnParallel(attention.linear_qkv), _RowParallel(attention.linear_proj, group)
-        self._experts: Callable[[Tensor], tuple[Tensor, None]] | None = mlp if model.spec.experts else None
+        self._experts: Callable[[Tensor], tuple[Tensor, None]] | None = mlp if isinstance(mlp, MoELayer) else None
         self.linears: list[_Linear] = [self._qkv, self._projection]
-        if not model.spec.experts:
+        if self._experts is None:
             self._up, self._down = _ColumnParallel(mlp.linear_fc1), _RowParallel(mlp.linear_fc2, group)
             self.linears += [self._up, self._down]
         self._is_silu = model.spec.activation == "silu"

@@ -86,6 +86,9 @@ def write_checkpoint(
         for name, parameter in model.named_parameters():
             centre = 1.0 if name.endswith("norm.weight") and not family.startswith("Gemma") else 0.0
             parameter.copy_(centre + 0.1 * torch.randn(parameter.shape, generator=generator))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
     model.save_pretrained(directory)
     return directory
 

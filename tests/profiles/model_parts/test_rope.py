@@ -92,8 +92,7 @@ def test_yarn_has_the_defaults_of_transformers() -> None:
 def test_yarn_with_keys_that_are_not_computed_is_planned_only() -> None:
     given = {"rope_type": "yarn", "factor": 4.0}
     assert rope(rope_scaling=given | {"llama_4_scaling_beta": 0.1}).planned_type == "yarn with llama_4_scaling_beta"
-    outside = "yarn with original_max_position_embeddings outside of it"
-    assert rope_from_config({"rope_scaling": given}, 4096, "Phi3", "m").planned_type == outside
+    assert rope_from_config({"rope_scaling": given}, 4096, "Phi3", "m").planned_type == "longrope"
 
 
 @pytest.mark.parametrize(

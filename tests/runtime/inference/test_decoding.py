@@ -21,6 +21,7 @@ from meshwright.runtime.model.model_shard import Decoder, Interleaved, build_mod
 from meshwright.runtime.model.stage_passes import PipelineLink, forward_cached
 from meshwright.runtime.model.weights import load_weights
 from tests.runtime.checkpoints import BIASED_LLAMA, FAMILIES, SHAPE, WINDOWS, tokens, write_checkpoint
+from tests.runtime.laws.test_experts import FAMILIES as EXPERTS
 from tests.runtime.model.test_quantised import refitted
 from tests.runtime.ranks import run_on_ranks
 from tests.seeds import cases
@@ -111,6 +112,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     **{family: {"family": family} for family in FAMILIES},
     "biased Llama": BIASED_LLAMA,
     **{f"{family} with a window": {"family": family, **changes} for family, changes in WINDOWS.items()},
+    "Glm4Moe": {"family": "Glm4Moe", **EXPERTS["Glm4Moe"]},
 }
 
 
