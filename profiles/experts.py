@@ -225,7 +225,7 @@ class Indexer:
         return (query_rank, self.num_heads * self.head_dim), (hidden_size, self.head_dim + self.num_heads)
 
 
-RUN_EXPERT_FAMILIES = ("Mixtral", "Qwen2Moe", "Qwen3Moe", "Glm4Moe")
+RUN_EXPERT_FAMILIES = ("Mixtral", "Qwen2Moe", "Qwen3Moe", "Glm4Moe", "MiniMaxM2")
 """MoE families that the runtime can run."""
 
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -239,7 +239,7 @@ def experts_from_config(config: Mapping[str, Any], family: str, name: str) -> Ex
     parts = FAMILIES[family].parts
     num_experts = next(required_size(config, key, name) for key in _COUNTS if key in config)
     ffn_size = required_size(config, parts.expert_size, name)
-    num_groups, groups_per_token = _groups_from_config(config, num_experts, name) if parts.sigmoid_router else (1, 1)
+    num_groups, groups_per_token = _groups_from_config(config, num_experts, name)
     return Experts(
         num_experts=num_experts,
         experts_per_token=required_size(config, "num_experts_per_tok", name),
@@ -254,18 +254,20 @@ def experts_from_config(config: Mapping[str, Any], family: str, name: str) -> Ex
         router="sigmoid" if parts.sigmoid_router else "softmax",
         num_groups=num_groups,
         groups_per_token=groups_per_token,
-        weight_scale=number(config, "routed_scaling_factor", name) if parts.sigmoid_router else 1.0,
+        weight_scale=number(config, "routed_scaling_factor", name) if "routed_scaling_factor" in config else 1.0,
     )
 
 
 def _groups_from_config(config: Mapping[str, Any], num_experts: int, name: str) -> tuple[int, int]:
     """The number of groups of experts and of groups per token.
 
-    A group is scored by its two best experts.
+    A group is scored by its two best experts. There is one group in families without the key.
     """
+    if "n_group" not in config:
+        return 1, 1
     num_groups, per_token = required_size(config, "n_group", name), required_size(config, "topk_group", name)
     selected = required_size(config, "num_experts_per_tok", name)
-    if num_experts % num_groups or num_experts < 2 * num_groups or per_token > num_groups:
+    if num_experts % num_groups or (num_groups > 1 and num_experts < 2 * num_groups) or per_token > num_groups:
         raise BadInput(
             f"model {name}: {num_experts} experts in n_group={num_groups} groups of which a token has topk_group="
             f"{per_token}; groups must be equal, of two experts or more, and at least topk_group."

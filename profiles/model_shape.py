@@ -607,7 +607,7 @@ def _nearest(architecture: str) -> str:
     return f"known: {', '.join(FAMILIES)}, each with {' or '.join(_HEADS)}."
 
 
-_WITHOUT_SCALAR_HEAD = ("Granite", "Glm4Moe")
+_WITHOUT_SCALAR_HEAD = ("Granite", "Glm4Moe", "MiniMaxM2")
 """Families that run as language models and have no class with a scalar head in transformers."""
 
 

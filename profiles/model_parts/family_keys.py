@@ -104,7 +104,6 @@ class Family:
 
 _HEADS, _WINDOW = "num_key_value_heads", "sliding_window"
 _HEAD_DIM = frozenset({"head_dim"})
-_SIGMOID_ROUTER = "a sigmoid router with a bias of its own for each expert"
 _UNREAD = "a checkpoint of an architecture that is not loaded"
 _PARTIAL = frozenset({"partial_rotary_factor"})
 _DELTA_KEYS = frozenset({"partial_rotary_factor", "full_attention_interval"})
@@ -261,7 +260,7 @@ FAMILIES: Mapping[str, Family] = {
         aliases={"num_experts": "num_local_experts"},
         rope_theta=5_000_000.0,
         added=_PARTIAL | {"rotary_dim"},
-        parts=Parts(whole_qk_norm=True, has_experts=True, expert_size="intermediate_size", planned=(_SIGMOID_ROUTER,)),
+        parts=Parts(whole_qk_norm=True, has_experts=True, expert_size="intermediate_size", sigmoid_router=True),
     ),
     "Granite": Family(model_type="granite", defaults=defaults.GRANITE, added=_HEAD_DIM),
     "SmolLM3": Family(

@@ -199,6 +199,9 @@ _FUSED_QKV = ("Phi3",)
 _FUSED_GATES = ("Phi3", "Glm4")
 """Families that store gate and up projection as one tensor."""
 
+_NAMED_AS_MIXTRAL = ("Mixtral", "MiniMaxM2")
+"""Families that store experts under the names of Mixtral."""
+
 _AFTER_ATTENTION, _AFTER_MLP = "self_attn_bda.norm", "mlp_bda.norm"
 
 
@@ -239,12 +242,13 @@ def _rows_of(name: str, parts: Sequence[StoredTensor]) -> tuple[StoredTensor, ..
 def _experts_recipe(spec: ModelSpec, experts: Experts, layer: str, parameter: str) -> Recipe:
     """The recipe of a router's weight or bias, of a weight of the shared experts or their gate, or of one of the two
     weights of an expert."""
-    mixtral = spec.architecture.startswith("Mixtral")
+    mixtral = _family(spec) in _NAMED_AS_MIXTRAL
     block = f"{layer}.block_sparse_moe" if mixtral else f"{layer}.mlp"
+    router = block if mixtral else f"{block}.gate"
     shared = f"{block}.shared_expert" if experts.shared_gate else f"{block}.shared_experts"
     whole = {
         "mlp.router.weight": _whole(f"{block}.gate.weight", experts.num_experts, spec.hidden_size),
-        SELECTION_BIAS: _whole(f"{block}.gate.e_score_correction_bias", experts.num_experts),
+        SELECTION_BIAS: _whole(f"{router}.e_score_correction_bias", experts.num_experts),
         "mlp.shared_experts.gate_weight": _whole(f"{shared}_gate.weight", 1, spec.hidden_size),
     }
     if parameter in whole:

@@ -250,7 +250,10 @@ class _Router(TopKRouter):
             routed: tuple[Tensor, Tensor] = super().routing(logits, padding_mask)
             return routed
         scores = logits.flatten(0, 1).sigmoid()
-        selected = self._in_groups(scores + self.selection_bias).topk(self._experts.experts_per_token, dim=-1).indices
+        eligible = scores + self.selection_bias
+        if self._experts.num_groups > 1:
+            eligible = self._in_groups(eligible)
+        selected = eligible.topk(self._experts.experts_per_token, dim=-1).indices
         weights = scores.gather(1, selected)
         if self._experts.normalized:
             weights = weights / (weights.sum(-1, keepdim=True) + _SMALLEST_WEIGHT)

@@ -81,6 +81,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "use_qk_norm": True,
         "head_dim": 16,
     },
+    "MiniMaxM2": _BASE | {"num_local_experts": 4, "num_experts_per_tok": 3, "head_dim": 16, "rotary_dim": 8},
     "Olmo2": _BASE | {"attention_bias": True, "head_dim": 16},
     "Phi3": _BASE | {"sliding_window": None, "partial_rotary_factor": 0.5, "head_dim": 16},
     "Granite": _BASE

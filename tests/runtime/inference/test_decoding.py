@@ -112,7 +112,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     **{family: {"family": family} for family in FAMILIES},
     "biased Llama": BIASED_LLAMA,
     **{f"{family} with a window": {"family": family, **changes} for family, changes in WINDOWS.items()},
-    "Glm4Moe": {"family": "Glm4Moe", **EXPERTS["Glm4Moe"]},
+    **{family: {"family": family, **EXPERTS[family]} for family in ("Glm4Moe", "MiniMaxM2")},
 }
 
 

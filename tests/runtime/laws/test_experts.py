@@ -71,6 +71,7 @@ FAMILIES: dict[str, dict[str, int | bool | float]] = {
         "attention_bias": True,
         "head_dim": 32,
     },
+    "MiniMaxM2": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "rotary_dim": 16},
 }
 
 
@@ -121,6 +122,12 @@ def test_sigmoid_routers_with_groups_and_dense_layers_before_agree_with_transfor
     check_logprobs(directory, layout, expected_logprobs(directory, tokens()))
 
 
+@cases("layout", ["tp2,pp2,ep2,etp1,sp", "tp1", "tp2,dp2,ep2,sp", *DIVIDED], few=1)
+def test_a_norm_over_all_heads_that_are_rotated_in_part_agrees_with_transformers(tmp_path: Path, layout: str) -> None:
+    directory = mixture(tmp_path / "model", "MiniMaxM2")
+    check_logprobs(directory, layout, expected_logprobs(directory, tokens()))
+
+
 def test_weights_of_a_tokens_experts_need_not_sum_to_one(tmp_path: Path) -> None:
     changes = FAMILIES["Qwen3Moe"] | {"norm_topk_prob": False}
     directory = write_checkpoint(tmp_path / "model", "Qwen3Moe", **changes)
@@ -142,6 +149,7 @@ HOWS = {
         How("tp2,dp2,ep2,etp1,sp", 1, "full"),
         How("pp2,dp2,ep2,vpp2", 1),
     ],
+    "MiniMaxM2": [How("tp2,dp2,ep2,etp1,sp", 1, "selective"), How("pp2,dp2,ep2", 1, "full")],
     "Glm4Moe": [
         How("tp2,sp", 2, "full"),
         How("tp2,dp2,ep2,etp1,sp", 1, "selective"),
@@ -231,7 +239,7 @@ def write_mixture_job(directory: Path, family: str = "Mixtral") -> Path:
 
 
 @pytest.mark.check_all
-@pytest.mark.parametrize("family", ["Mixtral", "Qwen2Moe", "Glm4Moe"])
+@pytest.mark.parametrize("family", ["Mixtral", "Qwen2Moe", "Glm4Moe", "MiniMaxM2"])
 def test_a_job_whose_experts_are_divided_runs_and_is_resumed_in_other_layouts(tmp_path: Path, family: str) -> None:
     """At first two replicas hold half of the experts each, then two ranks of one half of each expert, and half of them
     whole in the end."""
@@ -266,7 +274,7 @@ def test_experts_are_moved_to_those_who_hold_them(tmp_path: Path, source: Place,
     check_refit(mixture(tmp_path / "model"), source, target)
 
 
-@cases("family", ["Glm4Moe", "Mixtral", "Qwen2Moe"], few=1)
+@cases("family", ["Glm4Moe", "MiniMaxM2", "Mixtral", "Qwen2Moe"], few=1)
 @cases("layout", ["tp2", "pp2,dp2,ep2", "dp4,ep4", "tp2,dp2,ep4,etp1", "tp2,pp2,ep2,etp1"], few=1)
 def test_written_experts_are_those_that_were_read(tmp_path: Path, layout: str, family: str) -> None:
     directory = mixture(tmp_path / "model", family)
