@@ -43,7 +43,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "Qwen2": _BASE | {"use_sliding_window": False, "sliding_window": 4, "max_window_layers": 1, "layer_types": None},
     "Qwen3": _BASE | {"head_dim": 16, "attention_bias": True, "use_sliding_window": False, "sliding_window": 4},
     "Gemma": _BASE | {"head_dim": 16, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True},
-    "Mixtral": _BASE | {"num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": None},
+    "Mixtral": _BASE | {"num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": None, "head_dim": 16},
     "Qwen3Moe": _BASE
     | {
         "num_experts": 6,
