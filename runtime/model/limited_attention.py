@@ -16,9 +16,9 @@ from torch import Tensor
 
 from meshwright.profiles.model_shape import ModelSpec
 
-_BLOCK_SCORES = 2**23
-"""Scores of one block, 32 MiB in fp32, unless so many keys are attended to that a block has its minimum of queries."""
-_MIN_BLOCK_QUERIES = 16
+BLOCK_SCORES = 2**23
+"""Maximum number of scores of one block, 32 MiB in fp32, unless a block with the minimum of queries has more."""
+MIN_BLOCK_QUERIES = 16
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,9 @@ def attend_limited(query: Tensor, keys: Tensor, values: Tensor, limits: Attentio
     num_rows, num_heads, num_queries, _ = query.shape
     kv_heads, num_keys = keys.shape[1:3]
     window = limits.window or num_keys
-    seen = min(num_keys, window + _MIN_BLOCK_QUERIES)
-    block = max(_MIN_BLOCK_QUERIES, _BLOCK_SCORES // (num_rows * num_heads * seen))
+    block = max(MIN_BLOCK_QUERIES, BLOCK_SCORES // (num_rows * num_heads * min(num_keys, 2 * window)))
     if limits.window:
-        block = min(block, max(_MIN_BLOCK_QUERIES, window))
+        block = min(block, max(MIN_BLOCK_QUERIES, window))
     outputs = []
     for first in range(0, num_queries, block):
         queries = query[:, :, first : first + block]

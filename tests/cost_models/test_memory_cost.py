@@ -88,6 +88,22 @@ def test_layers_with_a_sliding_window_keep_no_more_of_a_row_than_that_lies_in(
     assert cache[GRAPH] == cache[None] == one_layer * each * 2 * (blocks + 1)
 
 
+def test_capped_scores_and_logits_are_counted_by_hand(
+    ask: Callable[..., Memory], fixed: Workload, llama: ModelSpec
+) -> None:
+    """Two rows of 128 tokens with 8 heads of a rank: six copies of their scores in fp32, and logits with two gradients.
+
+    With 64 rows a block of queries has 2^23 scores.
+    """
+    capped = replace(llama, attention_cap=50.0, logits_cap=30.0)
+    plain, found = (terms(ask("actor_train", "tp4", 2, workload=fixed, model=model)) for model in (llama, capped))
+    assert found.keys() - plain.keys() == {"capped scores"}
+    assert found["capped scores"] == 256 * 8 * 128 * 4 * 6
+    many = terms(ask("actor_train", "tp1", 64, workload=fixed, model=capped))
+    assert many["capped scores"] == 2**23 * 4 * 6
+    assert found["logits"] - plain["logits"] == 256 * llama.padded_vocab_size // 4 * 2
+
+
 def test_slots_beyond_the_rows_of_a_replica_hold_nothing(ask: Callable[..., Memory]) -> None:
     assert ask("actor_generate", "dp32", slots=16) == ask("actor_generate", "dp32", slots=999)
 

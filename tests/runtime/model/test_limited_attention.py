@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from meshwright.cost_models import memory_cost
 from meshwright.profiles.model_parts.hf_config import SlidingWindow
 from meshwright.runtime.model import limited_attention
 from meshwright.runtime.model.attention import CoreAttention
@@ -37,7 +38,7 @@ def test_outputs_and_gradients_are_those_of_the_equation(
     queries: int, tokens: int, limits: AttentionLimits, scores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With blocks of all queries, and of 16."""
-    monkeypatch.setattr(limited_attention, "_BLOCK_SCORES", scores)
+    monkeypatch.setattr(limited_attention, "BLOCK_SCORES", scores)
     generator = torch.Generator().manual_seed(0)
     given = [
         torch.randn(2, heads, size, 8, generator=generator) for heads, size in ((6, queries), (2, tokens), (2, tokens))
@@ -50,6 +51,11 @@ def test_outputs_and_gradients_are_those_of_the_equation(
         answers.append([output.detach(), *(leaf.grad for leaf in leaves)])
     for found, expected in zip(*answers, strict=True):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_memory_is_planned_for_blocks_of_these_sizes() -> None:
+    planned = memory_cost._BLOCK_SCORES, memory_cost._MIN_BLOCK_QUERIES
+    assert planned == (limited_attention.BLOCK_SCORES, limited_attention.MIN_BLOCK_QUERIES)
 
 
 def test_limits_matter_where_a_row_is_longer_than_the_window_or_scores_are_capped() -> None:
