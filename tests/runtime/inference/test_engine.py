@@ -280,7 +280,7 @@ def drawn_in_turns(directory: Path, way: str) -> tuple[list[SequencesInFlight], 
     generator._can_multi_step = way != "one by one"
     if way == "several":
         generator._ahead._checks_each, generator._ahead.pace = False, StepsPerSync(may_end=False)
-        decode_rounds.step_reads = lambda cache, rows, lengths: table_reads(cache.tables, rows, lengths)
+        decode_rounds.step_reads = lambda cache, rows, lengths, **_: table_reads(cache.tables, rows, lengths)
     skip = generator._multi_step
     generator._multi_step = lambda most, version: at_once.append(skip(most, version)) or at_once[-1]
     for turn, least in enumerate((5, 1, 9, 40)):
