@@ -175,7 +175,12 @@ class AnalyticModel(QueryLoop):
         self._efficiency = efficiency or efficiency_of(cluster.device.kind, cluster.device.name)
         self._make_shard, self._framework = make_shard, framework or own_framework(cluster.device.kind)
         trainer = self._framework
-        self._operators = Operators(cluster.device.kind == "cuda", not trainer.flash_attention, trainer.logit_bytes)
+        self._operators = Operators(
+            cluster.device.kind == "cuda",
+            not trainer.flash_attention,
+            trainer.logit_bytes,
+            frees_windows=engine is not None and engine.frees_windows,
+        )
         self._engine = engine
         generates = engine or (None if framework else engine_named(EAGER))
         self._generation_framework = generates.framework_on(cluster.device.kind) if generates else self._framework

@@ -54,6 +54,14 @@ _LOGIT_CHUNK_GRADIENT_COPIES = 6
 """fp32 tensors of a chunk alive at once in a backward pass by torch operators: log-probabilities, exponentials, the
 gradient of the log-probabilities, and three tensors for the gradient of the entropy (`runtime.model.logprobs`)."""
 
+_BLOCK_SCORES, _MIN_BLOCK_QUERIES = 2**23, 16
+"""Scores held in fp32 at once where they are capped, and the minimum number of queries that they belong to:
+`runtime.model.limited_attention`."""
+
+_CAPPED_COPIES = 4, 6
+"""fp32 tensors of these scores alive at once, forward and in training: capped scores with and without mask, weights,
+tanh, and the gradients of weights and scores."""
+
 _NORM_ELEMENTS, _LAYER_INPUTS = 2, 2
 """Elements that torch operators keep alive, in hidden sizes per token: the normalised inputs of both norms of a layer,
 before they are multiplied by the norms' weights; and in a forward pass the inputs of the first layer and of the current
@@ -80,8 +88,9 @@ _GATHERED_COPIES = 2, 3
 class ShardSizes(Generic[N]):
     """Sizes of a shard of a model in one layout, or in the layouts of several choices.
 
-    `block_bytes` is the size of a KV block of one layer, `state_bytes` that of one sequence's state, and
-    `vocab_size` the number of logits of a token. All other sizes are per token of one layer on a rank:
+    `block_bytes` is the size of a KV block of one layer, `state_bytes` that of one sequence's state, `vocab_size` the
+    number of logits of a token, and `capped_heads` the number of heads if their scores are capped, else 0. All other
+    sizes are per token of one layer on a rank:
     `cached_elements` in the KV cache, `inputs_bytes` of its input, `working_bytes` alive at the widest point of its
     forward pass, and `kept_bytes` saved for its backward pass, or `kept_without_attention_bytes` if what flash
     attention saves is recomputed. If operators are not fused, a layer saves `unfused_bytes` more, and
@@ -98,16 +107,18 @@ class ShardSizes(Generic[N]):
     unfused_bytes: N
     backward_bytes: N
     vocab_size: N
+    capped_heads: N
 
 
 class Operators(NamedTuple):
     """The facts that decide which tensors are kept: whether the operators of a layer are fused or those of torch,
-    whether attention stores its scores, and the bytes per logit in training (None: those of this project's loss, which
-    is computed in chunks)."""
+    whether attention stores its scores, the bytes per logit in training (None: those of this project's loss, which
+    is computed in chunks), and whether the generation engine frees the blocks that a sliding window has passed."""
 
     is_fused: bool
     stores_scores: bool = False
     logit_bytes: int | None = None
+    frees_windows: bool = False
 
 
 def shard_sizes(
@@ -137,6 +148,7 @@ def shard_sizes(
         unfused_bytes=0.0 if is_fused else _unfused_elements(shard, imbalance, replicated_share) * element_bytes,
         backward_bytes=0.0 if is_fused else _backward_elements(shard, imbalance, replicated_share) * element_bytes,
         vocab_size=shard.padded_vocab_size,
+        capped_heads=float(shard.num_heads if shard.attention_cap else 0),
     )
 
 
@@ -314,6 +326,7 @@ class RankMemory(Generic[N]):
     ) -> None:
         self._stage, self._model, self._workload, self._size = stage, shards.model, workload, element_bytes
         self._is_fused, self._logit_bytes = operators.is_fused, operators.logit_bytes
+        self._frees_windows = operators.frees_windows
         self._layout: Degrees[N] = shards.layout
         self._shards: ShardedModel[N] = shards
         self._part: StagePart[N] = part
@@ -416,21 +429,24 @@ class RankMemory(Generic[N]):
     def _cache_bytes(self, num_blocks: N, num_rows: N) -> N:
         """Return the bytes of the KV cache, with a spare block in each layer.
 
-        Layers with a sliding window keep only the blocks of a row that the window touches (vLLM, hybrid KV cache
-        manager), and layers with a state one state for each row.
+        In engines that free them, layers with a sliding window keep only the blocks of a row that the window touches
+        (vLLM, hybrid KV cache manager). Layers with a state keep one state for each row.
         """
         part, window = self._part, self._model.window
         full_blocks = part.num_full_layers * (num_blocks + 1)
         states = part.num_linear_layers * num_rows * self._sizes.state_bytes
         if not window:
             return full_blocks * self._sizes.block_bytes + states
-        window_blocks = minimum(num_blocks, num_rows * (num_blocks_for(window.num_tokens) + 1)) + 1
+        window_blocks = num_blocks + 1
+        if self._frees_windows:
+            window_blocks = minimum(num_blocks, num_rows * (num_blocks_for(window.num_tokens) + 1)) + 1
         return (full_blocks + part.num_window_layers * window_blocks) * self._sizes.block_bytes + states
 
     def _forward_memory(self, settings: PassSettings[N]) -> TermSums[N]:
         tokens = self._micro_batch_tokens(settings)
         tally = TermSums[N]()
         tally.add("working set", tokens * self._sizes.working_bytes)
+        self._add_capped_scores(tally, tokens, trains=False)
         self._add_gathered(tally, tokens, trains=False)
         self._add_logits(tally, tokens, trains=False)
         return tally
@@ -458,6 +474,7 @@ class RankMemory(Generic[N]):
             unfused = where(is_recomputed, tokens + 0 * in_flight, in_flight * tokens * num_layers)
             tally.add("unfused operators", unfused * sizes.unfused_bytes)
             tally.add("backward working set", tokens * sizes.backward_bytes)
+        self._add_capped_scores(tally, tokens, trains=True)
         self._add_gathered(tally, tokens, trains=True)
         self._add_logits(tally, tokens, trains=True)
         return tally
@@ -484,8 +501,17 @@ class RankMemory(Generic[N]):
         num_bytes = tokens * cp * self._sizes.cached_elements * self._size * _GATHERED_COPIES[trains]
         tally.add("gathered keys and values", where(cp > 1, num_bytes, 0 * num_bytes))
 
+    def _add_capped_scores(self, tally: TermSums[N], tokens: N, *, trains: bool) -> None:
+        """Add the scores of one block of queries in a layer that caps them."""
+        if not self._model.attention_cap:
+            return
+        pairs = tokens * self._sizes.capped_heads
+        scores = minimum(pairs * self._workload.max_tokens, maximum(_MIN_BLOCK_QUERIES * pairs, _BLOCK_SCORES))
+        tally.add("capped scores", scores * _FP32_BYTES * _CAPPED_COPIES[trains])
+
     def _add_logits(self, tally: TermSums[N], tokens: N, *, trains: bool) -> None:
-        """Add the logits of a micro-batch and one chunk of them in fp32; in training also their gradient.
+        """Add the logits of a micro-batch and one chunk of them in fp32; in training also their gradient, twice if they
+        are capped: before and after the cap.
 
         In training, the bytes per logit of another framework replace all of these.
         """
@@ -494,7 +520,8 @@ class RankMemory(Generic[N]):
         elements = tokens * self._sizes.vocab_size
         copies = _LOGIT_CHUNK_COPIES if self._is_fused or not trains else _LOGIT_CHUNK_GRADIENT_COPIES
         chunk_bytes = _FP32_BYTES * copies * minimum(elements, _LOGIT_CHUNK_ELEMENTS)
-        num_bytes = elements * (1 + trains) * self._size + chunk_bytes
+        gradients = trains * (2 if self._model.logits_cap else 1)
+        num_bytes = elements * (1 + gradients) * self._size + chunk_bytes
         if trains and self._logit_bytes:
             num_bytes = elements * self._logit_bytes
         tally.add("logits", where(self._part.is_last, num_bytes, 0 * num_bytes))
@@ -541,6 +568,7 @@ class GenerationMemory(RankMemory[float]):
         prefill = max_prefill_tokens(slot_group, self._workload.prompt.max) * self._sizes.working_bytes
         tally = TermSums[float]()
         tally.add("working set", max(prefill, self._blocks(schedule) * self._decode_attention_bytes()))
+        self._add_capped_scores(tally, max_prefill_tokens(slot_group, self._workload.prompt.max), trains=False)
         if self._part.is_last:
             tally.add("logits", slot_group * self._model.padded_vocab_size * (self._size + _SAMPLING_BYTES))
         return tally

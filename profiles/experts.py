@@ -20,7 +20,11 @@ from meshwright.profiles.documents import Document, read_yaml
 from meshwright.profiles.elementwise import N, maximum, minimum, where
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_parts.family_keys import FAMILIES
-from meshwright.profiles.model_parts.hf_config import MOST_LAYERS, count_or_zero, flag, required_size
+from meshwright.profiles.model_parts.hf_config import MOST_LAYERS, count_or_zero, flag, number, required_size
+
+Router: TypeAlias = Literal["softmax", "sigmoid"]
+"""The score of an expert: its share in the softmax of all, or a sigmoid of its own. With sigmoids, experts are selected
+by their score plus a bias of the expert, which is not trained (DeepSeek-V3, arXiv:2412.19437, section 2.1.2)."""
 
 Balance: TypeAlias = Literal["auxiliary_loss", "forced"]
 """The means that keep the load of experts even: a loss during training, or a benchmark that routes at random."""
@@ -115,6 +119,10 @@ class Experts:
     balance: Balance | None = None  # what keeps the load of experts even; None: nothing but the router itself
     normalized: bool = True  # the weights of a token's experts sum to one
     gated: bool = True  # gate, up and down projections; False: up and down only (Nemotron-H)
+    router: Router = "softmax"
+    num_groups: int = 1  # equal groups of experts, of which a token is routed to the best `groups_per_token`
+    groups_per_token: int = 1
+    weight_scale: float = 1.0  # multiplies the weights of a token's experts
 
     @property
     def num_matrices(self) -> int:
@@ -217,7 +225,7 @@ class Indexer:
         return (query_rank, self.num_heads * self.head_dim), (hidden_size, self.head_dim + self.num_heads)
 
 
-RUN_EXPERT_FAMILIES = ("Mixtral", "Qwen2Moe", "Qwen3Moe")
+RUN_EXPERT_FAMILIES = ("Mixtral", "Qwen2Moe", "Qwen3Moe", "Glm4Moe", "MiniMaxM2")
 """MoE families that the runtime can run."""
 
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -231,6 +239,7 @@ def experts_from_config(config: Mapping[str, Any], family: str, name: str) -> Ex
     parts = FAMILIES[family].parts
     num_experts = next(required_size(config, key, name) for key in _COUNTS if key in config)
     ffn_size = required_size(config, parts.expert_size, name)
+    num_groups, groups_per_token = _groups_from_config(config, num_experts, name)
     return Experts(
         num_experts=num_experts,
         experts_per_token=required_size(config, "num_experts_per_tok", name),
@@ -242,7 +251,33 @@ def experts_from_config(config: Mapping[str, Any], family: str, name: str) -> Ex
         ),
         normalized=_is_normalized(config, name, default=parts.normalizes_experts),
         gated=parts.gated_mlp,
+        router="sigmoid" if parts.sigmoid_router else "softmax",
+        num_groups=num_groups,
+        groups_per_token=groups_per_token,
+        weight_scale=number(config, "routed_scaling_factor", name) if "routed_scaling_factor" in config else 1.0,
     )
+
+
+def _groups_from_config(config: Mapping[str, Any], num_experts: int, name: str) -> tuple[int, int]:
+    """The number of groups of experts and of groups per token.
+
+    A group is scored by its two best experts. There is one group in families without the key.
+    """
+    if "n_group" not in config:
+        return 1, 1
+    num_groups, per_token = required_size(config, "n_group", name), required_size(config, "topk_group", name)
+    selected = required_size(config, "num_experts_per_tok", name)
+    if num_experts % num_groups or (num_groups > 1 and num_experts < 2 * num_groups) or per_token > num_groups:
+        raise BadInput(
+            f"model {name}: {num_experts} experts in n_group={num_groups} groups of which a token has topk_group="
+            f"{per_token}; groups must be equal, of two experts or more, and at least topk_group."
+        )
+    if selected * num_groups > num_experts * per_token:
+        raise BadInput(
+            f"model {name}: a token has {selected} experts, and its {per_token} groups have only "
+            f"{num_experts * per_token // num_groups}; lower num_experts_per_tok or raise topk_group."
+        )
+    return num_groups, per_token
 
 
 def _shared_ffn_size(config: Mapping[str, Any], family: str, ffn_size: int, name: str) -> int:

@@ -133,6 +133,10 @@ class Engine(Document):
 
     framework: str = Field(description="framework that describes its decode steps and prefills")
     gpu_framework: str | None = Field(default=None, description="that framework on a GPU, if it differs")
+    frees_windows: bool = Field(
+        description="layers with a sliding window keep only the blocks of a sequence that the window touches; false: "
+        "they keep all, as the other layers do"
+    )
     refit: EngineRefit
     source: str = Field(min_length=1)
 

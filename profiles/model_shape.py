@@ -26,7 +26,7 @@ from meshwright.profiles.experts import (
 from meshwright.profiles.model_parts.adapter import ATTENTION_LINEARS, MLP_LINEARS, Adapter
 from meshwright.profiles.model_parts.family_keys import FAMILIES, Family, NormPlaces
 from meshwright.profiles.model_parts.hf_config import (
-    RopeScaling,
+    RotaryScaling,
     SlidingWindow,
     activation_of,
     complete_config,
@@ -84,12 +84,12 @@ class ModelSpec:
     attention_cap: float = 0.0  # scores are cap * tanh(score / cap) (Gemma 2); 0: they are not capped
     logits_cap: float = 0.0  # as `attention_cap`, for the logits
     rope_theta: float = 10000.0
-    local_rope_theta: float = 0.0  # rotary base of layers with a sliding window; 0: that of the others
+    local_rope_theta: float = 0.0  # unscaled rotary base of layers with a sliding window; 0: as in the others
     rotary_share: float = 1.0  # the first part of a head that is rotated
     adjacent_pairs: bool = False  # a head is rotated in pairs of adjacent elements (GLM 4), not of its two halves
     unrotated_layers: tuple[int, ...] = ()  # layers whose attention has no rotary embedding (SmolLM3)
-    rope_scaling: RopeScaling | None = None
-    planned_rope: str = ""  # a rope type that can be planned (no cost depends on it) but not run, e.g. "yarn"
+    rope_scaling: RotaryScaling | None = None
+    planned_rope: str = ""  # a rope type that can be planned (no cost depends on it) but not run, e.g. "longrope"
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
@@ -411,7 +411,16 @@ class ModelSpec:
 
 _HEADS = {"ForCausalLM": False, "ForSequenceClassification": True}
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "relu2": "relu2"}
+_OF_SCORE_CLASSES = {
+    known.score_class: f"{family}ForSequenceClassification" for family, known in FAMILIES.items() if known.score_class
+}
 ARCHITECTURES = tuple(family + head for family in FAMILIES for head in _HEADS)
+
+
+def score_class(architecture: str) -> str:
+    """Return the class of transformers for models of this architecture with a scalar head."""
+    family = next(architecture.removesuffix(head) for head in _HEADS if architecture.endswith(head))
+    return FAMILIES[family].score_class or f"{family}ForSequenceClassification"
 
 
 def read_model(path: Path, *, scalar_head: bool | None = None) -> ModelSpec:
@@ -573,6 +582,8 @@ def _architecture(config: Mapping[str, Any], name: str) -> tuple[str, str, bool]
             raise BadInput(f"model {name}: model_type {model_type!r} is not known; {suggestion('', families)}")
         listed = [families[model_type] + "ForCausalLM"]
     architecture = listed[0] if isinstance(listed, list) and listed else listed
+    if isinstance(architecture, str):
+        architecture = _OF_SCORE_CLASSES.get(architecture, architecture)
     if not isinstance(listed, list) or not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         raise BadInput(f"model {name}: architecture {architecture!r} is not known; {_nearest(str(architecture))}")
     head = next(h for h in _HEADS if architecture.endswith(h))
@@ -596,7 +607,7 @@ def _nearest(architecture: str) -> str:
     return f"known: {', '.join(FAMILIES)}, each with {' or '.join(_HEADS)}."
 
 
-_WITHOUT_SCALAR_HEAD = ("Granite",)
+_WITHOUT_SCALAR_HEAD = ("Granite", "Glm4Moe", "MiniMaxM2")
 """Families that run as language models and have no class with a scalar head in transformers."""
 
 
@@ -607,10 +618,10 @@ def run_violations(spec: ModelSpec) -> Iterator[str]:
             f"model {spec.name} has experts, which can be planned and simulated but not run in {spec.architecture}; "
             f"use {' or '.join(RUN_EXPERT_FAMILIES)}, or a dense model."
         )
-    if spec.window:
+    if spec.window and spec.window.chunked:
         yield (
-            f"model {spec.name} has sliding windows of {spec.window.num_tokens} tokens, which can be planned and "
-            "simulated but not run; set sliding_window to null."
+            f"model {spec.name} has attention in chunks of {spec.window.num_tokens} tokens, which can be planned and "
+            "simulated but not run; give a model with sliding windows."
         )
     if spec.scalar_head and spec.architecture.startswith(_WITHOUT_SCALAR_HEAD):
         yield (
@@ -625,7 +636,7 @@ def run_violations(spec: ModelSpec) -> Iterator[str]:
     if spec.planned_rope:
         yield (
             f"model {spec.name} has rope type {spec.planned_rope!r}, which can be planned and simulated but not run; "
-            "give a model whose rope_type is default or llama3."
+            "give a model whose rope_type is default, linear, llama3 or yarn."
         )
     if spec.experts and spec.experts.normalized and spec.experts.experts_per_token == 1:
         yield (
@@ -645,8 +656,6 @@ def _planned_parts(spec: ModelSpec) -> list[str]:
         f"the activation {spec.activation}": spec.activation not in ("silu", "gelu_tanh"),
         "latent attention": spec.latent is not None,
         "an odd number of rotated elements of a head": int(spec.head_dim * spec.rotary_share) % 2 == 1,
-        "another rotary base in layers with a window": spec.local_rope_theta not in (0.0, spec.rope_theta),
-        "soft caps": bool(spec.attention_cap or spec.logits_cap),
         "a gate of the output of attention": spec.attention_gate,
         "layers with a state": spec.linear is not None,
         "experts in some layers between others": bool(spec.layer_kinds) and spec.linear is None,

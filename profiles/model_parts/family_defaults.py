@@ -180,11 +180,10 @@ GEMMA_2: dict[str, Any] = {
     "final_logit_softcapping": 30.0,
     "attn_logit_softcapping": 50.0,
 }
-GEMMA_3: dict[str, Any] = GEMMA_2 | {
+GEMMA_3: dict[str, Any] = {key: value for key, value in GEMMA_2.items() if key != "attn_logit_softcapping"} | {
     "vocab_size": 262208,
     "max_position_embeddings": 131072,
     "final_logit_softcapping": None,
-    "attn_logit_softcapping": None,
     "sliding_window_pattern": 6,
     "rope_local_base_freq": None,
 }
@@ -232,6 +231,9 @@ GLM_4_MOE: dict[str, Any] = _DECODER | {
     "n_routed_experts": 128,
     "first_k_dense_replace": 1,
     "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+    "n_group": 1,
+    "topk_group": 1,
     "use_qk_norm": False,
     "partial_rotary_factor": 0.5,
 }

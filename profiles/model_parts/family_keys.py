@@ -57,6 +57,8 @@ class Parts:
     """A gate weights the shared experts."""
     normalizes_experts: bool = True
     """The weights of a token's experts sum to one, unless a key of the config says otherwise."""
+    sigmoid_router: bool = False
+    """The score of an expert is a sigmoid, and a bias of its own decides with it which are selected."""
     expert_bias: bool = False
     """The router and both matrices of each expert have biases."""
     expert_size: str = "moe_intermediate_size"
@@ -93,6 +95,8 @@ class Family:
     """Keys without which, or with null for which, transformers builds no model."""
     other_types: frozenset[str] = frozenset()
     """Other values of model_type whose models have the same class."""
+    score_class: str = ""
+    """The class of text models with a scalar head, if it is not named as those of other families."""
 
     def may_be_null(self, key: str) -> bool:
         return key in self.nullable or (self.defaults[key] is None and key not in self.added)
@@ -100,7 +104,6 @@ class Family:
 
 _HEADS, _WINDOW = "num_key_value_heads", "sliding_window"
 _HEAD_DIM = frozenset({"head_dim"})
-_SIGMOID_ROUTER = "a sigmoid router with a bias of its own for each expert"
 _UNREAD = "a checkpoint of an architecture that is not loaded"
 _PARTIAL = frozenset({"partial_rotary_factor"})
 _DELTA_KEYS = frozenset({"partial_rotary_factor", "full_attention_interval"})
@@ -203,6 +206,7 @@ FAMILIES: Mapping[str, Family] = {
         added=frozenset({"sliding_window_pattern", "rope_local_base_freq"}),
         parts=replace(_GEMMA, norms="both", qk_norm=True, full_every="sliding_window_pattern", layer_rope=True),
         activation_key="hidden_activation",
+        score_class="Gemma3TextForSequenceClassification",
     ),
     "Olmo2": Family(
         model_type="olmo2",
@@ -235,7 +239,7 @@ FAMILIES: Mapping[str, Family] = {
         defaults=defaults.GLM_4_MOE,
         aliases={"num_local_experts": "n_routed_experts"},
         added=_HEAD_DIM | _PARTIAL,
-        parts=Parts(output_bias=False, has_experts=True, planned=(_SIGMOID_ROUTER,)),
+        parts=Parts(output_bias=False, has_experts=True, sigmoid_router=True),
     ),
     "Qwen3Next": Family(
         model_type="qwen3_next",
@@ -256,7 +260,7 @@ FAMILIES: Mapping[str, Family] = {
         aliases={"num_experts": "num_local_experts"},
         rope_theta=5_000_000.0,
         added=_PARTIAL | {"rotary_dim"},
-        parts=Parts(whole_qk_norm=True, has_experts=True, expert_size="intermediate_size", planned=(_SIGMOID_ROUTER,)),
+        parts=Parts(whole_qk_norm=True, has_experts=True, expert_size="intermediate_size", sigmoid_router=True),
     ),
     "Granite": Family(model_type="granite", defaults=defaults.GRANITE, added=_HEAD_DIM),
     "SmolLM3": Family(

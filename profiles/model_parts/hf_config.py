@@ -5,9 +5,10 @@ A config that contradicts itself is refused; an accepted one describes the same 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from meshwright.profiles.elementwise import N, floor, maximum, minimum
 from meshwright.profiles.errors import BadInput, require_none, suggestion
@@ -182,8 +183,8 @@ def flag(config: Mapping[str, Any], key: str, name: str, *, default: bool = Fals
     return value
 
 
-_RUNNABLE = ("default", "llama3")
-_PLANNABLE = ("dynamic", "linear", "longrope", "proportional", "yarn")
+_RUNNABLE = ("default", "linear", "llama3", "yarn")
+_PLANNABLE = ("dynamic", "longrope", "proportional")
 """Types of rotary embeddings that can be planned, because no cost depends on them, but not run."""
 
 _FULL, _SLIDING, _CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
@@ -197,6 +198,16 @@ _FORMS = ("rope_scaling", "rope_parameters")
 
 _LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor")
 _ORIGINAL = "original_max_position_embeddings"
+_TRUNCATE = "truncate"
+_KEYS_OF_TYPE: Mapping[str, frozenset[str]] = {
+    "default": frozenset(),
+    "linear": frozenset({"factor"}),
+    "llama3": frozenset({*_LLAMA3_KEYS, _ORIGINAL}),
+    "yarn": frozenset(
+        {"factor", _ORIGINAL, "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", _TRUNCATE}
+    ),
+}
+"""Keys of the types of rotary embeddings that can be run, besides type, base and rotated share."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,14 +220,40 @@ class RopeScaling:
     original_max_positions: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class YarnScaling:
+    """YaRN (Peng et al., arXiv:2309.00071, section 3): frequencies with fewer than `beta_slow` periods in the original
+    length are divided by `factor`, those with more than `beta_fast` unchanged, and those between interpolated.
+
+    Cosines and sines are multiplied by `attention_factor`. With `truncates` the bounds are whole pairs of a head.
+    """
+
+    factor: float
+    beta_fast: float
+    beta_slow: float
+    original_max_positions: int
+    attention_factor: float
+    truncates: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearScaling:
+    """All rotary frequencies are divided by `factor` (Chen et al., arXiv:2306.15595)."""
+
+    factor: float
+
+
+RotaryScaling: TypeAlias = RopeScaling | YarnScaling | LinearScaling
+
+
 class Rope(NamedTuple):
-    """The base `theta`, Llama 3.1's scaling if it applies, and the type if it can only be planned.
+    """The base `theta`, the scaling of its frequencies, and the type if it can only be planned.
 
     Only the first `share` of a head is rotated. Layers with a sliding window have the base `local_theta`, unscaled.
     """
 
     theta: float
-    scaling: RopeScaling | None = None
+    scaling: RotaryScaling | None = None
     planned_type: str = ""
     share: float = 1.0
     local_theta: float = 0.0
@@ -246,28 +283,71 @@ def rope_from_config(config: Mapping[str, Any], max_positions: int, family: str,
             f"model {name}: {family} models have no rotary embedding of type {kind!r}; give one of "
             f"{', '.join(known.parts.rope_types)}."
         )
+    if kind == "yarn" and "longrope" in known.parts.rope_types:
+        kind = "longrope"  # which was called yarn at first, and is read so
     if kind in _PLANNABLE:
         return Rope(theta, planned_type=kind, share=share, local_theta=local_theta)
     more = {key: value for key, value in form.items() if value is not None}.keys() - {"rope_type", "rope_theta"}
-    if unknown := sorted(more - ({*_LLAMA3_KEYS, _ORIGINAL} if kind == "llama3" else set())):
+    unknown = sorted(more - _KEYS_OF_TYPE[kind])
+    if unknown and kind == "yarn":
+        return Rope(theta, planned_type=f"yarn with {', '.join(unknown)}", share=share, local_theta=local_theta)
+    if unknown:
         raise BadInput(
             f"model {name}: its rotary embedding has {', '.join(unknown)}, which type {kind!r} does not know; give the "
             "rope_type that it belongs to, or remove it."
         )
+    if kind == "yarn" and theta <= 1:
+        raise BadInput(f"model {name}: config key 'rope_theta' is {theta:g}; rope type yarn needs one above 1.")
+    scaling = _scaling(kind, form, max_positions, name)
+    if known.parts.layer_rope and isinstance(scaling, YarnScaling) and not scaling.truncates:
+        raise BadInput(
+            f"model {name}: config key {_TRUNCATE!r} is false, which {family} models ignore; remove the key."
+        )
+    return Rope(theta, scaling, share=share, local_theta=local_theta)
+
+
+def _scaling(kind: str, form: Mapping[str, Any], max_positions: int, name: str) -> RotaryScaling | None:
+    """The scaling of a type of rotary embedding that can be run."""
     if kind == "default":
-        return Rope(theta, share=share, local_theta=local_theta)
-    factor, low, high = (number(form, key, name) for key in _LLAMA3_KEYS)
+        return None
+    factor = number(form, "factor", name)
+    if not factor and kind != "llama3":
+        raise BadInput(f"model {name}: rope type {kind} has factor=0; it must be above 0.")
+    if kind == "linear":
+        return LinearScaling(factor=factor)
+    original = required_size({_ORIGINAL: max_positions, **form}, _ORIGINAL, name)
+    if kind == "yarn":
+        return _yarn(form, factor, original, name)
+    low, high = (number(form, key, name) for key in _LLAMA3_KEYS[1:])
     if not factor or high <= low:
         raise BadInput(
             f"model {name}: rope type llama3 has factor={factor:g}, low_freq_factor={low:g} and high_freq_factor="
             f"{high:g}; factor must be above 0, and high_freq_factor above low_freq_factor."
         )
-    original = required_size({_ORIGINAL: max_positions} | form, _ORIGINAL, name)
-    return Rope(
-        theta,
-        RopeScaling(factor=factor, low_freq_factor=low, high_freq_factor=high, original_max_positions=original),
-        share=share,
-        local_theta=local_theta,
+    return RopeScaling(factor=factor, low_freq_factor=low, high_freq_factor=high, original_max_positions=original)
+
+
+def _yarn(form: Mapping[str, Any], factor: float, original: int, name: str) -> YarnScaling:
+    """The scaling of type yarn, with the defaults of transformers.
+
+    https://github.com/huggingface/transformers/blob/main/src/transformers/modeling_rope_utils.py
+    """
+
+    def given(key: str, default: float) -> float:
+        return number(form, key, name) if form.get(key) is not None else default
+
+    def temperature(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    scale, scale_all = given("mscale", 0.0), given("mscale_all_dim", 0.0)
+    default = temperature(scale) / temperature(scale_all) if scale and scale_all else temperature(1.0)
+    return YarnScaling(
+        factor=factor,
+        beta_fast=given("beta_fast", 32.0) or 32.0,
+        beta_slow=given("beta_slow", 1.0) or 1.0,
+        original_max_positions=original,
+        attention_factor=given("attention_factor", default),
+        truncates=flag(form, _TRUNCATE, name, default=True),
     )
 
 
@@ -289,7 +369,15 @@ def _local_theta(config: Mapping[str, Any], known: Family, name: str) -> float:
         return 0.0
     listed = config.get("rope_parameters")
     nested = listed.get(_SLIDING) if isinstance(listed, dict) else None
-    given = nested.get("rope_theta") if isinstance(nested, dict) else config.get("rope_local_base_freq")
+    if not isinstance(nested, dict):
+        nested = {"rope_theta": config.get("rope_local_base_freq")}
+    more = {key: value for key, value in nested.items() if value is not None}.keys() - {"rope_type", "rope_theta"}
+    if nested.get("rope_type") not in (None, "default") or more:
+        raise BadInput(
+            f"model {name}: the rotary embedding of {_SLIDING} is {nested}; only rope_type default and a rope_theta "
+            "are supported there."
+        )
+    given = nested.get("rope_theta")
     return number({"rope_theta": known.parts.local_rope_theta if given is None else given}, "rope_theta", name)
 
 
@@ -311,6 +399,11 @@ def _form(config: Mapping[str, Any], key: str, family: str, name: str) -> dict[s
         raise BadInput(
             f"model {name}: rope_theta is {top_theta} in the config and {theta} in its {key!r}; keep the one that the "
             "model was trained with."
+        )
+    if FAMILIES[family].parts.layer_rope and form.get("rope_type") is None and form.get("type") is not None:
+        raise BadInput(
+            f"model {name}: config key {key!r} has 'type', which {family} models ignore; call it 'rope_type', or "
+            "remove it."
         )
     kinds = {str(form[key]) for key in ("rope_type", "type") if form.get(key) is not None} or {"default"}
     if len(kinds) > 1:
@@ -349,6 +442,10 @@ class SlidingWindow:
     run: int = 1
     chunked: bool = False
 
+    def has_layer(self, layer: int) -> bool:
+        """True if layer number `layer` has the window."""
+        return self.num_layers(layer, layer + 1) > 0
+
     def num_layers(self, start: int, end: int) -> int:
         """Number of layers from `start` to `end` - 1 that have the window."""
         return self._num_before(end) - self._num_before(start)
@@ -375,8 +472,8 @@ class SlidingWindow:
 def window_from_config(config: Mapping[str, Any], family: str, name: str) -> SlidingWindow | None:
     """Return the window that a completed Hugging Face config describes.
 
-    None if there is none, or if it is not shorter than the longest sequence. Raises BadInput for an unsupported pattern
-    of layers or an invalid size.
+    None if there is none, or if it is not shorter than the longest sequence and its layers have the same rotary
+    embedding as the others. Raises BadInput for an unsupported pattern of layers or an invalid size.
     """
     chunked = FAMILIES[family].parts.other_layers == _CHUNKED
     key = "attention_chunk_size" if chunked else "sliding_window"
@@ -387,13 +484,15 @@ def window_from_config(config: Mapping[str, Any], family: str, name: str) -> Sli
             f"model {name}: config key 'layer_types' lists {_SLIDING} and 'use_sliding_window' is false; set that to "
             "true, or list full_attention."
         )
-    if not size or not is_on or (isinstance(size, int) and size >= count_or_zero(config, _MAX_POSITIONS, name)):
+    has_own_rope = FAMILIES[family].parts.layer_rope  # then its layers differ even if the window is never reached
+    is_unreached = isinstance(size, int) and size >= count_or_zero(config, _MAX_POSITIONS, name)
+    if not is_on or ((not size or is_unreached) and not has_own_rope):
         return None
-    num_tokens = required_size(config, key, name)
     kinds = attention_types(config, family, name)
     window_layers = [number for number, kind in enumerate(kinds) if kind in (_SLIDING, _CHUNKED)]
     if not window_layers:
         return None
+    num_tokens = required_size(config, key, name)
     first, every, run = _period(window_layers, len(kinds))
     window = SlidingWindow(num_tokens=num_tokens, first=first, every=every, run=run, chunked=chunked)
     if window_layers != [number for number in range(len(kinds)) if window.num_layers(number, number + 1)]:

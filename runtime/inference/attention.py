@@ -25,6 +25,7 @@ from meshwright.runtime.model.attention import RowBounds, VarlenKernel, attend_r
 from meshwright.runtime.model.block_attention import DecodeRows
 from meshwright.runtime.model.block_tables import BlockTables, Numbers
 from meshwright.runtime.model.kv_cache import PagedCache
+from meshwright.runtime.model.limited_attention import AttentionLimits, attend_limited, attend_masked
 from meshwright.runtime.model.padded_attention import padded_reads
 
 
@@ -55,11 +56,12 @@ def table_reads(tables: BlockTables, rows: Numbers, lengths: Numbers, count: int
     return TableReads(torch.from_numpy(lengths.astype(np.int32)), torch.from_numpy(row_tables))
 
 
-def step_reads(cache: PagedCache, rows: Numbers, lengths: Numbers) -> StepReads:
-    """Return the indices for one decode step: block tables on a GPU; on a CPU the form that is faster for these rows.
+def step_reads(cache: PagedCache, rows: Numbers, lengths: Numbers, *, by_tables: bool = False) -> StepReads:
+    """Return the indices for one decode step: block tables on a GPU, or if `by_tables`; on a CPU the form that is
+    faster for these rows.
 
     On a CPU, blocks of the cache may be moved."""
-    if cache.keys.is_cuda:
+    if cache.keys.is_cuda or by_tables:
         return table_reads(cache.tables, rows, lengths)
     reads = DecodeRows(rows, lengths)
     padded = padded_reads(cache, reads)
@@ -69,18 +71,30 @@ def step_reads(cache: PagedCache, rows: Numbers, lengths: Numbers) -> StepReads:
     return reads
 
 
-class GatheredAttention:
-    """Attention over the cache during a decode step with torch's own operations."""
+LayerLimits: TypeAlias = Sequence[AttentionLimits]
+"""The limits of attention in each layer."""
 
-    def __init__(self, cache: PagedCache, reads: TableReads) -> None:
+
+class GatheredAttention:
+    """Attention over the cache during a decode step with torch's own operations.
+
+    Of a layer with a sliding window only the blocks are gathered that the window touches. No more blocks are gathered
+    at a time than a layer of the cache has, for which memory is planned, or than one row has.
+    """
+
+    def __init__(self, cache: PagedCache, reads: TableReads, limits: LayerLimits) -> None:
         num_rows, num_blocks = reads.tables.shape
-        _, _, kv_heads, _, size = cache.keys.shape
+        _, total_blocks, kv_heads, _, size = cache.keys.shape
         device = reads.tables.device
-        self._cache, self._tables = cache, reads.tables.long()
-        self._gathered_shape = (num_rows, kv_heads, num_blocks * BLOCK_TOKENS, size)
-        self._mask = torch.arange(num_blocks * BLOCK_TOKENS, device=device) <= reads.lengths[:, None, None, None]
-        lengths = reads.lengths.long()
-        last = self._tables[torch.arange(num_rows, device=device), lengths // BLOCK_TOKENS]
+        self._cache, self._limits = cache, limits
+        lengths, tables = reads.lengths.long(), reads.tables.long()
+        rows = max(1, total_blocks // num_blocks)
+        parts = [slice(first, first + rows) for first in range(0, num_rows, rows)]
+        self._parts = {
+            window: [(part, _WindowBlocks(tables[part], lengths[part], window)) for part in parts]
+            for window in {layer.window for layer in limits}
+        }
+        last = tables[torch.arange(num_rows, device=device), lengths // BLOCK_TOKENS]
         heads = torch.arange(kv_heads, device=device)
         key_index = (last[:, None] * kv_heads + heads) * BLOCK_TOKENS + (lengths % BLOCK_TOKENS)[:, None]
         self._write_index = torch.stack([key_index, key_index + cache.keys[0].numel() // size], dim=-1)
@@ -89,11 +103,31 @@ class GatheredAttention:
         """Return [B, heads * D] from the new queries [B, kv_heads, heads / kv_heads, D]; the new keys and values [B,
         kv_heads, 2, D] are cached."""
         self._cache.store(layer, self._write_index, new)
-        keys, values = (
-            cached[layer][self._tables].transpose(1, 2).reshape(self._gathered_shape)
-            for cached in (self._cache.keys, self._cache.values)
-        )
-        return F.scaled_dot_product_attention(query, keys, values, attn_mask=self._mask).flatten(1)
+        limits, outputs = self._limits[layer], list[Tensor]()
+        for part, blocks in self._parts[limits.window]:
+            keys, values = (blocks.gather(cached[layer]) for cached in (self._cache.keys, self._cache.values))
+            outputs.append(attend_masked(query[part], keys, values, blocks.mask, limits.cap))
+        return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).flatten(1)
+
+
+class _WindowBlocks:
+    """The blocks that the windows of rows touch, or all of their blocks."""
+
+    def __init__(self, tables: Tensor, lengths: Tensor, window: int) -> None:
+        """`tables` [B, n] are the blocks of rows with `lengths` [B] cached tokens; the window ends with a new token."""
+        num_blocks = tables.shape[1]
+        count = min(num_blocks, (window + BLOCK_TOKENS - 2) // BLOCK_TOKENS + 1) if window else num_blocks
+        oldest = (lengths + 1 - window).clamp_min(0) if window else torch.zeros_like(lengths)
+        index = (oldest // BLOCK_TOKENS)[:, None] + torch.arange(count, device=tables.device)
+        self._tables = tables.gather(1, index.clamp_max(num_blocks - 1))
+        positions = (index[:, :, None] * BLOCK_TOKENS + torch.arange(BLOCK_TOKENS, device=tables.device)).flatten(1)
+        is_seen = (positions <= lengths[:, None]) & (positions >= oldest[:, None])
+        self.mask = is_seen[:, None, None]
+        """True for the tokens that are attended to, [B, 1, 1, tokens]."""
+
+    def gather(self, cache: Tensor) -> Tensor:
+        """Return the tokens [B, kv_heads, tokens, D] from a layer's [blocks, kv_heads, tokens of a block, D]."""
+        return cache[self._tables].transpose(1, 2).flatten(2, 3)
 
 
 LayerAngles: TypeAlias = Sequence[tuple[Tensor, Tensor]]
@@ -103,12 +137,14 @@ LayerAngles: TypeAlias = Sequence[tuple[Tensor, Tensor]]
 class PagedAttention:
     """Attention over the cache during a decode step with Triton kernels, which apply the rotary embedding too."""
 
-    def __init__(self, cache: PagedCache, reads: TableReads, angles: LayerAngles, num_queries: int) -> None:
+    def __init__(
+        self, cache: PagedCache, reads: TableReads, angles: LayerAngles, limits: LayerLimits, num_queries: int
+    ) -> None:
         """`angles` are cos and sin [positions, D / 2] of each layer; `num_queries` query heads share a key head."""
         _, _, kv_heads, _, size = cache.keys.shape
         from meshwright.runtime.kernels import paged_attention  # noqa: PLC0415 - needs Triton
 
-        self._kernels = paged_attention
+        self._kernels, self._limits = paged_attention, limits
         self._cache, self._angles, self._reads = cache, angles, (reads.lengths, reads.tables)
         self._query = cache.keys.new_empty(len(reads.lengths), kv_heads, num_queries, size)
         num_tokens = reads.tables.shape[1] * BLOCK_TOKENS
@@ -119,7 +155,10 @@ class PagedAttention:
         new keys and values are cached."""
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         self._kernels.rotate_and_store(heads, self._query, keys, values, self._angles[layer], self._reads)
-        return self._kernels.paged_attention(self._query, keys, values, self._reads, self._scratch)
+        window, cap = self._limits[layer].window, self._limits[layer].cap
+        return self._kernels.paged_attention(
+            self._query, keys, values, self._reads, self._scratch, window=window, cap=cap
+        )
 
 
 @cache
@@ -173,11 +212,14 @@ class PrefillAttention:
         self,
         cache: PagedCache,
         reads: PrefillReads,
+        *,
         angles: LayerAngles,
+        limits: LayerLimits,
         num_queries: int,
         kernel: VarlenKernel,
     ) -> None:
-        """`angles` are cos and sin [positions, D / 2] of each layer; `num_queries` query heads share a key head."""
+        """`angles` are cos and sin [positions, D / 2] of each layer, whose scores are not capped; `num_queries` query
+        heads share a key head."""
         from meshwright.runtime.kernels import paged_attention  # noqa: PLC0415 - needs Triton
 
         num_tokens, (_, _, kv_heads, _, size) = len(reads.positions), cache.keys.shape
@@ -185,7 +227,7 @@ class PrefillAttention:
         self._cache, self._angles, self._write_index = cache, angles, (reads.positions, reads.blocks)
         self._query = cache.keys.new_empty(num_tokens, kv_heads, num_queries, size)
         self._key, self._value = cache.keys.new_empty(2, num_tokens, kv_heads, size).unbind()
-        self._bounds = RowBounds(reads.row_starts, reads.longest)
+        self._bounds, self._limits = RowBounds(reads.row_starts, reads.longest), limits
 
     def attend(self, layer: int, heads: Tensor) -> Tensor:
         """Return [S, heads * D] from queries, key and value [S, kv_heads, heads / kv_heads + 2, D] as projected; the
@@ -194,7 +236,7 @@ class PrefillAttention:
         new, angles = (self._query, self._key, self._value), self._angles[layer]
         self._rotate_and_store(heads, new, cached, angles, self._write_index)
         query, key, value = (one.unsqueeze(1) for one in (self._query.flatten(1, 2), self._key, self._value))
-        return attend_rows(query, key, value, self._bounds, self._kernel).flatten(1)
+        return attend_rows(query, key, value, self._bounds, self._kernel, window=self._limits[layer].window).flatten(1)
 
 
 @dataclass(frozen=True)
@@ -206,6 +248,8 @@ class RowBatch:
     its key and its value."""
     num_tokens: int
     """T, the tokens of a row."""
+    num_cached: int = 0
+    """Cached tokens of a row."""
     block_index: Tensor | None = None
     """Only for a row with cached tokens, which is attended alone: [2 * kv_heads * n], the blocks of each head, first of
     all keys, then of all values."""
@@ -282,7 +326,7 @@ class _Packing:
         keys = table[: num_blocks_for(num_keys)] * self.num_heads + np.arange(self.num_heads)[:, None]
         blocks = np.concatenate([keys.ravel(), keys.ravel() + self.first_value])
         mask = torch.full((part.num_tokens, keys.shape[1] * BLOCK_TOKENS), -torch.inf, dtype=self._dtype)
-        return RowBatch(part.head_index, part.num_tokens, torch.from_numpy(blocks), mask.triu_(cached + 1))
+        return RowBatch(part.head_index, part.num_tokens, cached, torch.from_numpy(blocks), mask.triu_(cached + 1))
 
     def _place_outputs(self, tokens: Numbers, is_token: NDArray[np.bool_]) -> None:
         """Record the output indices of tokens [B, T]; attention returns [B, kv_heads, T, queries of a group]."""
@@ -297,8 +341,8 @@ class PackedAttention:
     """Attention over the cache during a pass over packed rows. `rotated` must hold their rotated heads [S, kv_heads,
     heads / kv_heads + 2, D] when `attend` is called."""
 
-    def __init__(self, cache: PagedCache, reads: PackedReads, rotated: Tensor) -> None:
-        self._cache, self._reads, self._rotated = cache, reads, rotated
+    def __init__(self, cache: PagedCache, reads: PackedReads, rotated: Tensor, limits: LayerLimits) -> None:
+        self._cache, self._reads, self._rotated, self._limits = cache, reads, rotated, limits
         self._groups, self._per_group, self._size = rotated.shape[1:]
 
     def attend(self, layer: int, query: Tensor, new: Tensor) -> Tensor:
@@ -318,6 +362,10 @@ class PackedAttention:
         if part.block_index is not None:
             cached_heads = self._cache.layer_view(layer).view(-1, BLOCK_TOKENS * size).index_select(0, part.block_index)
             key, value = cached_heads.view(2, self._groups, 1, -1, size)
+        limits, num_keys = self._limits[layer], part.num_cached + part.num_tokens
+        if limits.apply_to(num_keys):
+            output = attend_limited(query, key[:, :, :num_keys], value[:, :, :num_keys], limits)
+            return output.transpose(1, 2).reshape(-1, size)
         # A key-value head is expanded to the queries of its group as a view; the kernel does not copy it.
         key, value = (head.expand(-1, num_queries, -1, -1) for head in (key, value))
         output = F.scaled_dot_product_attention(query, key, value, attn_mask=part.mask, is_causal=part.mask is None)

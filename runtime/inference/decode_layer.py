@@ -8,15 +8,16 @@ layer computes into scratch tensors that all layers share, whose views are made 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from torch import Tensor, nn
 
 from meshwright.runtime.model.adapters import AdaptedColumnParallelLinear, AdaptedRowParallelLinear
-from meshwright.runtime.model.attention import score_scale
+from meshwright.runtime.model.attention import has_local_angles, score_scale
 from meshwright.runtime.model.fp8_linears import QuantisedWeight
 from meshwright.runtime.model.layers import Residual, RMSNorm, WholeNorm
 from meshwright.runtime.model.mesh import Mesh
@@ -60,14 +61,8 @@ class Scratch:
         self.heads, self.rotated = tensors["heads"], tensors["rotated"]
         self.projected = self.heads.flatten(1)
         self.query, self.new = self.rotated[:, :, :-2], self.rotated[:, :, -2:]
-        angles = tensors["angles"]
-        self._angles, self.cos = angles[:, :, :-1], angles[:, :1]
-        """Values are not rotated: their cosine is 1 and they have no sine."""
-        low_sin, high_sin = angles[:, 1:, :-1].chunk(2, dim=-1)
-        targets, (low, high) = self.rotated[:, :, :-1].chunk(2, dim=-1), self.heads[:, :, :-1].chunk(2, dim=-1)
-        self.halves = (targets[0], high, low_sin), (targets[1], low, high_sin)
-        """Each half of the rotated heads, with the half of the projected heads and the sines whose product is added to
-        it: x cos + (x with its halves swapped) sin."""
+        self.angles = [_Angles(self, tensors[name]) for name in ("angles", "local_angles") if name in tensors]
+        """The rotary angles of all layers, or of those without and with a sliding window."""
         if "up" in tensors:
             self.up = tensors["up"]
             self.gate, self.linear = self.up.chunk(2, dim=-1)
@@ -77,26 +72,47 @@ class Scratch:
         """A view on the first `num_rows` rows."""
         return Scratch({name: tensor[:num_rows] for name, tensor in self._tensors.items()})
 
-    def set_angles(self, angles: Tensor) -> None:
-        """Copy in the rotary angles of the new tokens [B, 2, D]: cos, and sin with its low half negated."""
+    def set_angles(self, angles: Sequence[Tensor]) -> None:
+        """Copy in the rotary angles of the new tokens [B, 2, D], of each kind of layer: cos, and sin with its low half
+        negated."""
+        for target, source in zip(self.angles, angles, strict=True):
+            target.copy_in(source)
+
+
+class _Angles:
+    """Rotary angles of the new tokens, and the views by which they rotate the heads of a scratch."""
+
+    def __init__(self, scratch: Scratch, angles: Tensor) -> None:
+        """Takes angles [B, 2, heads / kv_heads + 2, D] whose cosines of values are 1: these are not rotated."""
+        self._angles, self.cos = angles[:, :, :-1], angles[:, :1]
+        low_sin, high_sin = angles[:, 1:, :-1].chunk(2, dim=-1)
+        targets = scratch.rotated[:, :, :-1].chunk(2, dim=-1)
+        low, high = scratch.heads[:, :, :-1].chunk(2, dim=-1)
+        self.halves = (targets[0], high, low_sin), (targets[1], low, high_sin)
+        """Each half of the rotated heads, with the half of the projected heads and the sines whose product is added to
+        it: x cos + (x with its halves swapped) sin."""
+
+    def copy_in(self, angles: Tensor) -> None:
+        """Copy in angles [B, 2, D]."""
         self._angles.copy_(angles.unsqueeze(2))
 
 
 class RotaryAttention:
     """Applies the rotary embedding, whose angles are in the scratch tensors, and then attends."""
 
-    def __init__(self, scratch: Scratch, attention: RotatedAttention, unrotated: Container[int] = ()) -> None:
-        """Layers of this stage in `unrotated` have no rotary embedding."""
-        self._scratch, self._attention, self._unrotated = scratch, attention, unrotated
+    def __init__(self, scratch: Scratch, attention: RotatedAttention, kinds: Sequence[int | None]) -> None:
+        """`kinds` has for each layer the index of its angles in the scratch; None for no rotary embedding."""
+        self._scratch, self._attention, self._kinds = scratch, attention, kinds
 
     def attend(self, layer: int, heads: Tensor) -> Tensor:
         """Return [B, heads * D], as `StepAttention.attend` does."""
-        scratch = self._scratch
-        if layer in self._unrotated:
+        scratch, kind = self._scratch, self._kinds[layer]
+        if kind is None:
             scratch.rotated.copy_(heads)
             return self._attention.attend(layer, scratch.query, scratch.new)
-        torch.mul(heads, scratch.cos, out=scratch.rotated)
-        for half, swapped, sin in scratch.halves:
+        angles = scratch.angles[kind]
+        torch.mul(heads, angles.cos, out=scratch.rotated)
+        for half, swapped, sin in angles.halves:
             half.addcmul_(swapped, sin)
         return self._attention.attend(layer, scratch.query, scratch.new)
 
@@ -112,7 +128,9 @@ def allocate_scratch(num_rows: int, model: Decoder, mesh: Mesh) -> Scratch:
         "rotated": like.new_empty(num_rows, kv_heads, per_group, spec.head_dim),
         "angles": like.new_ones(num_rows, 2, per_group, spec.head_dim),
     }
-    if not spec.experts:
+    if has_local_angles(spec):
+        tensors["local_angles"] = like.new_ones(num_rows, 2, per_group, spec.head_dim)
+    if not spec.experts or spec.experts.num_dense_layers:
         width = spec.ffn_size // mesh.layout.tp
         tensors["up"] = like.new_empty(num_rows, 2 * width)
         if model.kernels.decode == "paged":
@@ -134,9 +152,9 @@ class DecodeLayer:
         self._score_scale = score_scale(model.spec)
         self._query_norm, self._key_norm = attention.q_layernorm, attention.k_layernorm
         self._qkv, self._projection = _ColumnParallel(attention.linear_qkv), _RowParallel(attention.linear_proj, group)
-        self._experts: Callable[[Tensor], tuple[Tensor, None]] | None = mlp if model.spec.experts else None
+        self._experts: Callable[[Tensor], tuple[Tensor, None]] | None = mlp if isinstance(mlp, MoELayer) else None
         self.linears: list[_Linear] = [self._qkv, self._projection]
-        if not model.spec.experts:
+        if self._experts is None:
             self._up, self._down = _ColumnParallel(mlp.linear_fc1), _RowParallel(mlp.linear_fc2, group)
             self.linears += [self._up, self._down]
         self._is_silu = model.spec.activation == "silu"

@@ -139,7 +139,7 @@ class ForwardPasses:
         return self._send(output.squeeze(1)[batch.complete] if self._mesh.is_last_stage else output)
 
     def _reads(self, steps: StepRows) -> StepReads:
-        return step_reads(self._cache, steps.slots, steps.cached)
+        return step_reads(self._cache, steps.slots, steps.cached, by_tables=self._step.reads_by_tables)
 
     def _inputs(self, tokens: Numbers) -> Tensor:
         """Return the tokens [S] on the first stage, their hidden states [S, hidden] from the previous stage on the

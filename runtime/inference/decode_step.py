@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.inference.attention import (
     GatheredAttention,
     PackedAttention,
@@ -35,9 +36,10 @@ from meshwright.runtime.inference.decode_layer import (
     allocate_scratch,
     set_read_ahead,
 )
-from meshwright.runtime.model.attention import VarlenKernel, torch_varlen_kernel
+from meshwright.runtime.model.attention import VarlenKernel, has_local_angles, torch_varlen_kernel
 from meshwright.runtime.model.block_attention import BlockAttention, plan_block_reads
 from meshwright.runtime.model.kv_cache import PagedCache
+from meshwright.runtime.model.limited_attention import attention_limits, has_limits
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder
 from meshwright.runtime.model.padded_attention import PaddedAttention, PaddedReads
@@ -75,17 +77,20 @@ class DecodeStep:
         by_kernel = model.kernels.decode == "paged"
         self._norm = Norm(model.decoder.final_layernorm, by_kernel=by_kernel) if mesh.is_last_stage else None
         self._are_fetched = set_read_ahead(self._layers, self._head_weight() if mesh.is_last_stage else None)
-        cos, sin = (angles.flatten(1) for angles in model.rotary.table(cache.max_tokens, next(model.parameters())))
-        low, high = sin.chunk(2, dim=-1)
-        self._signed_angles = torch.stack((cos, torch.cat((-low, high), dim=-1)), dim=1)
-        """[positions, 2, D]: cos and sin, with the sine of the low half negated, as a head is rotated by x cos + (x
-        with its halves swapped) sin."""
-        rotated = cos.chunk(2, dim=-1)[0].contiguous(), high.contiguous()
-        unrotated = torch.ones_like(rotated[0]), torch.zeros_like(rotated[1])
-        is_rotated = [layer not in model.spec.unrotated_layers for layer in model.layers]
-        self._angles = [rotated if is_one else unrotated for is_one in is_rotated]
+        self._limits = [attention_limits(model.spec, layer) for layer in model.layers]
+        like, kinds = next(model.parameters()), [_rotary_kind(model.spec, layer) for layer in model.layers]
+        tables = [
+            tuple(angles.flatten(1) for angles in model.rotary.table(cache.max_tokens, like, is_local=is_local))
+            for is_local in (False, *([True] if has_local_angles(model.spec) else []))
+        ]
+        self._signed_angles = [_signed(cos, sin) for cos, sin in tables]
+        """[positions, 2, D] of all layers, or of those without and with a window: cos and sin, with the sine of the low
+        half negated, as a head is rotated by x cos + (x with its halves swapped) sin."""
+        halves = [tuple(angles.chunk(2, dim=-1)[0].contiguous() for angles in table) for table in tables]
+        unrotated = torch.ones_like(halves[0][0]), torch.zeros_like(halves[0][1])
+        self._angles = [unrotated if kind is None else (halves[kind][0], halves[kind][1]) for kind in kinds]
         """Cosines and sines [positions, D / 2] of each layer."""
-        self._unrotated = frozenset(layer for layer, is_one in enumerate(is_rotated) if not is_one)
+        self._rotary_kinds = kinds
         self._largest_scratch: Scratch | None = None
         self._padded_attention = PaddedAttention(cache, self._queries_per_group)
         self._block_attention: BlockAttention | None = None
@@ -102,6 +107,11 @@ class DecodeStep:
             self._norm.refresh_weight()
             weight = self._head_weight()
             self._head_product, self._num_logits = Weight(weight, reads_ahead=self._are_fetched), len(weight)
+
+    @property
+    def reads_by_tables(self) -> bool:
+        """True if steps take block tables on a CPU too: for a model with a window in some layers, or capped scores."""
+        return has_limits(self._model.spec)
 
     @property
     def returns_logits(self) -> bool:
@@ -135,14 +145,19 @@ class DecodeStep:
         if isinstance(reads, TableReads):
             reads = reads.to(self.cache.keys.device)
             if self._model.kernels.decode == "paged":
-                return PagedAttention(self.cache, reads, self._angles, self._queries_per_group)
-        scratch.set_angles(self._signed_angles.index_select(0, reads.lengths))
-        return RotaryAttention(scratch, self._rotated_attention(reads), self._unrotated)
+                return PagedAttention(self.cache, reads, self._angles, self._limits, self._queries_per_group)
+        self._set_angles(scratch, reads.lengths)
+        return RotaryAttention(scratch, self._rotated_attention(reads), self._rotary_kinds)
+
+    def _set_angles(self, scratch: Scratch, positions: Tensor) -> None:
+        """Copy the angles of positions [B] into the scratch tensors."""
+        scratch.set_angles([angles.index_select(0, positions) for angles in self._signed_angles])
 
     def _rotated_attention(self, reads: StepReads) -> RotatedAttention:
         """Return the attention for heads that are already rotated."""
         if isinstance(reads, TableReads):
-            return GatheredAttention(self.cache, reads)
+            return GatheredAttention(self.cache, reads, self._limits)
+        assert not self.reads_by_tables, "attention by blocks has no limits"
         if isinstance(reads, PaddedReads):
             return self._padded_attention.prepare(reads)
         if self._block_attention is None or not self._block_attention.advance_to(reads):
@@ -168,7 +183,10 @@ class DecodeStep:
         """Return logits [B, V / tp] from normed hidden states [B, hidden]."""
         logits = normed.new_empty(len(normed), self._num_logits)
         self._head_product.into(logits, normed)
-        return logits if self._model.spec.logits_scale == 1.0 else logits.mul_(self._model.spec.logits_scale)
+        scale, cap = self._model.spec.logits_scale, self._model.spec.logits_cap
+        if scale != 1.0:
+            logits.mul_(scale)
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     def _head_weight(self) -> Tensor:
         tied = self._model.share_embeddings_and_output_weights
@@ -182,15 +200,28 @@ class DecodeStep:
         return self._model.embedding(tokens.unsqueeze(1), None).squeeze(0)
 
 
+def _rotary_kind(spec: ModelSpec, layer: int) -> int | None:
+    """The index of the table of a layer's rotary angles; None if the layer has no rotary embedding."""
+    if layer in spec.unrotated_layers:
+        return None
+    return int(has_local_angles(spec) and attention_limits(spec, layer).window > 0)
+
+
+def _signed(cos: Tensor, sin: Tensor) -> Tensor:
+    """Cosines and signed sines [positions, 2, D] from both [positions, D]."""
+    low, high = sin.chunk(2, dim=-1)
+    return torch.stack((cos, torch.cat((-low, high), dim=-1)), dim=1)
+
+
 class PackedStep(DecodeStep):
     """Decode steps, and passes over packed rows with the same layers: on a CPU over any rows, on a GPU over
     whole prompts of which nothing is cached yet."""
 
     @property
     def can_prefill(self) -> bool:
-        """True if there are kernels for `prefill`."""
+        """True if there are kernels for `prefill`; none caps scores."""
         kernels = self._model.kernels
-        return kernels.decode == "paged" and kernels.attention == "varlen"
+        return kernels.decode == "paged" and kernels.attention == "varlen" and not self._model.spec.attention_cap
 
     @torch.inference_mode()
     def prefill(self, inputs: Tensor, reads: PrefillReads) -> Tensor:
@@ -204,7 +235,14 @@ class PackedStep(DecodeStep):
         """
         hidden = self._embed(inputs) if self._mesh.is_first_stage else inputs.clone()
         scratch = allocate_scratch(len(hidden), self._model, self._mesh)
-        cache = PrefillAttention(self.cache, reads, self._angles, self._queries_per_group, self._varlen)
+        cache = PrefillAttention(
+            self.cache,
+            reads,
+            angles=self._angles,
+            limits=self._limits,
+            num_queries=self._queries_per_group,
+            kernel=self._varlen,
+        )
         return self._through_layers(hidden, scratch, cache, reads.output_tokens)
 
     def _through_layers(self, hidden: Tensor, scratch: Scratch, cache: StepAttention, outputs: Tensor) -> Tensor:
@@ -238,16 +276,16 @@ class PackedStep(DecodeStep):
         hidden = self._embed(inputs) if self._mesh.is_first_stage else inputs
         positions, attention = reads.positions, None
         if step is not None:
-            positions, attention = torch.cat((step.lengths, positions)), self._rotated_attention(step)
+            positions, attention = torch.cat((step.lengths.long(), positions)), self._rotated_attention(step)
             output_positions = torch.cat((torch.arange(len(step.lengths)), output_positions + len(step.lengths)))
         scratch = allocate_scratch(len(hidden), self._model, self._mesh)
-        scratch.set_angles(self._signed_angles.index_select(0, positions))
-        packed = PackedAttention(self.cache, reads, scratch.rotated[len(hidden) - len(reads.positions) :])
+        self._set_angles(scratch, positions)
+        packed = PackedAttention(self.cache, reads, scratch.rotated[len(hidden) - len(reads.positions) :], self._limits)
         rotated_attention = (
             packed if attention is None else _StepThenPacked(attention, packed, len(hidden) - len(reads.positions))
         )
         return self._through_layers(
-            hidden, scratch, RotaryAttention(scratch, rotated_attention, self._unrotated), output_positions
+            hidden, scratch, RotaryAttention(scratch, rotated_attention, self._rotary_kinds), output_positions
         )
 
 

@@ -31,6 +31,8 @@ _WARPS, _STAGES = 4, 3
 _MIN_QUERIES = 16
 """Minimum number of queries in a tile that tensor cores multiply."""
 _LOG2_E = 1.4426950408889634
+_ALL_TOKENS = 2**30
+"""A window that is longer than any row."""
 
 
 def rotate_and_store(
@@ -73,10 +75,22 @@ def rotate_and_store_packed(
 
 
 def paged_attention(
-    query: Tensor, keys: Tensor, values: Tensor, reads: tuple[Tensor, Tensor], split: KeySplit
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    reads: tuple[Tensor, Tensor],
+    split: KeySplit,
+    *,
+    window: int = 0,
+    cap: float = 0.0,
 ) -> Tensor:
-    """Return [B, heads * D] from rotated queries [B, kv_heads, queries, D]; the new tokens must be in the blocks."""
+    """Return [B, heads * D] from rotated queries [B, kv_heads, queries, D]; the new tokens must be in the blocks.
+
+    With a `window`, a token attends to this many tokens up to itself; scores s are cap x tanh(s / cap), unless `cap` is
+    0.
+    """
     lengths, tables = reads
+    num_seen = window or _ALL_TOKENS
     num_rows, kv_heads, queries, size = query.shape
     shape = {
         "QUERIES": queries,
@@ -86,13 +100,15 @@ def paged_attention(
     }
     _attend_part[num_rows, kv_heads, split.num_parts](
         query, keys, values, lengths, tables, tables.stride(0), split.sums, split.scores, split.answer,
-        size**-0.5 * _LOG2_E, split.tokens, split.num_parts,
-        **shape, TOKENS=BLOCK_TOKENS, TILE=_TILE, IS_WHOLE=split.num_parts == 1, num_warps=_WARPS, num_stages=_STAGES,
+        size**-0.5 / cap if cap else size**-0.5 * _LOG2_E, cap * _LOG2_E, num_seen, split.tokens, split.num_parts,
+        **shape, TOKENS=BLOCK_TOKENS, TILE=_TILE, IS_WHOLE=split.num_parts == 1, IS_CAPPED=cap > 0,
+        num_warps=_WARPS, num_stages=_STAGES,
     )  # fmt: skip
     if split.num_parts > 1:
         _join_parts[num_rows, kv_heads](
-            lengths, split.sums, split.scores, split.answer, split.tokens, split.num_parts, **shape, num_warps=4
-        )
+            lengths, split.sums, split.scores, split.answer, num_seen, split.tokens, split.num_parts, **shape,
+            num_warps=4,
+        )  # fmt: skip
     return split.answer.view(num_rows, -1)
 
 
@@ -154,18 +170,18 @@ def _rotate_and_store(
             tl.store(own_value + half * (SIZE // 2) + low, value, mask=is_low)
 
 
-@triton.jit(do_not_specialize=["table_width", "part_tokens", "num_parts"])
+@triton.jit(do_not_specialize=["table_width", "num_seen", "part_tokens", "num_parts"])
 def _attend_part(
-    query, keys, values, lengths, tables, table_width, sums, scores, answer, scale, part_tokens, num_parts,
-    QUERIES: tl.constexpr, QUERY_TILE: tl.constexpr, SIZE: tl.constexpr, SIZE_TILE: tl.constexpr, TOKENS: tl.constexpr,
-    TILE: tl.constexpr, IS_WHOLE: tl.constexpr,
+    query, keys, values, lengths, tables, table_width, sums, scores, answer, scale, cap, num_seen, part_tokens,
+    num_parts, QUERIES: tl.constexpr, QUERY_TILE: tl.constexpr, SIZE: tl.constexpr, SIZE_TILE: tl.constexpr,
+    TOKENS: tl.constexpr, TILE: tl.constexpr, IS_WHOLE: tl.constexpr, IS_CAPPED: tl.constexpr,
 ):  # fmt: skip
     row, head, part, num_heads = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(1)
     num_tokens = tl.load(lengths + row) + 1
-    begin = part * part_tokens
-    if begin >= num_tokens:
+    end = tl.minimum((part + 1) * part_tokens, num_tokens)
+    begin = tl.maximum(part * part_tokens, num_tokens - num_seen)
+    if begin >= end:
         return
-    end = tl.minimum(begin + part_tokens, num_tokens)
     query_index, dimension = tl.arange(0, QUERY_TILE), tl.arange(0, SIZE_TILE)
     is_query, is_dimension = query_index < QUERIES, dimension < SIZE
     first_query = (row * num_heads + head) * QUERIES
@@ -185,6 +201,8 @@ def _attend_part(
         key = tl.load(keys + where, mask=is_loaded, other=0.0)
         value = tl.load(values + where, mask=is_loaded, other=0.0)
         scored = tl.dot(queries, tl.trans(key), input_precision="ieee") * scale
+        if IS_CAPPED:
+            scored = (2 * tl.sigmoid(2 * scored) - 1) * cap  # cap * tanh(scored)
         scored = tl.where(is_seen[None, :], scored, -float("inf"))
         new_highest = tl.maximum(highest, tl.max(scored, 1))
         weight = tl.exp2(scored - new_highest[:, None])
@@ -202,13 +220,14 @@ def _attend_part(
         tl.store(scores + num_scores + part_index, total, mask=is_query)
 
 
-@triton.jit(do_not_specialize=["part_tokens", "num_parts"])
+@triton.jit(do_not_specialize=["num_seen", "part_tokens", "num_parts"])
 def _join_parts(
-    lengths, sums, scores, answer, part_tokens, num_parts,
+    lengths, sums, scores, answer, num_seen, part_tokens, num_parts,
     QUERIES: tl.constexpr, QUERY_TILE: tl.constexpr, SIZE: tl.constexpr, SIZE_TILE: tl.constexpr,
 ):  # fmt: skip
     row, head, num_heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    num_used = tl.cdiv(tl.load(lengths + row) + 1, part_tokens)
+    num_tokens = tl.load(lengths + row) + 1
+    first_used, num_used = tl.maximum(num_tokens - num_seen, 0) // part_tokens, tl.cdiv(num_tokens, part_tokens)
     query_index, dimension = tl.arange(0, QUERY_TILE), tl.arange(0, SIZE_TILE)
     is_query = query_index < QUERIES
     is_output = is_query[:, None] & (dimension < SIZE)[None, :]
@@ -216,7 +235,7 @@ def _join_parts(
     total = tl.zeros([QUERY_TILE], tl.float32)
     summed = tl.zeros([QUERY_TILE, SIZE_TILE], tl.float32)
     num_scores = tl.num_programs(0) * num_heads * num_parts * QUERIES
-    for part in range(num_used):
+    for part in range(first_used, num_used):
         part_index = ((row * num_heads + head) * num_parts + part) * QUERIES + query_index
         part_highest = tl.load(scores + part_index, mask=is_query, other=0.0)
         new_highest = tl.maximum(highest, part_highest)

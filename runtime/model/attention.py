@@ -22,10 +22,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
 
-from meshwright.profiles.model_parts.hf_config import RopeScaling
+from meshwright.profiles.model_parts.hf_config import LinearScaling, RopeScaling, YarnScaling
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.model.context_parallel import Gathered, SequenceShard
 from meshwright.runtime.model.kv_cache import ContinuedRows, EqualRows, group_equal_rows
+from meshwright.runtime.model.limited_attention import AttentionLimits, attend_limited, attention_limits
 
 _CAUSAL = (-1, 0)
 """The window with which torch's kernel is causal."""
@@ -79,11 +80,17 @@ def torch_varlen_kernel() -> VarlenKernel:
     return without_enable_gqa
 
 
-def attend_rows(query: Tensor, key: Tensor, value: Tensor, rows: RowBounds, kernel: VarlenKernel) -> Tensor:
-    """The output [T, 1, heads, D] for packed query [T, 1, heads, D], key and value [T, 1, kv_heads, D]."""
+def attend_rows(
+    query: Tensor, key: Tensor, value: Tensor, rows: RowBounds, kernel: VarlenKernel, *, window: int = 0
+) -> Tensor:
+    """The output [T, 1, heads, D] for packed query [T, 1, heads, D], key and value [T, 1, kv_heads, D].
+
+    With a `window`, a token attends to this many tokens up to itself.
+    """
+    seen = (window - 1, 0) if window else _CAUSAL
     offsets, longest, grouped = rows.offsets, rows.max_length, query.shape[2] > key.shape[2]
     query, key, value = (heads.squeeze(1).contiguous() for heads in (query, key, value))
-    attended = kernel(query, key, value, offsets, offsets, longest, longest, window_size=_CAUSAL, enable_gqa=grouped)
+    attended = kernel(query, key, value, offsets, offsets, longest, longest, window_size=seen, enable_gqa=grouped)
     return attended.unsqueeze(1)
 
 
@@ -100,6 +107,8 @@ class Packing:
     cos: Tensor
     """Cosine of the tokens' rotary angles, [S, 1, 1, D]; `sin` likewise."""
     sin: Tensor
+    local_angles: tuple[Tensor, Tensor] | None
+    """Cosines and sines in layers with a sliding window, [S, 1, 1, D] each; None if they are those of all layers."""
     masks: tuple[Tensor | None, ...]
     """The causal mask added to the scores of each run, aligned to the lower right: the last query sees all keys and
     each query before it one fewer. None for plain causal attention, with as many keys as queries."""
@@ -139,20 +148,20 @@ class CoreAttention(nn.Module):
         layer_number: int,
         varlen: VarlenKernel | None = None,
         rotate_kernel: Rotate | None = None,
-        score_scale: float = 1.0,
-        unrotated: Sequence[int] = (),
+        spec: ModelSpec,
         **_: Any,
     ) -> None:
         """`layer_number` counts from 1 through the whole model; `first_layer` layers are on earlier stages.
 
-        `varlen` computes passes without cached tokens, and `rotate_kernel` replaces `rotate`. Scores are multiplied by
-        `score_scale` besides 1 / sqrt(D). Layers in `unrotated`, counted from 0, have no rotary embedding. The ignored
-        arguments are Megatron's for its own kinds of attention.
+        `varlen` computes passes without cached tokens, and `rotate_kernel` replaces `rotate`. The ignored arguments are
+        Megatron's for its own kinds of attention.
         """
         super().__init__()
-        self.layer = layer_number - 1 - first_layer
-        self._varlen, self._rotate = varlen, rotate_kernel or rotate
-        self._score_scale, self._is_rotated = score_scale, layer_number - 1 not in unrotated
+        number = layer_number - 1
+        self.layer = number - first_layer
+        self._limits = attention_limits(spec, number)
+        self._varlen, self._rotate = None if self._limits.cap else varlen, rotate_kernel or rotate
+        self._score_scale, self._is_rotated = score_scale(spec), number not in spec.unrotated_layers
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *_: Any, packed_seq_params: Packing, **__: Any
@@ -160,42 +169,54 @@ class CoreAttention(nn.Module):
         """The output [S, 1, heads * D] for query [S, 1, heads, D], key and value [S, 1, kv_heads, D]."""
         packing = packed_seq_params
         if self._is_rotated:
-            query, key = (self._rotate(heads, packing.cos, packing.sin) for heads in (query, key))
+            local = packing.local_angles if self._limits.window else None
+            cos, sin = local or (packing.cos, packing.sin)
+            query, key = (self._rotate(heads, cos, sin) for heads in (query, key))
         if self._score_scale != 1.0:
             query = query * self._score_scale
         if packing.shard is not None:
-            return _attend_parts(query, key, value, packing, packing.shard)
+            return _attend_parts(query, key, value, packing, parts=packing.shard, limits=self._limits)
         if packing.cache is not None:
             packing.cache.store(self.layer, key, value)
             if any(run.cached for run in packing.runs):
-                return _attend(query, packing.cache.keys_and_values(self.layer), packing)
+                return _attend(query, packing.cache.keys_and_values(self.layer), packing, self._limits)
         if self._varlen:
             num_tokens = sum(packing.sizes)
-            attended = attend_rows(
-                query[:num_tokens], key[:num_tokens], value[:num_tokens], packing.bounds, self._varlen
-            )
+            rows, key, value = (heads[:num_tokens] for heads in (query, key, value))
+            attended = attend_rows(rows, key, value, packing.bounds, self._varlen, window=self._limits.window)
             return _padded([attended], query)
         keys_and_values = (_batches(heads, packing) for heads in (key, value))
-        return _attend(query, zip(*keys_and_values, strict=True), packing)
+        return _attend(query, zip(*keys_and_values, strict=True), packing, self._limits)
 
 
-def _attend_parts(query: Tensor, key: Tensor, value: Tensor, packing: Packing, parts: SequenceShard) -> Tensor:
+def _attend_parts(
+    query: Tensor, key: Tensor, value: Tensor, packing: Packing, *, parts: SequenceShard, limits: AttentionLimits
+) -> Tensor:
     """Attention of this rank's slices of the rows to the gathered keys of all ranks, up to the end of each slice."""
     num_tokens = parts.num_tokens
     with Gathered(torch.stack((key[:num_tokens], value[:num_tokens]), dim=1), parts).whole() as gathered:
         keys, values = gathered.permute(1, 2, 3, 0, 4)
         seen = ((keys[:, :, row:end], values[:, :, row:end]) for _, row, end in parts.slices())
-        return _attend(query, seen, packing)
+        return _attend(query, seen, packing, limits)
 
 
-def _attend(query: Tensor, seen: Iterable[tuple[Tensor, Tensor]], packing: Packing) -> Tensor:
+def _attend(query: Tensor, seen: Iterable[tuple[Tensor, Tensor]], packing: Packing, limits: AttentionLimits) -> Tensor:
     """Attention [S, 1, heads * D] of query [S, 1, heads, D], zero for padding.
 
-    `seen` are the keys and values [B, kv_heads, T, D] of each run, all of which the last query of each row sees.
+    `seen` are the keys and values [B, kv_heads, T, D] of each run, all of which the last query of each row sees within
+    the limits.
     """
     runs = zip(_batches(query, packing), seen, packing.masks, strict=True)
     return _padded(
-        [_packed(_attend_to_end(queries, *keys_and_values, bias)) for queries, keys_and_values, bias in runs], query
+        [
+            _packed(
+                attend_limited(queries, keys, values, limits)
+                if limits.apply_to(keys.shape[2])
+                else _attend_to_end(queries, keys, values, bias)
+            )
+            for queries, (keys, values), bias in runs
+        ],
+        query,
     )
 
 
@@ -239,12 +260,16 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Rotary:
-    """The rotary position embedding of one model, whose angles all its layers share."""
+    """The rotary position embedding of one model, whose angles all its layers share, or all without and all with a
+    sliding window."""
 
     def __init__(self, spec: ModelSpec, device: torch.device) -> None:
-        self._frequencies = frequencies(spec).to(device)
+        self._frequencies = {False: frequencies(spec).to(device)}
+        if has_local_angles(spec):
+            self._frequencies[True] = frequencies(spec, is_local=True).to(device)
+        self._scales = angle_scales(spec).to(device)
         self._heads_per_group = spec.num_heads // spec.num_kv_heads
-        self._table: tuple[Tensor, Tensor] | None = None
+        self._tables: dict[bool, tuple[Tensor, Tensor]] = {}
 
     def pack(
         self,
@@ -261,27 +286,38 @@ class Rotary:
         """
         runs = cache.runs if cache else group_equal_rows((row, 0, length) for row, length in enumerate(lengths))
         rows = [slice(run.cached, run.num_keys) for run in runs for _ in range(run.num_rows)]
-        cos, sin = (
-            torch.cat([table[row] for row in (*rows, slice(tail))])
-            for table in self.table(max(tail, *(run.num_keys for run in runs)), like)
-        )
+        length = max(tail, *(run.num_keys for run in runs))
+        (cos, sin), local = self._select(length, like, lambda t: torch.cat([t[row] for row in (*rows, slice(tail))]))
         ends = torch.tensor(lengths, device=like.device).cumsum(0) - 1 if ends_only else None
-        return Packing(runs, cos, sin, self._biases(runs, like), cache=cache, ends=ends)
+        return Packing(runs, cos, sin, local, self._biases(runs, like), cache=cache, ends=ends)
 
     def pack_shard(self, parts: SequenceShard, like: Tensor, *, tail: int = 0) -> Packing:
         """The packing of this rank's shard of rows under context parallelism, [S] tokens with the tail; see `pack`."""
         positions = F.pad(parts.positions, (0, tail)).to(like.device)
-        cos, sin = (table[positions] for table in self.table(int(positions.max()) + 1, like))
+        (cos, sin), local = self._select(int(positions.max()) + 1, like, lambda table: table[positions])
         slices = tuple(EqualRows(0, end - row - size, size) for size, row, end in parts.slices())
-        return Packing(slices, cos, sin, self._biases(slices, like), shard=parts)
+        return Packing(slices, cos, sin, local, self._biases(slices, like), shard=parts)
 
-    def table(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    def _select(
+        self, length: int, like: Tensor, select: Callable[[Tensor], Tensor]
+    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor] | None]:
+        """The selected rows of the tables, and of those of layers with a window if they have tables of their own."""
+        angles = []
+        for is_local in self._frequencies:
+            cos, sin = self.table(length, like, is_local=is_local)
+            angles.append((select(cos), select(sin)))
+        return angles[0], angles[1] if len(angles) > 1 else None
+
+    def table(self, length: int, like: Tensor, *, is_local: bool = False) -> tuple[Tensor, Tensor]:
         """The cosines and sines [length, 1, 1, D] of positions 0 to length-1, on the device and in the dtype of
-        `like`."""
-        if self._table is None or self._table[0].shape[0] < length or self._table[0].dtype != like.dtype:
+        `like`; with `is_local` those of layers with a sliding window, if they have their own."""
+        is_local = is_local and is_local in self._frequencies
+        table = self._tables.get(is_local)
+        if table is None or table[0].shape[0] < length or table[0].dtype != like.dtype:
             with torch.inference_mode(False):  # the table is reused in training, wherever it is first computed
-                self._table = self._angles(torch.arange(length, device=like.device).unsqueeze(1), like.dtype)
-        cos, sin = self._table
+                positions = torch.arange(length, device=like.device).unsqueeze(1)
+                table = self._tables[is_local] = self._angles(positions, is_local, like.dtype)
+        cos, sin = table
         return cos[:length], sin[:length]
 
     def _biases(self, runs: Sequence[EqualRows], like: Tensor) -> tuple[Tensor | None, ...]:
@@ -297,10 +333,12 @@ class Rotary:
         later = torch.full((num_queries, num_keys), -torch.inf, dtype=like.dtype).triu(num_keys - num_queries + 1)
         return later.repeat(self._heads_per_group, 1)
 
-    def _angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        half = positions.float().unsqueeze(-1) * self._frequencies
+    def _angles(self, positions: Tensor, is_local: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        half = positions.float().unsqueeze(-1) * self._frequencies[is_local]
         angles = torch.cat((half, half), dim=-1).unsqueeze(2)
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+        scales = torch.ones_like(self._scales) if is_local else self._scales
+        cos, sin = (values * scales.repeat(2) for values in (angles.cos(), angles.sin()))
+        return cos.to(dtype), sin.to(dtype)
 
 
 def score_scale(spec: ModelSpec) -> float:
@@ -308,12 +346,54 @@ def score_scale(spec: ModelSpec) -> float:
     return 1.0 if spec.attention_scale is None else spec.attention_scale * math.sqrt(spec.head_dim)
 
 
-def frequencies(spec: ModelSpec) -> Tensor:
-    """Radians per position, [head_dim / 2], as Hugging Face computes them in fp32; 0 for pairs that are not rotated."""
+def has_local_angles(spec: ModelSpec) -> bool:
+    """True if layers with a sliding window have rotary angles of their own."""
+    return spec.window is not None and spec.local_rope_theta > 0
+
+
+def frequencies(spec: ModelSpec, *, is_local: bool = False) -> Tensor:
+    """Radians per position, [head_dim / 2], as Hugging Face computes them in fp32; 0 for pairs that are not rotated.
+
+    With `is_local` those of layers with a sliding window that have their own, which are never scaled.
+    """
     rotated = int(spec.head_dim * spec.rotary_share)
     steps = torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated
-    plain = F.pad(1.0 / spec.rope_theta**steps, (0, (spec.head_dim - rotated) // 2))
-    return plain if spec.rope_scaling is None else _scale_frequencies(plain, spec.rope_scaling)
+    theta = spec.local_rope_theta if is_local else spec.rope_theta
+    plain = F.pad(1.0 / theta**steps, (0, (spec.head_dim - rotated) // 2))
+    if spec.rope_scaling is None or is_local:
+        return plain
+    match spec.rope_scaling:
+        case LinearScaling(factor=factor):
+            return plain / factor
+        case YarnScaling() as scaling:
+            return _interpolate(plain, scaling, theta, rotated)
+        case RopeScaling() as scaling:
+            return _scale_frequencies(plain, scaling)
+
+
+def angle_scales(spec: ModelSpec) -> Tensor:
+    """The factors of the cosines and sines of scaled rotary angles, [head_dim / 2]: 1 for pairs that are not
+    rotated."""
+    scales = torch.ones(spec.head_dim // 2)
+    if isinstance(spec.rope_scaling, YarnScaling):
+        scales[: int(spec.head_dim * spec.rotary_share) // 2] = spec.rope_scaling.attention_factor
+    return scales
+
+
+def _interpolate(plain: Tensor, scaling: YarnScaling, theta: float, rotated: int) -> Tensor:
+    """YaRN's scaling of the frequencies [head_dim / 2] of `rotated` elements: a ramp from unchanged ones to divided
+    ones, between the pairs that turn `beta_fast` and `beta_slow` times in the original length."""
+
+    def pair(turns: float) -> float:
+        return rotated * math.log(scaling.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    first, last = pair(scaling.beta_fast), pair(scaling.beta_slow)
+    if scaling.truncates:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, rotated - 1)
+    steps = torch.arange(len(plain), dtype=torch.float32)
+    divided = ((steps - first) / ((last - first) or 0.001)).clamp(0, 1)
+    return plain / scaling.factor * divided + plain * (1 - divided)
 
 
 def _scale_frequencies(plain: Tensor, scaling: RopeScaling) -> Tensor:

@@ -28,6 +28,8 @@ from meshwright.profiles.untrusted_text import MAX_JSON_BYTES, is_file_name, jso
 EMBEDDING = "embedding.word_embeddings.weight"
 FINAL_NORM = "decoder.final_layernorm.weight"
 OUTPUT = "output_layer.weight"
+SELECTION_BIAS = "mlp.router.selection_bias"
+"""What a router adds to the scores by which it selects experts, in each layer that has one; it is not trained."""
 
 _LAYER = re.compile(r"decoder\.layers\.([0-9]+)\.(.+)")
 _EXPERT = re.compile(r"(mlp\.experts\.local_experts\.)([0-9]+)\.(linear_fc[12])")
@@ -67,7 +69,8 @@ class Recipe:
     padded_rows: int = 0
     """Number of rows of the parameter over all ranks if it is padded with zeros; 0 if it is not."""
     head_order: tuple[int, ...] = ()
-    """For each row of a query or key head in the parameter, its row in the stored head; empty if they are the same."""
+    """For each row of a query or key head in the parameter, or of its norm, its row in the stored head; empty if they
+    are the same."""
 
     def span(self, stored: StoredTensor, tp_rank: int, tp: int) -> tuple[int, int]:
         """Start and stop of one tensor-parallel rank's part of `stored` along `axis`.
@@ -80,10 +83,11 @@ class Recipe:
 
     def join(self, parts: Sequence[Tensor], tp: int) -> Tensor:
         """One rank's shard of the parameter [rows, ...] from its parts of the stored tensors."""
+        parts = [
+            _reordered(part, self.head_order) if self._is_reordered(index) else part for index, part in enumerate(parts)
+        ]
         if len(parts) == 1:
             return parts[0]
-        if self.head_order:
-            parts = [*(_reordered(part, self.head_order) for part in parts[:-1]), parts[-1]]
         heads = self.heads // tp or 1
         return torch.cat([part.unflatten(0, (heads, -1)) for part in parts], dim=1).flatten(0, 1)
 
@@ -92,8 +96,9 @@ class Recipe:
 
         It is the inverse of `span` and `join`.
         """
+        in_stored_order = sorted(range(len(self.head_order)), key=self.head_order.__getitem__)
         if self.axis is None:
-            return {self.tensors[0].name: shards[0]}
+            return {self.tensors[0].name: _reordered(shards[0], in_stored_order) if self.head_order else shards[0]}
         tp = len(shards)
         heads = self.heads // tp or 1
         rows = [(self.padded_rows or stored.shape[0]) // heads for stored in self.tensors]
@@ -102,10 +107,14 @@ class Recipe:
         rows_of: dict[str, list[Tensor]] = {}
         for i, stored in enumerate(self.tensors):
             whole = torch.cat([parts[i].flatten(0, 1) for parts in by_shard], dim=self.axis)[: stored.shape[0]]
-            if self.head_order and stored is not self.tensors[-1]:
-                whole = _reordered(whole, sorted(range(len(self.head_order)), key=self.head_order.__getitem__))
+            if self._is_reordered(i):
+                whole = _reordered(whole, in_stored_order)
             rows_of.setdefault(stored.name, []).append(whole)
         return {name: rows[0] if len(rows) == 1 else torch.cat(rows) for name, rows in rows_of.items()}
+
+    def _is_reordered(self, index: int) -> bool:
+        """True for queries, keys and their norms; values, the last of three tensors, keep the order of rows."""
+        return bool(self.head_order) and (len(self.tensors) == 1 or index < len(self.tensors) - 1)
 
 
 def _reordered(rows: Tensor, order: Sequence[int]) -> Tensor:
@@ -134,7 +143,7 @@ def recipe(spec: ModelSpec, parameter: str) -> Recipe:
     """The recipe that builds `parameter` from stored tensors."""
     layer = _LAYER.fullmatch(parameter)
     if layer:
-        return _layer_recipe(spec, f"model.layers.{layer[1]}", layer[2])
+        return _layer_recipe(spec, int(layer[1]), layer[2])
     if parameter == FINAL_NORM:
         return _whole("model.norm.weight", spec.hidden_size)
     if parameter == OUTPUT and spec.scalar_head:
@@ -145,11 +154,11 @@ def recipe(spec: ModelSpec, parameter: str) -> Recipe:
     return Recipe(tensors=(table,), axis=0, padded_rows=spec.padded_vocab_size)
 
 
-def _layer_recipe(spec: ModelSpec, layer: str, parameter: str) -> Recipe:
-    """The recipe of a parameter of one layer; names of its stored tensors start with `layer`."""
-    module, kind = parameter.rsplit(".", 1)
-    if spec.experts and module.startswith("mlp."):
-        return _experts_recipe(spec, spec.experts, layer, module)
+def _layer_recipe(spec: ModelSpec, number: int, parameter: str) -> Recipe:
+    """The recipe of a parameter of one layer of the whole model."""
+    layer, (module, kind) = f"model.layers.{number}", parameter.rsplit(".", 1)
+    if spec.experts and module.startswith("mlp.") and spec.expert_layers_between(number, number + 1):
+        return _experts_recipe(spec, spec.experts, layer, parameter)
     columns = (spec.hidden_size,) if kind == "weight" else ()
     if module == "self_attention.linear_qkv":
         rows = {"q": spec.attention_size, "k": spec.kv_size, "v": spec.kv_size}
@@ -164,9 +173,10 @@ def _layer_recipe(spec: ModelSpec, layer: str, parameter: str) -> Recipe:
         if _family(spec) in _FUSED_GATES:
             tensors = _rows_of(f"{layer}.mlp.gate_up_proj.{kind}", tensors)
         return Recipe(tensors=tensors, axis=0)
-    if spec.whole_qk_norm and module in _QK_NORMS:
-        name, heads = _QK_NORMS[module], spec.num_kv_heads if "k_" in module else spec.num_heads
-        return Recipe(tensors=(StoredTensor(f"{layer}.self_attn.{name}.weight", (heads * spec.head_dim,)),), axis=0)
+    if module in _QK_NORMS:
+        heads = (spec.num_kv_heads if "k_" in module else spec.num_heads) if spec.whole_qk_norm else 1
+        stored = StoredTensor(f"{layer}.self_attn.{_QK_NORMS[module]}.weight", (heads * spec.head_dim,))
+        return Recipe(tensors=(stored,), axis=0 if spec.whole_qk_norm else None, head_order=head_order(spec))
     output = {
         "self_attention.linear_proj": ("self_attn.o_proj", spec.attention_size),
         "mlp.linear_fc2": ("mlp.down_proj", spec.ffn_size),
@@ -176,7 +186,6 @@ def _layer_recipe(spec: ModelSpec, layer: str, parameter: str) -> Recipe:
         return Recipe(tensors=(StoredTensor(f"{layer}.{name}.weight", (spec.hidden_size, size)),), axis=1)
     whole = {
         **{norm: (stored, spec.hidden_size) for norm, stored in _norms(spec).items()},
-        **{norm: (f"self_attn.{stored}", spec.head_dim) for norm, stored in _QK_NORMS.items()},
         "self_attention.linear_proj": ("self_attn.o_proj", spec.hidden_size),
         "mlp.linear_fc2": ("mlp.down_proj", spec.hidden_size),
     }
@@ -189,6 +198,9 @@ _FUSED_QKV = ("Phi3",)
 """Families that store queries, keys and values as one tensor."""
 _FUSED_GATES = ("Phi3", "Glm4")
 """Families that store gate and up projection as one tensor."""
+
+_NAMED_AS_MIXTRAL = ("Mixtral", "MiniMaxM2")
+"""Families that store experts under the names of Mixtral."""
 
 _AFTER_ATTENTION, _AFTER_MLP = "self_attn_bda.norm", "mlp_bda.norm"
 
@@ -227,17 +239,23 @@ def _rows_of(name: str, parts: Sequence[StoredTensor]) -> tuple[StoredTensor, ..
     )
 
 
-def _experts_recipe(spec: ModelSpec, experts: Experts, layer: str, module: str) -> Recipe:
-    """The recipe of a router's weight, of a weight of the shared experts or their gate, or of one of the two weights of
-    an expert."""
-    mixtral = spec.architecture.startswith("Mixtral")
+def _experts_recipe(spec: ModelSpec, experts: Experts, layer: str, parameter: str) -> Recipe:
+    """The recipe of a router's weight or bias, of a weight of the shared experts or their gate, or of one of the two
+    weights of an expert."""
+    mixtral = _family(spec) in _NAMED_AS_MIXTRAL
     block = f"{layer}.block_sparse_moe" if mixtral else f"{layer}.mlp"
-    if module == "mlp.router":
-        return _whole(f"{block}.gate.weight", experts.num_experts, spec.hidden_size)
+    router = block if mixtral else f"{block}.gate"
+    shared = f"{block}.shared_expert" if experts.shared_gate else f"{block}.shared_experts"
+    whole = {
+        "mlp.router.weight": _whole(f"{block}.gate.weight", experts.num_experts, spec.hidden_size),
+        SELECTION_BIAS: _whole(f"{router}.e_score_correction_bias", experts.num_experts),
+        "mlp.shared_experts.gate_weight": _whole(f"{shared}_gate.weight", 1, spec.hidden_size),
+    }
+    if parameter in whole:
+        return whole[parameter]
+    module = parameter.rsplit(".", 1)[0]
     if module.startswith("mlp.shared_experts"):
-        shared, wide = f"{block}.shared_expert", (experts.shared_ffn_size, spec.hidden_size)
-        if module == "mlp.shared_experts":
-            return _whole(f"{shared}_gate.weight", 1, spec.hidden_size)
+        wide = (experts.shared_ffn_size, spec.hidden_size)
         if module.endswith("linear_fc1"):
             stored = tuple(StoredTensor(f"{shared}.{x}_proj.weight", wide) for x in ("gate", "up"))
             return Recipe(tensors=stored, axis=0)
@@ -258,22 +276,8 @@ def _whole(name: str, *shape: int) -> Recipe:
 def parameters_of_stage(spec: ModelSpec, pp: int, stage: int, vpp: int = 1) -> tuple[str, ...]:
     """The parameters that pipeline stage `stage` of `pp` stores in a checkpoint; a tied head is stored as the
     embedding."""
-    layer = _linear("self_attention.linear_qkv", spec.qkv_bias)
-    layer += _linear("self_attention.linear_proj", spec.output_bias)
-    if spec.qk_norm or spec.whole_qk_norm:
-        layer += [f"{norm}.weight" for norm in _QK_NORMS]
-    layer += [f"{norm}.weight" for norm in _norms(spec)]
-    if spec.experts:
-        experts = [f"mlp.experts.local_experts.{number}" for number in range(spec.experts.num_experts)]
-        layer += ["mlp.router.weight", *(f"{e}.linear_fc{i}.weight" for e in experts for i in (1, 2))]
-        if spec.experts.shared_ffn_size:
-            layer += [f"mlp.shared_experts.{name}.weight" for name in ("linear_fc1", "linear_fc2")]
-        if spec.experts.shared_gate:
-            layer += ["mlp.shared_experts.gate_weight"]
-    else:
-        layer += _linear("mlp.linear_fc1", spec.mlp_bias) + _linear("mlp.linear_fc2", spec.mlp_bias)
     numbers = [number for layers in chunk_layers(spec, pp, stage, vpp) for number in layers]
-    names = [f"decoder.layers.{number}.{name}" for number in numbers for name in layer]
+    names = [f"decoder.layers.{number}.{name}" for number in numbers for name in _parameters_of_layer(spec, number)]
     if stage == 0:
         names.insert(0, EMBEDDING)
     if stage == pp - 1:
@@ -281,6 +285,26 @@ def parameters_of_stage(spec: ModelSpec, pp: int, stage: int, vpp: int = 1) -> t
         if spec.scalar_head or not spec.tied_embeddings:
             names.append(OUTPUT)
     return tuple(names)
+
+
+def _parameters_of_layer(spec: ModelSpec, number: int) -> list[str]:
+    """What layer `number` of the whole model stores, parameters and constants, without its prefix."""
+    layer = _linear("self_attention.linear_qkv", spec.qkv_bias)
+    layer += _linear("self_attention.linear_proj", spec.output_bias)
+    if spec.qk_norm or spec.whole_qk_norm:
+        layer += [f"{norm}.weight" for norm in _QK_NORMS]
+    layer += [f"{norm}.weight" for norm in _norms(spec)]
+    if not spec.experts or not spec.expert_layers_between(number, number + 1):
+        return layer + _linear("mlp.linear_fc1", spec.mlp_bias) + _linear("mlp.linear_fc2", spec.mlp_bias)
+    experts = [f"mlp.experts.local_experts.{expert}" for expert in range(spec.experts.num_experts)]
+    layer += ["mlp.router.weight", *(f"{e}.linear_fc{i}.weight" for e in experts for i in (1, 2))]
+    if spec.experts.router == "sigmoid":
+        layer += [SELECTION_BIAS]
+    if spec.experts.shared_ffn_size:
+        layer += [f"mlp.shared_experts.{name}.weight" for name in ("linear_fc1", "linear_fc2")]
+    if spec.experts.shared_gate:
+        layer += ["mlp.shared_experts.gate_weight"]
+    return layer
 
 
 def starts_at_zero(spec: ModelSpec, parameter: str) -> bool:

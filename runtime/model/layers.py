@@ -43,7 +43,7 @@ from meshwright.profiles.model_parts.adapter import Linear
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.device import host
 from meshwright.runtime.model.adapters import AdaptedColumnParallelLinear, AdaptedRowParallelLinear, linear_class
-from meshwright.runtime.model.attention import CoreAttention, Rotate, score_scale, torch_varlen_kernel
+from meshwright.runtime.model.attention import CoreAttention, Rotate, torch_varlen_kernel
 from meshwright.runtime.model.kernel_choice import PLAIN, ChosenKernels
 from meshwright.runtime.model.mesh import Mesh
 
@@ -58,18 +58,28 @@ def block_of_layers(
     norm = IdentityOp if spec.norms == "after" else RMSNorm
     has_residual = spec.norms != "before" or spec.residual_scale != 1.0
     residual = ModuleSpec(module=Residual, params={"spec": spec, "config": config})
-    layer = ModuleSpec(
-        module=TransformerLayer,
-        submodules=TransformerLayerSubmodules(
-            input_layernorm=norm,
-            self_attention=_attention(spec, layers.start, kernels),
-            self_attn_bda=residual if has_residual else get_bias_dropout_add,
-            pre_mlp_layernorm=norm,
-            mlp=_experts(spec.experts) if spec.experts else _gated_mlp(spec, kernels),
-            mlp_bda=residual if has_residual else get_bias_dropout_add,
-        ),
-    )
-    return TransformerBlockSubmodules(layer_specs=[layer] * len(layers), layer_norm=RMSNorm)
+    bda = residual if has_residual else get_bias_dropout_add
+    attention = _attention(spec, layers.start, kernels)
+    specs = [
+        ModuleSpec(
+            module=TransformerLayer,
+            submodules=TransformerLayerSubmodules(
+                input_layernorm=norm,
+                self_attention=attention,
+                self_attn_bda=bda,
+                pre_mlp_layernorm=norm,
+                mlp=_experts(spec.experts) if spec.experts and has_experts(spec, layer) else _gated_mlp(spec, kernels),
+                mlp_bda=bda,
+            ),
+        )
+        for layer in layers
+    ]
+    return TransformerBlockSubmodules(layer_specs=specs, layer_norm=RMSNorm)
+
+
+def has_experts(spec: ModelSpec, layer: int) -> bool:
+    """True if layer number `layer` of the whole model has experts in place of a plain MLP."""
+    return spec.expert_layers_between(layer, layer + 1) > 0
 
 
 class Residual(nn.Module):
@@ -107,8 +117,7 @@ def _attention(spec: ModelSpec, first_layer: int, kernels: ChosenKernels) -> Mod
                 first_layer=first_layer,
                 varlen=torch_varlen_kernel() if kernels.attention == "varlen" else None,
                 rotate_kernel=_rotary_kernel() if kernels.operators == "fused" else None,
-                score_scale=score_scale(spec),
-                unrotated=spec.unrotated_layers,
+                spec=spec,
             ),
             linear_proj=_rows(spec, "linear_proj", has_bias=spec.output_bias),
             q_layernorm=_head_norm(spec, spec.num_heads),
@@ -158,7 +167,8 @@ def _experts(experts: Experts) -> ModuleSpec:
     linears = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
     routed = ModuleSpec(module=SequentialMLP, submodules=linears)
     shared = ModuleSpec(module=_SharedExperts, submodules=linears) if experts.shared_ffn_size else None
-    return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=routed, router=_Router, shared_experts=shared))
+    router = functools.partial(_Router, experts=experts)
+    return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=routed, router=router, shared_experts=shared))
 
 
 class _SharedExperts(SharedExpertMLP):
@@ -212,17 +222,55 @@ class _ColumnDispatcher(MoEAlltoAllTokenDispatcher):
 class _Router(TopKRouter):
     """Megatron's router with a `gating` of its own: Megatron's calls Transformer Engine even if it is not installed.
 
+    Scores that are sigmoids are computed in fp32, with the bias in a buffer: no gradient reaches it, and nothing
+    updates it. Megatron would normalise their weights always, and score groups by another number of experts.
+
     Megatron makes the weight on the CPU and moves it in `gating`, so here it is moved at construction.
     https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/transformer/moe/moe_utils.py#L1192
     https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/transformer/moe/router.py#L53
     """
 
-    def __init__(self, config: TransformerConfig, pg_collection: ProcessGroupCollection | None = None) -> None:
+    def __init__(
+        self, config: TransformerConfig, pg_collection: ProcessGroupCollection | None = None, *, experts: Experts
+    ) -> None:
         super().__init__(config, pg_collection)
+        self._experts = experts
+        if experts.router == "sigmoid":
+            self.register_buffer("selection_bias", torch.zeros(experts.num_experts, dtype=torch.float32))
         self.to(host.device())
 
     def gating(self, input: Tensor) -> Tensor:
+        if self._experts.router == "sigmoid":
+            return F.linear(input.float(), self.weight.float())
         return F.linear(input, self.weight)
+
+    def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Weights and selection of the experts of each token, [S * B, experts] each, from logits [S, B, experts]."""
+        if self._experts.router == "softmax":
+            routed: tuple[Tensor, Tensor] = super().routing(logits, padding_mask)
+            return routed
+        scores = logits.flatten(0, 1).sigmoid()
+        eligible = scores + self.selection_bias
+        if self._experts.num_groups > 1:
+            eligible = self._in_groups(eligible)
+        selected = eligible.topk(self._experts.experts_per_token, dim=-1).indices
+        weights = scores.gather(1, selected)
+        if self._experts.normalized:
+            weights = weights / (weights.sum(-1, keepdim=True) + _SMALLEST_WEIGHT)
+        weights = torch.zeros_like(scores).scatter(1, selected, weights * self._experts.weight_scale)
+        return weights, torch.zeros_like(scores, dtype=torch.bool).scatter(1, selected, True)
+
+    def _in_groups(self, scores: Tensor) -> Tensor:
+        """The scores [tokens, experts], minus infinity outside of each token's groups: those whose two best experts
+        together have the largest scores."""
+        groups = scores.unflatten(1, (self._experts.num_groups, -1))
+        best = groups.topk(2, dim=-1).values.sum(-1).topk(self._experts.groups_per_token, dim=-1).indices
+        is_outside = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter(1, best, False)
+        return groups.masked_fill(is_outside.unsqueeze(-1), -torch.inf).flatten(1)
+
+
+_SMALLEST_WEIGHT = 1e-20
+"""Added to the sum of a token's weights before it divides them, as in transformers."""
 
 
 def has_fused_gates(spec: ModelSpec, kernels: ChosenKernels) -> bool:

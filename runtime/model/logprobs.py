@@ -55,6 +55,34 @@ _RowValues = tuple[Tensor, Tensor, Tensor, Tensor]
 of normalizers, and the entropies, [N] fp32 each."""
 
 
+def cap_logits(logits: Tensor, cap: float, num_tokens: int) -> Tensor:
+    """Replaces this rank's logits l [S, B, V / tp] in place by cap x tanh(l / cap), and returns them.
+
+    The columns from `num_tokens` on, which pad the vocabulary, keep their values and have no gradient.
+    """
+    capped: Tensor = _CappedLogits.apply(logits, cap, num_tokens)
+    return capped
+
+
+class _CappedLogits(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, cap: float, num_tokens: int) -> Tensor:
+        logits[..., :num_tokens].div_(cap).tanh_().mul_(cap)
+        ctx.mark_dirty(logits)
+        ctx.save_for_backward(logits)
+        ctx.cap, ctx.num_tokens = cap, num_tokens
+        return logits
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        """With c = cap tanh(l / cap): dc/dl = 1 - (c / cap)^2."""
+        [capped], tokens = ctx.saved_tensors, slice(ctx.num_tokens)
+        uncapped = torch.zeros_like(gradient)
+        slopes = uncapped[..., tokens].copy_(capped[..., tokens]).div_(ctx.cap).square_().neg_().add_(1)
+        slopes.mul_(gradient[..., tokens])
+        return uncapped, None, None
+
+
 @dataclass(frozen=True, kw_only=True)
 class _VocabShard:
     """This rank's columns of the logits, and the parameters of the softmax."""

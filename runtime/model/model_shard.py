@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import make_tp_sharded_tensor_for_checkpoint
@@ -25,7 +26,7 @@ from meshwright.runtime.device import host
 from meshwright.runtime.model.adapters import is_adapter_parameter
 from meshwright.runtime.model.attention import Packing, Rotary
 from meshwright.runtime.model.context_parallel import num_padding_tokens, sequence_shard
-from meshwright.runtime.model.hf_checkpoint import global_name
+from meshwright.runtime.model.hf_checkpoint import SELECTION_BIAS, global_name
 from meshwright.runtime.model.kernel_choice import PLAIN, ChosenKernels
 from meshwright.runtime.model.kv_cache import ContinuedRows
 from meshwright.runtime.model.layers import (
@@ -36,6 +37,7 @@ from meshwright.runtime.model.layers import (
     has_fused_gates,
     keep_tokens_apart,
 )
+from meshwright.runtime.model.logprobs import cap_logits
 from meshwright.runtime.model.mesh import Mesh
 
 
@@ -123,7 +125,8 @@ class Decoder(GPTModel):
                 module.tp_group = mesh.groups.tp
         if spec.experts and layout.tp > 1 and not layout.sp:
             for layer in self.decoder.layers:
-                keep_tokens_apart(layer.mlp, mesh)
+                if isinstance(layer.mlp, MoELayer):
+                    keep_tokens_apart(layer.mlp, mesh)
         if is_first and spec.embedding_scale != 1.0:
             self.embedding.register_forward_hook(self._scale_embedding)
         if is_first and spec.adapter and config.recompute_granularity == "full":
@@ -167,7 +170,7 @@ class Decoder(GPTModel):
             output = output * self.spec.logits_scale
         if (num_columns := self._num_token_columns()) < output.shape[-1]:
             output[..., num_columns:] = -torch.inf
-        return output
+        return cap_logits(output, self.spec.logits_cap, num_columns) if self.spec.logits_cap else output
 
     def tie_embeddings_and_output_weights_state_dict(
         self, sharded_state_dict: dict[str, Any], output_layer_weight_key: str, first_stage_word_emb_key: str, _: Any
@@ -232,6 +235,15 @@ def named_global_parameters(model: ModelChunks) -> Iterator[tuple[str, nn.Parame
         first_expert = chunk.mesh.ep_rank * (num_experts // chunk.mesh.layout.ep)
         for name, parameter in chunk.named_parameters():
             yield global_name(name, chunk.layers.start, first_expert), parameter
+
+
+def named_global_constants(model: ModelChunks) -> Iterator[tuple[str, Tensor]]:
+    """Yields what this rank reads from a checkpoint and nothing trains, [...] each, named as parameters are: the
+    biases by which routers select experts."""
+    for chunk in model_chunks_of(model):
+        for name, buffer in chunk.named_buffers():
+            if name.endswith(SELECTION_BIAS):
+                yield global_name(name, chunk.layers.start), buffer
 
 
 def build_model(
@@ -320,8 +332,11 @@ def _routing(spec: ModelSpec, layout: Layout) -> dict[str, Any]:
     """The settings of the router: no tokens are dropped, and there is no auxiliary loss."""
     if not spec.experts:
         return {}
+    dense = spec.experts.num_dense_layers
     return {
         "num_moe_experts": spec.experts.num_experts,
+        # Megatron stores layers that differ under numbers of their own.
+        "moe_layer_freq": [0] * dense + [1] * (spec.num_layers - dense) if dense else 1,
         "moe_ffn_hidden_size": spec.experts.ffn_size,
         "moe_router_topk": spec.experts.experts_per_token,
         "moe_router_pre_softmax": not spec.experts.normalized,

@@ -36,6 +36,10 @@ _UNUSED = re.compile(r"lm_head\.weight|.*\.rotary_emb\.inv_freq")
 transformers saved."""
 
 
+_WITH_PREDICTION_LAYERS = ("Glm4Moe",)
+"""Families whose published weights have more layers than transformers builds."""
+
+
 def require_weights(plan: Plan, job: Job, directory: Path) -> None:
     """Raises BadInput for a model of the job whose weights the ranks could not load, or would load wrongly.
 
@@ -57,6 +61,8 @@ def weight_violations(spec: ModelSpec, directory: Path) -> Iterator[str]:
         yield str(error)
         return
     yield from untied_head
+    extra = _prediction_layers(spec, directory / "config.json")
+    headers = {name: header for name, header in headers.items() if _layer_of(name) not in extra}
     yield from _wrong_depth(spec, headers, directory)
     needed = {
         stored.name: stored
@@ -71,6 +77,21 @@ def weight_violations(spec: ModelSpec, directory: Path) -> Iterator[str]:
                 f"checkpoint {directory} holds {name!r}, which {spec.architecture} does not have with this "
                 "config.json; give the config.json that belongs to the weights."
             )
+
+
+def _prediction_layers(spec: ModelSpec, config_path: Path) -> range:
+    """The numbers of stored layers that predict further tokens: they come after the others, and are not read."""
+    if not spec.architecture.startswith(_WITH_PREDICTION_LAYERS):
+        return range(0)
+    config = json_value(read_text(config_path, "model config", MAX_CONFIG_BYTES), f"model config {config_path}")
+    found = [config.get(key) for key in ("num_nextn_predict_layers", "num_mtp_layers")]
+    num_extra = next((count for count in found if isinstance(count, int)), 1)
+    return range(spec.num_layers, spec.num_layers + num_extra)
+
+
+def _layer_of(name: str) -> int | None:
+    match = _LAYER.match(name)
+    return int(match[1]) if match else None
 
 
 def _unsupported_config(config_path: Path) -> Iterator[str]:

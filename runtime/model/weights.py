@@ -22,7 +22,7 @@ from torch import Tensor
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_parts.adapter import Adapter
-from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec, score_class
 from meshwright.runtime.model.adapters import DOWN, UP, is_adapter_parameter, merge_adapter
 from meshwright.runtime.model.hf_checkpoint import (
     INDEX,
@@ -34,7 +34,7 @@ from meshwright.runtime.model.hf_checkpoint import (
     starts_at_zero,
 )
 from meshwright.runtime.model.mesh import Mesh
-from meshwright.runtime.model.model_shard import ModelChunks, named_global_parameters
+from meshwright.runtime.model.model_shard import ModelChunks, named_global_constants, named_global_parameters
 
 _DOCUMENTS = (".json", ".txt", ".model", ".jinja")
 """Suffixes of files other than weights: configuration, tokenizer, chat template."""
@@ -62,12 +62,26 @@ def load_weights(model: ModelChunks, spec: ModelSpec, mesh: Mesh, directory: Pat
                 continue
             tp = mesh.layout.tp if expert_of(name) is None else mesh.layout.etp
             parameter.copy_(_shard(checkpoint, recipe(spec, name), mesh.tp_rank % tp, tp))
+    load_constants(model, spec, directory)
+
+
+def load_constants(model: ModelChunks, spec: ModelSpec, directory: Path) -> None:
+    """Loads what no refit moves, because nothing trains it: see `named_global_constants`.
+
+    Raises BadInput as `load_weights` does.
+    """
+    constants = dict(named_global_constants(model))
+    if not constants:
+        return
+    with TensorFiles(directory, spec.name) as checkpoint:
+        for name, constant in constants.items():
+            constant.copy_(checkpoint.read(recipe(spec, name).tensors[0]))
 
 
 def _shard(checkpoint: TensorFiles, instructions: Recipe, tp_rank: int, tp: int) -> Tensor:
     """One rank's shard of a parameter, zero where the vocabulary is padded."""
     if instructions.axis is None:
-        return checkpoint.read(instructions.tensors[0])
+        return instructions.join([checkpoint.read(instructions.tensors[0])], tp)
     parts = []
     for stored in instructions.tensors:
         start, stop = instructions.span(stored, tp_rank, tp)
@@ -152,9 +166,13 @@ def _ep_rank(spec: ModelSpec, layout: Layout, parameter: str) -> int:
 
 def _write_file(model: ModelChunks, spec: ModelSpec, mesh: Mesh, path: Path, file: _File) -> None:
     """Writes a file on one tensor-parallel rank, which gathers the shards of sharded parameters from the others."""
-    local = dict(named_global_parameters(model))
+    local, constants = dict(named_global_parameters(model)), dict(named_global_constants(model))
     tensors: dict[str, Tensor] = {}
     for parameter in file.parameters:
+        if parameter in constants:
+            if mesh.tp_rank == file.tp_rank:
+                tensors[recipe(spec, parameter).tensors[0].name] = constants[parameter].cpu().contiguous()
+            continue
         is_whole_expert = mesh.layout.fold_size > 1 and expert_of(parameter) is not None
         if is_whole_expert and mesh.tp_rank != file.tp_rank:
             continue
@@ -203,8 +221,7 @@ def _edit_config(spec: ModelSpec, dtype: torch.dtype, path: Path) -> None:
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
     config[key] = str(dtype).removeprefix("torch.")
     if spec.scalar_head:
-        family = spec.architecture.removesuffix("ForCausalLM").removesuffix("ForSequenceClassification")
-        config["architectures"] = [f"{family}ForSequenceClassification"]
+        config["architectures"] = [score_class(spec.architecture)]
         config |= {"num_labels": 1, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 

@@ -20,7 +20,7 @@ from meshwright.runtime.model.fp8_linears import quantise_linears
 from meshwright.runtime.model.kernel_choice import ChosenKernels
 from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import Decoder, ModelChunks, build_model, named_global_parameters
-from meshwright.runtime.model.weights import load_weights
+from meshwright.runtime.model.weights import load_constants, load_weights
 from meshwright.runtime.training.refit import RefitCopy
 from meshwright.runtime.training.replica_overlap import overlap_buckets
 from meshwright.runtime.training.trainer import Trainer
@@ -81,6 +81,8 @@ def build_copies(
                 quantise_linears(model)
             if name not in refit_targets or spec.adapter:
                 load_weights(model, stored_spec, mesh, directory / job.models.source(role).path)
+            else:
+                load_constants(model, stored_spec, directory / job.models.source(role).path)
             if name not in refit_targets and spec.adapter:
                 init_adapter(
                     dict(named_global_parameters(model)),

@@ -11,6 +11,7 @@ from meshwright.cost_models.params import StagePart
 from meshwright.cost_models.protocol import StageQuery
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.frameworks import GRAPH, EngineName, engine_named
 from meshwright.profiles.hardware import Cluster, local_cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
@@ -25,8 +26,15 @@ from meshwright.profiles.workload import Workload
 def ask(
     a100s: Callable[[int], Cluster], long_tail: Workload, query: Callable[..., StageQuery]
 ) -> Callable[..., Memory]:
-    def of(*question: object, precision: str = "bf16", workload: Workload = long_tail, **changes: object) -> Memory:
-        return AnalyticModel(a100s(4), workload, precision).memory(query(*question, **changes))
+    def of(
+        *question: object,
+        precision: str = "bf16",
+        workload: Workload = long_tail,
+        engine: EngineName | None = None,
+        **changes: object,
+    ) -> Memory:
+        costs = AnalyticModel(a100s(4), workload, precision, engine=engine_named(engine) if engine else None)
+        return costs.memory(query(*question, **changes))
 
     return of
 
@@ -66,14 +74,34 @@ def test_the_kv_cache_of_llama_2_7b_is_half_a_mebibyte_per_token(
 def test_layers_with_a_sliding_window_keep_no_more_of_a_row_than_that_lies_in(
     ask: Callable[..., Memory], long_tail: Workload, llama: ModelSpec, layout: str, each: int
 ) -> None:
-    """Every second layer of 32, with a window of 4 blocks, which lies in 5 of them."""
+    """Every second layer of 32, with a window of 4 blocks, which lies in 5 of them; this project's engine keeps all."""
     model = replace(llama, window=SlidingWindow(num_tokens=4 * BLOCK_TOKENS, every=2))
     parsed = Layout.parse(layout)
     blocks = long_tail.cache_need(Schedule(generation_slots=100), parsed.dp).blocks
     assert blocks > 100 * 5
-    cache = terms(ask("actor_generate", layout, slots=100, model=model))["kv cache"]
+    cache = {
+        engine: terms(ask("actor_generate", layout, slots=100, model=model, engine=engine))["kv cache"]
+        for engine in ("vllm", GRAPH, None)
+    }
     one_layer = BLOCK_TOKENS * 2 * llama.kv_size * 2 / parsed.tp
-    assert cache == one_layer * each * ((blocks + 1) + (100 * 5 + 1))
+    assert cache["vllm"] == one_layer * each * ((blocks + 1) + (100 * 5 + 1))
+    assert cache[GRAPH] == cache[None] == one_layer * each * 2 * (blocks + 1)
+
+
+def test_capped_scores_and_logits_are_counted_by_hand(
+    ask: Callable[..., Memory], fixed: Workload, llama: ModelSpec
+) -> None:
+    """Two rows of 128 tokens with 8 heads of a rank: six copies of their scores in fp32, and logits with two gradients.
+
+    With 64 rows a block of queries has 2^23 scores.
+    """
+    capped = replace(llama, attention_cap=50.0, logits_cap=30.0)
+    plain, found = (terms(ask("actor_train", "tp4", 2, workload=fixed, model=model)) for model in (llama, capped))
+    assert found.keys() - plain.keys() == {"capped scores"}
+    assert found["capped scores"] == 256 * 8 * 128 * 4 * 6
+    many = terms(ask("actor_train", "tp1", 64, workload=fixed, model=capped))
+    assert many["capped scores"] == 2**23 * 4 * 6
+    assert found["logits"] - plain["logits"] == 256 * llama.padded_vocab_size // 4 * 2
 
 
 def test_slots_beyond_the_rows_of_a_replica_hold_nothing(ask: Callable[..., Memory]) -> None:

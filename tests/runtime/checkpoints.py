@@ -46,7 +46,25 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Glm4": {"tie_word_embeddings": False, "head_dim": 16},
     "SmolLM3": {"tie_word_embeddings": True, "no_rope_layer_interval": 2},
     "Ministral": {"tie_word_embeddings": False, "sliding_window": 128, "head_dim": 16},
+    "Gemma2": {
+        "sliding_window": 6,
+        "head_dim": 32,
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+    },
+    "Gemma3": {"sliding_window": 6, "head_dim": 32, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "Olmo3": {"tie_word_embeddings": False, "sliding_window": 6},
 }
+WINDOWS: dict[str, dict[str, Any]] = {
+    "Mistral": {"tie_word_embeddings": False, "sliding_window": 6},
+    "Qwen2": {"tie_word_embeddings": True, "sliding_window": 6, "use_sliding_window": True, "max_window_layers": 1},
+    "Qwen3": {"head_dim": 32, "sliding_window": 6, "use_sliding_window": True, "max_window_layers": 1},
+    "Phi3": {"tie_word_embeddings": False, "sliding_window": 6},
+    "Ministral": {"sliding_window": 6, "head_dim": 16},
+    "SmolLM3": {"no_rope_layer_interval": 2, "sliding_window": 6, "use_sliding_window": True},
+}
+"""Families in whose configs a window is optional, with a window."""
 PLAIN = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma")
 """Families with two norms a layer, whole rotary embeddings and a stored tensor for each projection."""
 BIASED_LLAMA = {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}
@@ -60,12 +78,17 @@ def write_checkpoint(
     shape = {**SHAPE, **(changes or FAMILIES[family])}
     if head != "ForCausalLM":
         shape["num_labels"] = 1
-    model = getattr(transformers, family + head)(getattr(transformers, f"{family}Config")(**shape))
+    text = "Text" if family == "Gemma3" else ""
+    model_class = getattr(transformers, family + (text if head != "ForCausalLM" else "") + head)
+    model = model_class(getattr(transformers, f"{family}{text}Config")(**shape))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            centre = 1.0 if name.endswith("norm.weight") and family != "Gemma" else 0.0
+            centre = 1.0 if name.endswith("norm.weight") and not family.startswith("Gemma") else 0.0
             parameter.copy_(centre + 0.1 * torch.randn(parameter.shape, generator=generator))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
     model.save_pretrained(directory)
     return directory
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,20 @@ _BASE: dict[str, Any] = {
     "tie_word_embeddings": False,
     "rope_theta": 700.0,
 }
+_GEMMA: dict[str, Any] = {key: value for key, value in _BASE.items() if key != "hidden_act"} | {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "head_dim": 16,
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 6,
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "Llama": _BASE | {"attention_bias": True, "mlp_bias": True, "head_dim": 16},
     "Mistral": _BASE | {"sliding_window": None, "head_dim": 16},
     "Qwen2": _BASE | {"use_sliding_window": False, "sliding_window": 4, "max_window_layers": 1, "layer_types": None},
     "Qwen3": _BASE | {"head_dim": 16, "attention_bias": True, "use_sliding_window": False, "sliding_window": 4},
     "Gemma": _BASE | {"head_dim": 16, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True},
-    "Mixtral": _BASE | {"num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": None},
+    "Mixtral": _BASE | {"num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": None, "head_dim": 16},
     "Qwen3Moe": _BASE
     | {
         "num_experts": 6,
@@ -59,6 +67,21 @@ SHAPES: dict[str, dict[str, Any]] = {
         "decoder_sparse_step": 1,
         "use_sliding_window": False,
     },
+    "Glm4Moe": _BASE
+    | {
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 3,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1,
+        "n_group": 3,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.5,
+        "norm_topk_prob": True,
+        "use_qk_norm": True,
+        "head_dim": 16,
+    },
+    "MiniMaxM2": _BASE | {"num_local_experts": 4, "num_experts_per_tok": 3, "head_dim": 16, "rotary_dim": 8},
     "Olmo2": _BASE | {"attention_bias": True, "head_dim": 16},
     "Phi3": _BASE | {"sliding_window": None, "partial_rotary_factor": 0.5, "head_dim": 16},
     "Granite": _BASE
@@ -73,6 +96,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "Glm4": _BASE | {"attention_bias": True, "head_dim": 16, "partial_rotary_factor": 0.25},
     "SmolLM3": _BASE | {"no_rope_layer_interval": 2, "attention_bias": True, "use_sliding_window": False},
     "Ministral": _BASE | {"sliding_window": 64, "head_dim": 16, "layer_types": None},
+    "Gemma2": _GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    "Gemma3": _GEMMA | {"rope_local_base_freq": 90.0, "sliding_window_pattern": 2},
+    "Olmo3": _BASE | {"sliding_window": 6, "head_dim": 16, "layer_types": ["sliding_attention", "full_attention"]},
 }
 """Configs as older versions of transformers wrote them, `rope_theta` at the top."""
 
@@ -82,6 +108,15 @@ _LLAMA3: dict[str, Any] = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
+}
+_YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 4.0,
+    "beta_slow": 0.5,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.2,
 }
 
 
@@ -102,7 +137,8 @@ class Case:
             **SHAPES[self.family],
             **self.changes,
         }
-        return {key: value for key, value in found.items() if value is not ABSENT}
+        # Transformers writes into the rotary parameters that it is given.
+        return deepcopy({key: value for key, value in found.items() if value is not ABSENT})
 
     @property
     def name(self) -> str:
@@ -141,6 +177,11 @@ def _turned(family: str) -> Iterator[Case]:
         {"rope_scaling": _LLAMA3, "rope_parameters": _LLAMA3},
         {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": _LLAMA3},
         {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}},
+        {"rope_scaling": _YARN},
+        {"rope_scaling": {**_YARN, "truncate": False, "attention_factor": 1.3}},
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
         {"rope_scaling": {"factor": 2.0}},
         {"rope_scaling": {"type": "llama3"} | {key: _LLAMA3[key] for key in _LLAMA3 if key != "rope_type"}},
         {"rope_scaling": {"type": "linear"} | _LLAMA3},
@@ -151,7 +192,8 @@ def _turned(family: str) -> Iterator[Case]:
         {"rope_theta": 0},
         {"rope_theta": None},
     ):
-        yield Case(family=family, changes=changes)
+        if not (family == "Phi3" and "yarn" in str(changes)):  # which is longrope there, with other keys
+            yield Case(family=family, changes=changes)
 
 
 def _contradicting(family: str) -> Iterator[Case]:
@@ -207,6 +249,28 @@ def _of_families() -> Iterator[Case]:
     yield Case(family="Qwen3Moe", changes={"decoder_sparse_step": 2})
     yield Case(family="Mixtral", changes={"shared_expert_intermediate_size": 32})
     yield Case(family="Mixtral", changes={"n_shared_experts": 1})
+    yield Case(family="Mixtral", changes={"sliding_window": 5})
+    yield Case(family="Glm4Moe", changes={"first_k_dense_replace": 0})
+    yield Case(family="Glm4Moe", changes={"first_k_dense_replace": 2})
+    yield Case(family="Glm4Moe", changes={"n_group": 1, "topk_group": 1})
+    yield Case(family="Glm4Moe", changes={"n_group": 4})
+    yield Case(family="Glm4Moe", changes={"n_group": 6})
+    yield Case(family="Glm4Moe", changes={"topk_group": 4})
+    yield Case(family="Glm4Moe", changes={"topk_group": 1})
+    yield Case(family="Glm4Moe", changes={"use_qk_norm": False, "attention_bias": True})
+    yield Case(family="Glm4Moe", changes={"n_shared_experts": 2, "partial_rotary_factor": 1.0})
+    yield Case(family="Gemma2", changes={"attn_logit_softcapping": None, "final_logit_softcapping": None})
+    yield Case(family="Gemma2", changes={"layer_types": ["sliding_attention", "sliding_attention"]})
+    yield Case(family="Gemma3", changes={"attn_logit_softcapping": 2.0})
+    yield Case(family="Gemma3", changes={"final_logit_softcapping": 2.0})
+    yield Case(family="Gemma3", changes={"sliding_window": None})
+    yield Case(family="Gemma3", changes={"sliding_window": 99})  # never reached, and its layers have their own base
+    yield Case(family="Gemma3", changes={"sliding_window_pattern": 1})
+    yield Case(family="Gemma3", changes={"rope_scaling": {"rope_type": "linear", "factor": 4.0}})
+    for local in ({"rope_theta": 90.0}, {"rope_type": "linear", "factor": 2.0, "rope_theta": 90.0}, None):
+        of_layers = {"full_attention": {"rope_type": "default", "rope_theta": 700.0}, "sliding_attention": local}
+        for family in ("Gemma3", "Olmo3"):
+            yield Case(family=family, changes={"rope_parameters": of_layers, "rope_local_base_freq": ABSENT})
 
 
 def write(case: Case, directory: Path) -> Path:
@@ -218,9 +282,13 @@ def write(case: Case, directory: Path) -> Path:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Small embeddings, so that the epsilon of the first norm counts.
-            centre = 1.0 if name.endswith("norm.weight") and case.family != "Gemma" else 0.0
-            spread = 0.005 if "embed_tokens" in name and case.family != "Gemma" else 0.1
+            is_gemma = case.family.startswith("Gemma")
+            centre = 1.0 if name.endswith("norm.weight") and not is_gemma else 0.0
+            spread = 0.005 if "embed_tokens" in name and not is_gemma else 0.1
             parameter.copy_(centre + spread * torch.randn(parameter.shape, generator=generator))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
     model.save_pretrained(directory)
     (directory / "config.json").write_text(json.dumps(case.config))
     return directory

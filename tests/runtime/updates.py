@@ -101,8 +101,9 @@ def assert_updates_are_those_of_one_rank(
 
 
 def assert_moved(weights: dict[str, Tensor], before: dict[str, Tensor]) -> None:
-    """So that agreement means something."""
-    assert all((weights[name] != before[name]).any() for name in weights)
+    """So that agreement means something. The biases by which routers select experts stay as they were."""
+    stays = {name for name in weights if torch.equal(weights[name], before[name])}
+    assert stays == {name for name in weights if name.endswith("e_score_correction_bias")}
 
 
 def written(directory: Path) -> dict[str, Tensor]:

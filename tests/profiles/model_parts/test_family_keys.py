@@ -75,10 +75,10 @@ OF_PLANNED = {
 """Keys of families that are planned and not run, on which no cost depends."""
 
 
-UNREAD = {"NemotronH": {"sliding_window"}}
+UNREAD = {"NemotronH": {"sliding_window"}, "Gemma3": {"attn_logit_softcapping"}}
 """Keys of a class that no model of it reads."""
 
-RUN = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Mixtral", "Qwen3Moe")
+RUN = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3", "Olmo3", "Mixtral", "Qwen3Moe")
 TEXT_MODELS = ("Gemma3", "Llama4", "Qwen3_5", "Qwen3_5Moe")
 
 

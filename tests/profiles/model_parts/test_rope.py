@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_parts.family_keys import FAMILIES
-from meshwright.profiles.model_parts.hf_config import Rope, RopeScaling, rope_from_config
+from meshwright.profiles.model_parts.hf_config import LinearScaling, Rope, RopeScaling, YarnScaling, rope_from_config
 
 LLAMA3: dict[str, Any] = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
@@ -32,7 +34,7 @@ def test_layers_with_a_window_may_have_a_base_of_their_own() -> None:
         "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
         "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
     }
-    expected = Rope(5e5, planned_type="linear", local_theta=2e4)
+    expected = Rope(5e5, LinearScaling(factor=8.0), local_theta=2e4)
     assert rope_from_config(old, 4096, "Gemma3", "m") == expected
     assert rope_from_config({"rope_parameters": of_layers}, 4096, "Gemma3", "m") == expected
     with pytest.raises(BadInput, match="must have 'full_attention' and 'sliding_attention' for Gemma3 models"):
@@ -67,9 +69,57 @@ def test_the_length_before_stretching_is_the_models_where_it_is_left_out() -> No
     assert rope(rope_scaling=LLAMA3) == Rope(10000.0, scaling)
 
 
-@pytest.mark.parametrize("kind", ["yarn", "linear", "dynamic", "longrope"])
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 def test_types_that_no_cost_depends_on_are_planned(kind: str) -> None:
     assert rope(rope_theta=5e5, rope_scaling={"type": kind, "factor": 4.0}) == Rope(5e5, planned_type=kind)
+
+
+def test_yarn_has_the_defaults_of_transformers() -> None:
+    scaling = YarnScaling(
+        factor=4.0,
+        beta_fast=32.0,
+        beta_slow=1.0,
+        original_max_positions=4096,
+        attention_factor=0.1 * math.log(4) + 1,
+        truncates=True,
+    )
+    given = {"rope_type": "yarn", "factor": 4.0}
+    assert rope(rope_scaling=given) == Rope(10000.0, scaling)
+    deepseek = given | {"mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": None}
+    assert rope(rope_scaling=deepseek) == Rope(10000.0, replace(scaling, attention_factor=1.0))
+
+
+def test_yarn_with_keys_that_are_not_computed_is_planned_only() -> None:
+    given = {"rope_type": "yarn", "factor": 4.0}
+    assert rope(rope_scaling=given | {"llama_4_scaling_beta": 0.1}).planned_type == "yarn with llama_4_scaling_beta"
+    assert rope_from_config({"rope_scaling": given}, 4096, "Phi3", "m").planned_type == "longrope"
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "says"),
+    [
+        ("Llama", {"rope_scaling": {"rope_type": "linear"}}, "'factor' is None; it must be a number"),
+        ("Llama", {"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor=0; it must be above 0"),
+        ("Llama", {"rope_theta": 1, "rope_scaling": {"rope_type": "yarn", "factor": 2}}, "yarn needs one above 1"),
+        (
+            "Olmo3",
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2, "truncate": False}},
+            "'truncate' is false, which Olmo3 models ignore",
+        ),
+        ("Gemma3", {"rope_scaling": {"type": "linear", "factor": 2}}, "has 'type', which Gemma3 models ignore"),
+        (
+            "Gemma3",
+            {"rope_parameters": {"full_attention": {}, "sliding_attention": {"rope_type": "linear", "factor": 2}}},
+            "only rope_type default and a rope_theta are supported there",
+        ),
+    ],
+)
+def test_scalings_that_are_not_those_of_transformers_are_refused(
+    family: str, config: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(BadInput) as error:
+        rope_from_config(config, 4096, family, "m")
+    assert says in str(error.value)
 
 
 def test_what_is_said_twice_alike_is_read() -> None:

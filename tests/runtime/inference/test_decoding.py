@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.inference.attention import step_reads, table_reads
+from meshwright.runtime.inference.attention import step_reads
 from meshwright.runtime.inference.decode_step import DecodeStep
 from meshwright.runtime.model.kernel_choice import PLAIN, ChosenKernels
 from meshwright.runtime.model.kv_cache import PagedCache
@@ -20,7 +20,8 @@ from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import Decoder, Interleaved, build_model
 from meshwright.runtime.model.stage_passes import PipelineLink, forward_cached
 from meshwright.runtime.model.weights import load_weights
-from tests.runtime.checkpoints import BIASED_LLAMA, FAMILIES, SHAPE, tokens, write_checkpoint
+from tests.runtime.checkpoints import BIASED_LLAMA, FAMILIES, SHAPE, WINDOWS, tokens, write_checkpoint
+from tests.runtime.laws.test_experts import FAMILIES as EXPERTS
 from tests.runtime.model.test_quantised import refitted
 from tests.runtime.ranks import run_on_ranks
 from tests.seeds import cases
@@ -86,8 +87,8 @@ def step_by_step(
         else:
             inputs = relay.receive_hidden((NUM_ROWS, spec.hidden_size), torch.float32)
         lengths_now = cached + number
-        by_tables = table_reads(cache.tables, slots, lengths_now)
-        output = step(inputs, by_tables if decode else step_reads(cache, slots, lengths_now)).clone()
+        by_tables = bool(decode) or step.reads_by_tables
+        output = step(inputs, step_reads(cache, slots, lengths_now, by_tables=by_tables)).clone()
         outputs.append(output)
     if not mesh.is_last_stage:
         relay.send_hidden(output)
@@ -107,10 +108,17 @@ def by_modules(directory: Path, is_quantised: bool = False) -> Tensor:
     return torch.stack([whole[ends + number, torch.arange(NUM_ROWS)] for number in range(1 + STEPS)])
 
 
-@cases("family", [*FAMILIES, "biased Llama"], few=2)
-def test_prefill_and_decode_steps_agree_with_whole_passes(tmp_path: Path, family: str) -> None:
-    biased = family == "biased Llama"
-    directory = write_checkpoint(tmp_path / "model", **(BIASED_LLAMA if biased else {"family": family}))
+VARIANTS: dict[str, dict[str, Any]] = {
+    **{family: {"family": family} for family in FAMILIES},
+    "biased Llama": BIASED_LLAMA,
+    **{f"{family} with a window": {"family": family, **changes} for family, changes in WINDOWS.items()},
+    **{family: {"family": family, **EXPERTS[family]} for family in ("Glm4Moe", "MiniMaxM2")},
+}
+
+
+@cases("variant", VARIANTS, few=2)
+def test_prefill_and_decode_steps_agree_with_whole_passes(tmp_path: Path, variant: str) -> None:
+    directory = write_checkpoint(tmp_path / "model", **VARIANTS[variant])
     expected = run_on_ranks(4, by_modules, directory)[0]
     assert expected.shape == (1 + STEPS, NUM_ROWS, SHAPE["vocab_size"])
     for layout in ("tp1", "tp2", "pp2", "tp2,pp2"):
@@ -120,10 +128,9 @@ def test_prefill_and_decode_steps_agree_with_whole_passes(tmp_path: Path, family
 
 
 @cases("decode", ["torch", "paged"], few=1)
-@cases("family", [*FAMILIES, "biased Llama"], few=1)
-def test_steps_that_read_by_tables_agree_with_whole_passes(tmp_path: Path, family: str, decode: str) -> None:
-    biased = family == "biased Llama"
-    directory = write_checkpoint(tmp_path / "model", **(BIASED_LLAMA if biased else {"family": family}))
+@cases("variant", VARIANTS, few=["Gemma3"])
+def test_steps_that_read_by_tables_agree_with_whole_passes(tmp_path: Path, variant: str, decode: str) -> None:
+    directory = write_checkpoint(tmp_path / "model", **VARIANTS[variant])
     expected = run_on_ranks(4, by_modules, directory)[0]
     for layout in ("tp1", "tp2,pp2"):
         answers = run_on_ranks(4, step_by_step, directory, layout, False, decode)

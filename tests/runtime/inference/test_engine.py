@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
 from meshwright.runtime.model.weights import load_weights
 from meshwright.runtime.training.trainer import MicroBatch, forward_logprobs
-from tests.runtime.checkpoints import tokens, write_checkpoint
+from tests.runtime.checkpoints import FAMILIES, WINDOWS, tokens, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 from tests.seeds import cases
 
@@ -105,6 +106,28 @@ def test_responses_end_by_the_end_token_or_by_length(alone: tuple[Response, ...]
         assert response.finish is (Finish.EOS if ended else Finish.LENGTH)
         assert ended or len(response.tokens) == MAX_RESPONSE
     assert len({len(response.tokens) for response in alone}) > 1  # else slots would never be refilled one by one
+
+
+LIMITED: dict[str, dict[str, Any]] = {
+    "Gemma3": FAMILIES["Gemma3"],
+    "Gemma2": FAMILIES["Gemma2"],
+    "Olmo3": FAMILIES["Olmo3"],
+    "Qwen2": WINDOWS["Qwen2"],
+}
+
+
+@pytest.mark.check_all
+@pytest.mark.parametrize("family", LIMITED)
+def test_windows_and_caps_are_those_of_training_in_any_layout(tmp_path: Path, family: str) -> None:
+    """Responses are several windows long, and rows are prefilled beside others that decode."""
+    directory = write_checkpoint(tmp_path / "actor", family, **{**LIMITED[family], "vocab_size": VOCAB_SIZE})
+    alone = run_on_ranks(4, generate, directory, "tp1", 1)[0]
+    assert alone is not None
+    assert max(alone[1]) < 1e-4
+    assert max(len(response.tokens) for response in alone[0]) > 12
+    for layout, num_slots in (("tp1", 4), ("tp2", 4), ("pp2", 3)):
+        for answer in run_on_ranks(4, generate, directory, layout, num_slots):
+            assert answer is None or [r.tokens for r in answer[0]] == [r.tokens for r in alone[0]]
 
 
 @cases(
@@ -257,7 +280,7 @@ def drawn_in_turns(directory: Path, way: str) -> tuple[list[SequencesInFlight], 
     generator._can_multi_step = way != "one by one"
     if way == "several":
         generator._ahead._checks_each, generator._ahead.pace = False, StepsPerSync(may_end=False)
-        decode_rounds.step_reads = lambda cache, rows, lengths: table_reads(cache.tables, rows, lengths)
+        decode_rounds.step_reads = lambda cache, rows, lengths, **_: table_reads(cache.tables, rows, lengths)
     skip = generator._multi_step
     generator._multi_step = lambda most, version: at_once.append(skip(most, version)) or at_once[-1]
     for turn, least in enumerate((5, 1, 9, 40)):

@@ -14,6 +14,7 @@ from meshwright.runtime.inference.attention import GatheredAttention, PagedAtten
 from meshwright.runtime.kernels import paged_attention
 from meshwright.runtime.model.attention import rotate
 from meshwright.runtime.model.kv_cache import PagedCache
+from meshwright.runtime.model.limited_attention import AttentionLimits
 from tests.runtime.kernels.where import DEVICE
 from tests.runtime.model.filled_caches import KV_HEADS, MAX_TOKENS, NUM_ROWS, SIZE, filled
 from tests.seeds import seeds
@@ -41,12 +42,27 @@ def turned(heads: Tensor, angles: tuple[Tensor, Tensor], positions: Tensor) -> T
 def test_rows_are_answered_alike_and_what_is_new_is_kept(seed: int, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged_attention, "_MIN_PART", part)
     monkeypatch.setattr(paged_attention, "_MAX_PART", part)
+    assert_alike(seed, AttentionLimits())
+
+
+@pytest.mark.parametrize("limits", [AttentionLimits(BLOCK_TOKENS + 3, 1.5), AttentionLimits(5)])
+@seeds(1, all=8)
+def test_rows_are_answered_alike_within_limits(
+    seed: int, limits: AttentionLimits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paged_attention, "_MIN_PART", 2 * BLOCK_TOKENS)
+    monkeypatch.setattr(paged_attention, "_MAX_PART", 2 * BLOCK_TOKENS)
+    assert_alike(seed, limits)
+
+
+def assert_alike(seed: int, limits: AttentionLimits) -> None:
+    """The kernel answers and keeps what torch's operations do."""
     cache, reads, heads, angles = asked(seed)
-    found = PagedAttention(cache, reads, [angles], QUERIES).attend(0, heads)
+    found = PagedAttention(cache, reads, [angles], [limits], QUERIES).attend(0, heads)
     kept = cache.keys.clone(), cache.values.clone()
     queries_and_key = turned(heads[:, :, :-1], angles, reads.lengths)
     new = torch.stack([queries_and_key[:, :, -1], heads[:, :, -1]], dim=2)
-    expected = GatheredAttention(cache, reads).attend(0, queries_and_key[:, :, :-1], new)
+    expected = GatheredAttention(cache, reads, [limits]).attend(0, queries_and_key[:, :, :-1], new)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close((cache.keys, cache.values), kept, atol=1e-6, rtol=1e-6)
 
@@ -54,7 +70,8 @@ def test_rows_are_answered_alike_and_what_is_new_is_kept(seed: int, part: int, m
 def test_rows_that_nobody_asks_for_write_to_the_spare_block_alone() -> None:
     cache, reads, heads, angles = asked(0)
     before = cache.keys.clone()
-    PagedAttention(cache, TableReads(reads.lengths * 0, reads.tables * 0), [angles], QUERIES).attend(0, heads)
+    spare = TableReads(reads.lengths * 0, reads.tables * 0)
+    PagedAttention(cache, spare, [angles], [AttentionLimits()], QUERIES).attend(0, heads)
     assert torch.equal(cache.keys[:, 1:], before[:, 1:])
     assert not torch.equal(cache.keys[:, 0], before[:, 0])
 

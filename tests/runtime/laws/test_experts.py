@@ -42,7 +42,7 @@ pytestmark = pytest.mark.slow
 
 FACTS = small_facts(batch_size=16, num_minibatches=4)
 
-FAMILIES: dict[str, dict[str, int | bool]] = {
+FAMILIES: dict[str, dict[str, int | bool | float]] = {
     "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "Qwen3Moe": {
         "num_experts": 6,
@@ -58,10 +58,24 @@ FAMILIES: dict[str, dict[str, int | bool]] = {
         "shared_expert_intermediate_size": 32,
         "decoder_sparse_step": 1,
     },
+    "Glm4Moe": {
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "n_shared_experts": 2,
+        "moe_intermediate_size": 48,
+        "first_k_dense_replace": 1,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.7,
+        "use_qk_norm": True,
+        "attention_bias": True,
+        "head_dim": 32,
+    },
+    "MiniMaxM2": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "rotary_dim": 16},
 }
 
 
-def mixture(directory: Path, family: str = "Mixtral", **changes: int | bool) -> Path:
+def mixture(directory: Path, family: str = "Mixtral", **changes: int | bool | float) -> Path:
     return write_checkpoint(directory, family, **FAMILIES[family], **changes)
 
 
@@ -100,6 +114,20 @@ def test_shared_experts_and_their_gate_agree_with_transformers(tmp_path: Path, l
     check_logprobs(directory, layout, expected_logprobs(directory, tokens()))
 
 
+@cases("layout", ["tp2,pp2,ep2,etp1,sp", "tp1", "tp2,dp2,ep2,sp", *DIVIDED], few=1)
+def test_sigmoid_routers_with_groups_and_dense_layers_before_agree_with_transformers(
+    tmp_path: Path, layout: str
+) -> None:
+    directory = mixture(tmp_path / "model", "Glm4Moe")
+    check_logprobs(directory, layout, expected_logprobs(directory, tokens()))
+
+
+@cases("layout", ["tp2,pp2,ep2,etp1,sp", "tp1", "tp2,dp2,ep2,sp", *DIVIDED], few=1)
+def test_a_norm_over_all_heads_that_are_rotated_in_part_agrees_with_transformers(tmp_path: Path, layout: str) -> None:
+    directory = mixture(tmp_path / "model", "MiniMaxM2")
+    check_logprobs(directory, layout, expected_logprobs(directory, tokens()))
+
+
 def test_weights_of_a_tokens_experts_need_not_sum_to_one(tmp_path: Path) -> None:
     changes = FAMILIES["Qwen3Moe"] | {"norm_topk_prob": False}
     directory = write_checkpoint(tmp_path / "model", "Qwen3Moe", **changes)
@@ -119,6 +147,13 @@ HOWS = {
     "Qwen2Moe": [
         How("tp2,sp", 2, "full"),
         How("tp2,dp2,ep2,etp1,sp", 1, "full"),
+        How("pp2,dp2,ep2,vpp2", 1),
+    ],
+    "MiniMaxM2": [How("tp2,dp2,ep2,etp1,sp", 1, "selective"), How("pp2,dp2,ep2", 1, "full")],
+    "Glm4Moe": [
+        How("tp2,sp", 2, "full"),
+        How("tp2,dp2,ep2,etp1,sp", 1, "selective"),
+        How("pp2,dp2,ep2", 1, "full"),
         How("pp2,dp2,ep2,vpp2", 1),
     ],
 }
@@ -204,7 +239,7 @@ def write_mixture_job(directory: Path, family: str = "Mixtral") -> Path:
 
 
 @pytest.mark.check_all
-@pytest.mark.parametrize("family", ["Mixtral", "Qwen2Moe"])
+@pytest.mark.parametrize("family", ["Mixtral", "Qwen2Moe", "Glm4Moe", "MiniMaxM2"])
 def test_a_job_whose_experts_are_divided_runs_and_is_resumed_in_other_layouts(tmp_path: Path, family: str) -> None:
     """At first two replicas hold half of the experts each, then two ranks of one half of each expert, and half of them
     whole in the end."""
@@ -239,7 +274,7 @@ def test_experts_are_moved_to_those_who_hold_them(tmp_path: Path, source: Place,
     check_refit(mixture(tmp_path / "model"), source, target)
 
 
-@cases("family", ["Mixtral", "Qwen2Moe"], few=1)
+@cases("family", ["Glm4Moe", "MiniMaxM2", "Mixtral", "Qwen2Moe"], few=1)
 @cases("layout", ["tp2", "pp2,dp2,ep2", "dp4,ep4", "tp2,dp2,ep4,etp1", "tp2,pp2,ep2,etp1"], few=1)
 def test_written_experts_are_those_that_were_read(tmp_path: Path, layout: str, family: str) -> None:
     directory = mixture(tmp_path / "model", family)
@@ -258,7 +293,9 @@ WHOLE_AND_CUT = [("tp2,dp2,ep4,etp1,sp", "tp2,dp2,ep2,sp"), ("tp2,sp", "tp2,dp2,
     few=1,
 )
 def test_a_saved_trainer_of_experts_goes_on_where_it_was(tmp_path: Path, first: str, then: str) -> None:
-    mixture(tmp_path / "actor", "Mixtral" if "ep4" in first else "Qwen3Moe")
+    """The layers of the second case differ, and its routers have biases that are kept."""
+    family = "Mixtral" if "ep4" in first else "Glm4Moe" if first == "dp2,ep2" else "Qwen3Moe"
+    mixture(tmp_path / "actor", family)
     places, others = ({"actor": (layout, 0)} for layout in (first, then))
     whole = _merge(tmp_path, Run(places=places, num_updates=3))
     start = _merge(tmp_path, Run(places=places, num_updates=1, written=tmp_path / "saved"))

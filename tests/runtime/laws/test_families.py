@@ -22,11 +22,14 @@ from tests.runtime import small_job
 from tests.runtime.checkpoints import (
     FAMILIES,
     PLAIN,
+    WINDOWS,
     expected_logprobs,
+    expected_scores,
     name_end_tokens,
     tokens,
     write_checkpoint,
 )
+from tests.runtime.laws.test_experts import FAMILIES as EXPERTS
 from tests.runtime.laws.test_experts import mixture
 from tests.runtime.model.test_weights import _check as check_logprobs
 from tests.runtime.model.test_weights import _convert
@@ -59,6 +62,22 @@ def test_what_is_written_is_what_was_read(tmp_path: Path, family: str, layout: s
     assert all(torch.equal(copy[name], stored[name]) for name in stored)
 
 
+@cases(
+    ("family", "layout"), [(family, layout) for layout in LAYOUTS for family in WINDOWS], few=[("Qwen2", LAYOUTS[0])]
+)
+def test_with_a_window_log_probabilities_are_those_of_transformers(tmp_path: Path, family: str, layout: str) -> None:
+    directory = write_checkpoint(tmp_path / "model", family, **WINDOWS[family])
+    check_logprobs(directory, layout, expected_logprobs(directory, tokens()))
+
+
+@pytest.mark.check_all
+@pytest.mark.parametrize("family", ["Gemma2", "Gemma3", "Olmo3"])
+def test_scores_with_a_window_are_those_of_transformers(tmp_path: Path, family: str) -> None:
+    directory = write_checkpoint(tmp_path / "model", family)
+    run_on_ranks(4, _convert, directory, "tp2", directory, tmp_path / "critic", True)
+    assert torch.equal(expected_scores(tmp_path / "critic", tokens()), torch.zeros(3, 21))
+
+
 def _loss(logits: Tensor, ids: Tensor) -> Tensor:
     """The sum of the squares of log-probabilities of next tokens; logits [B, S, V], ids [B, S]."""
     return logits.float().log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None]).square().sum() / 1000
@@ -82,14 +101,15 @@ def _gradients(directory: Path, ids: Tensor) -> dict[str, Tensor] | None:
     return found
 
 
-@cases("family", [*OTHERS, "Gemma", "Qwen3", "Qwen2Moe"], few=3)
+@cases("family", [*OTHERS, "Gemma", "Qwen3", "Qwen2Moe", "Glm4Moe", "MiniMaxM2"], few=["Gemma2", "Olmo2", "Granite"])
 def test_gradients_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     """But those of routed experts, which transformers holds as one parameter."""
     directory, ids = tmp_path / "model", tokens()
-    mixture(directory, family) if family == "Qwen2Moe" else write_checkpoint(directory, family)
+    mixture(directory, family) if family in EXPERTS else write_checkpoint(directory, family)
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     _loss(model(ids).logits, ids).backward()
-    [found] = filter(None, run_on_ranks(4, _gradients, directory, ids))
+    [stored] = filter(None, run_on_ranks(4, _gradients, directory, ids))
+    found = {name.replace(".block_sparse_moe.", ".mlp."): gradient for name, gradient in stored.items()}
     expected = {name: parameter.grad for name, parameter in model.named_parameters() if ".experts." not in name}
     assert {name for name in found if ".experts." not in name} == expected.keys()
     for name, gradient in expected.items():
@@ -110,6 +130,14 @@ HOWS = [
 @cases("family", ["Olmo2", "Granite", "Glm4", "SmolLM3", "Phi3"], few=1)
 def test_an_update_is_the_same_however_it_is_computed(tmp_path: Path, family: str) -> None:
     assert_updates_are_those_of_one_rank(write_checkpoint(tmp_path / "model", family), HOWS, tmp_path)
+
+
+@pytest.mark.check_all
+@pytest.mark.parametrize("family", ["Gemma2", "Gemma3", "Olmo3"])
+def test_an_update_with_a_window_is_the_same_however_it_is_computed(tmp_path: Path, family: str) -> None:
+    """Context-parallel ranks have slices of a row, whose windows reach into those of others."""
+    hows = [*HOWS, How("cp2", 2), How("cp2,tp2,sp", 1, "selective")]
+    assert_updates_are_those_of_one_rank(write_checkpoint(tmp_path / "model", family), hows, tmp_path)
 
 
 @pytest.mark.check_all

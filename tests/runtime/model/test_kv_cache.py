@@ -21,7 +21,7 @@ SPEC = replace(model_spec("actor"), num_kv_heads=2)
 HEADS, KV_HEADS, SIZE = SPEC.num_heads, SPEC.num_kv_heads, SPEC.head_dim
 NUM_SLOTS, MAX_TOKENS = 9, 40
 ROTARY = Rotary(SPEC, torch.device("cpu"))
-ATTENTION = CoreAttention(first_layer=2, layer_number=4)  # the second layer of its stage
+ATTENTION = CoreAttention(first_layer=2, layer_number=4, spec=SPEC)  # the second layer of its stage
 
 
 class Row(NamedTuple):

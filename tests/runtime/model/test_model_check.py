@@ -171,3 +171,11 @@ def test_a_head_that_is_stored_beside_the_embedding_it_is_tied_to_must_be_the_sa
     assert (
         "stores a 'lm_head.weight' other than 'model.embed_tokens.weight', and config.json ties them" in said(tied)[0]
     )
+
+
+def test_layers_that_predict_further_tokens_may_be_stored_and_are_not_read(tmp_path: Path) -> None:
+    directory = mixture(tmp_path, "Glm4Moe")
+    change(directory, model__layers__4__eh_proj__weight=torch.zeros(3))
+    assert said(directory) == []
+    edit_config(directory, num_nextn_predict_layers=0)
+    assert any("holds 5 layers and config.json says 4" in sentence for sentence in said(directory))
