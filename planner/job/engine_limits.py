@@ -34,6 +34,9 @@ def vllm_violations(facts: Facts) -> Iterator[str]:
         yield f"it is started on CPUs only, and the cluster is {facts.cluster.kind}; {_OURS}, or export the plan."
     if actor.architecture not in _ARCHITECTURES:
         yield f"it was tried with {', '.join(_ARCHITECTURES)}, and the actor is {actor.architecture}; {_OURS}."
+    if actor.window:
+        tokens = actor.window.num_tokens
+        yield f"it was tried without a sliding window, and the actor has one of {tokens} tokens; {_OURS}."
     if actor.head_dim not in _HEAD_DIMS:
         sizes = ", ".join(map(str, _HEAD_DIMS))
         yield f"its attention on a CPU has heads of {sizes} elements, and the actor's have {actor.head_dim}; {_OURS}."

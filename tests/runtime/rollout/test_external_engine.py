@@ -19,6 +19,7 @@ from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_parts.adapter import Adapter
+from meshwright.profiles.model_parts.hf_config import SlidingWindow
 from meshwright.profiles.stages import GENERATE
 from meshwright.runtime.rollout.external_engine import VLLM_VERSION, require_engine
 from tests.runtime.checkpoints import write_checkpoint
@@ -73,6 +74,10 @@ def with_turns(plan: Plan) -> Plan:
 CHANGED: Mapping[str, tuple[Callable[[Plan], Plan], str]] = {
     "architecture": (lambda plan: with_actor(plan, architecture="PhiForCausalLM"), "and the actor is PhiForCausalLM"),
     "heads": (lambda plan: with_actor(plan, head_dim=16), "elements, and the actor's have 16"),
+    "window": (
+        lambda plan: with_actor(plan, window=SlidingWindow(num_tokens=32)),
+        "the actor has one of 32 tokens",
+    ),
     "adapter": (lambda plan: with_actor(plan, adapter=Adapter(rank=4, alpha=8.0)), "the actor trains an adapter"),
     "shards": (
         lambda plan: with_generation(plan, "tp2"),
