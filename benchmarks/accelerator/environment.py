@@ -40,10 +40,11 @@ def report(world: World) -> str:
 
 
 def requirements() -> Iterator[Requirement]:
-    """What the runtime needs, with its pins."""
+    """What planning and the runtime need, with their pins."""
     setup = configparser.ConfigParser()
     setup.read(_SETUP)
-    return map(Requirement, setup["options"]["install_requires"].split())
+    lines = f"{setup['options']['install_requires']}\n{setup['options.extras_require']['run']}".splitlines()
+    return (Requirement(line) for line in lines if line and not line.startswith("#"))
 
 
 def held_to(requirement: Requirement) -> tuple[str, str]:

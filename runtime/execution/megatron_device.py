@@ -346,7 +346,7 @@ class MegatronDevice:
     def begin(self, period: int) -> None:
         """Begin a period."""
         self._period = period
-        self._measures = host.on_cuda() or period == self._steps[:2][-1]
+        self._measures = host.on_cuda() or period == min(self._steps.start + 1, self._steps.stop - 1)
         if self._measures and not host.on_cuda():
             self._bytes_before = reset_peak() - self._tensor_bytes
         self._stages.begin(period)

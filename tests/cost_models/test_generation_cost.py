@@ -9,6 +9,7 @@ from meshwright.cost_models.protocol import StageQuery
 from meshwright.cost_models.rounds import Prefill, Rounds, RoundWindow, batch_rounds
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.frameworks import EAGER, engine_named
 from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec
@@ -34,7 +35,9 @@ def test_one_wave_on_one_rank_is_its_closed_form(
 ) -> None:
     """A prefill of 64 x 100 tokens, then 27 decodes of 64 rows; cost is linear in context between 100 and 127."""
     cost = AnalyticModel(a100s(1), fixed, "bf16").seconds(query("actor_generate", "tp1", slots=64))
-    shard = AnalyticShard(llama, a100s(1).device, "bf16", efficiency_of("cuda", "a100-80gb"), 1.0)
+    framework = engine_named(EAGER).framework_on("cuda")
+    efficiency = efficiency_of("cuda", "a100-80gb")
+    shard = AnalyticShard(llama, a100s(1).device, "bf16", efficiency, 1.0, framework=framework)
 
     def one(timed_pass: TimedPass, tokens: int, context: int) -> float:
         time = shard.time(timed_pass, 64, tokens, context)

@@ -50,7 +50,7 @@ def test_the_backward_pass_has_no_gradients_of_weights_and_costs_about_as_much_a
     once = shard(llama).time(TimedPass.FORWARD, rows, 1024)
     assert 0.6 < low.layer / plain.layer < 0.95
     assert low.layer > 1.8 * once.layer
-    assert low.ends < plain.ends
+    assert low.ends <= plain.ends  # equal where the host launches slower than the device computes
 
 
 def test_a_forward_pass_takes_two_more_products_for_each_linear(

@@ -81,8 +81,8 @@ def test_the_last_stage_is_the_slowest_where_its_head_outweighs_a_layer(
 ) -> None:
     for vocab_size, layers in ((128000, 7), (640, 8)):
         model = replace(llama, num_layers=30, vocab_size=vocab_size)
-        cost = AnalyticModel(a100s(1), steady(16), "bf16").seconds(query("ref_logprob", "pp4", model=model))
-        whole = AnalyticModel(a100s(1), steady(16), "bf16").seconds(query("ref_logprob", "tp1", model=model))
+        cost = AnalyticModel(a100s(1), steady(64), "bf16").seconds(query("ref_logprob", "pp4", 4, model=model))
+        whole = AnalyticModel(a100s(1), steady(64), "bf16").seconds(query("ref_logprob", "tp1", 4, model=model))
         assert amount(cost, "layers") == pytest.approx(layers / 30 * amount(whole, "layers"))
 
 

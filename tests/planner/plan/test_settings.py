@@ -38,7 +38,7 @@ def test_every_combination_of_several_settings_is_answered() -> None:
         (
             "qqqq",
             "known: algorithm, cache_after_refit, cluster, controllers, engine, generation_weights, models, precision, "
-            "ref_is_base, rewards, staleness, workload and the fields in them.",
+            "ref_is_base, rewards, staleness, tokenizer, workload and the fields in them.",
         ),
     ],
 )
