@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from meshwright.planner.analysis.sweep import is_undominated
 from meshwright.planner.analysis.whatif import Consequence, PlanMetrics, WhatIf, whatif
 from meshwright.planner.compile import best_plan
 from meshwright.planner.job.job import Facts
@@ -76,11 +77,7 @@ def size_points(answers: Mapping[int, Consequence]) -> tuple[SizePoint, ...]:
 
 def _front(points: dict[int, tuple[float, float]]) -> frozenset[int]:
     """The keys of the points that no other point dominates: as good in both numbers, and better in one."""
-
-    def is_dominated(one: tuple[float, float]) -> bool:
-        return any(other != one and other[0] <= one[0] and other[1] <= one[1] for other in points.values())
-
-    return frozenset(key for key, point in points.items() if not is_dominated(point))
+    return frozenset(key for key, point in points.items() if is_undominated(point, points.values()))
 
 
 _MAX_NODE_FACTOR = 16

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from meshwright.planner.analysis.plan_summary import RunCost, run_cost
@@ -110,10 +110,10 @@ def sweep_point(
 
 def sweep_of(points: Sequence[SweepPoint], *, price: float | None, num_steps: int) -> Sweep:
     """The sweep of these points, with those on the front marked."""
-    plans = [point.plan for point in points if point.plan]
+    objectives = [_objectives(point.plan) for point in points if point.plan]
     return Sweep(
         points=tuple(
-            replace(point, plan=replace(point.plan, is_on_front=_is_on_front(point.plan, plans)))
+            replace(point, plan=replace(point.plan, is_on_front=is_undominated(_objectives(point.plan), objectives)))
             if point.plan
             else point
             for point in points
@@ -123,12 +123,10 @@ def sweep_of(points: Sequence[SweepPoint], *, price: float | None, num_steps: in
     )
 
 
-def _is_on_front(plan: SweptPlan, others: Sequence[SweptPlan]) -> bool:
-    """True if no other plan is as good in all three numbers and better in one."""
-    mine = _objectives(plan)
+def is_undominated(amounts: tuple[float, ...], others: Iterable[tuple[float, ...]]) -> bool:
+    """True if none of the others is as small in every amount and smaller in one."""
     return not any(
-        theirs != mine and all(one <= two for one, two in zip(theirs, mine, strict=True))
-        for theirs in map(_objectives, others)
+        other != amounts and all(one <= two for one, two in zip(other, amounts, strict=True)) for other in others
     )
 
 
