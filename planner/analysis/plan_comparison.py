@@ -57,7 +57,7 @@ class StageComparison:
 
     @property
     def sentence(self) -> str | None:
-        """What is different: the choice, the seconds and the term that differs most; None if nothing is."""
+        """A report line on the choice, the seconds and the term that differs most; None if nothing differs."""
         if self.one is None or self.other is None:
             return f"{self.stage} is only in the {'second' if self.one is None else 'first'} plan."
         if self.is_placed_alike and not self.terms:

@@ -158,7 +158,7 @@ def _next_layout(plan: Plan, model: CostModel, plans: ChangedPlans, placement: P
 
 
 def _compared(plan: Plan, other: Plan, placement: Placement) -> NextLayout:
-    """What the plan gains over another that differs in the layout of one stage."""
+    """Compare the plan with another that differs in the layout of one stage."""
     instead = other.placement(placement.stage)
     return NextLayout(
         stage=placement.stage,

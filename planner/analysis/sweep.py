@@ -17,7 +17,7 @@ from meshwright.profiles.uncertainty import Interval
 
 @dataclass(frozen=True, kw_only=True)
 class SweptPlan:
-    """What is known of the plan of one setting: its step, ranks and staleness, its response tokens a second, the free
+    """The plan of one setting in numbers: its step, ranks and staleness, its response tokens a second, the free
     bytes of its fullest rank, the cost of a number of steps, and the ranges of these.
 
     It is on the front if no other plan of the sweep is as good in step time, ranks and GPU-hours and better in one.

@@ -13,9 +13,10 @@ from meshwright.profiles.schedule import WhileWaiting
 from meshwright.profiles.stages import GENERATE, Role
 
 _ARCHITECTURES = tuple(f"{family}ForCausalLM" for family in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma"))
-"""Those whose greedy responses are compared with transformers (`tests/runtime/inference/test_replica_engines.py`)."""
+"""The architectures whose greedy responses are compared with transformers
+(`tests/runtime/inference/test_replica_engines.py`)."""
 _HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Those that attention on a CPU has (v1/attention/backends/cpu_attn.py of vLLM 0.32)."""
+"""The sizes of a head that attention on a CPU has (v1/attention/backends/cpu_attn.py of vLLM 0.32)."""
 _OURS = f"plan the job with engine: {OWN_ENGINES[0]}"
 
 

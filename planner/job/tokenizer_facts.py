@@ -1,5 +1,5 @@
-"""What decides how the texts of a job become tokens and where responses end: digests of its tokenizer and its chat
-template, and the end tokens of its actor.
+"""Digests of a job's tokenizer and chat template, and the end tokens of its actor: they decide how texts become tokens
+and where responses end.
 
 A plan records them and is compared with the files of another machine by them. Where a directory is, and what it is
 called, is no part of them.

@@ -167,7 +167,7 @@ for word; do
 done
 exec meshwright run "\$plan" "\$job" --rendezvous "\$host:\$port" --node-rank "\$JOB_COMPLETION_INDEX" "\$@"
 """.strip()
-"""What the container of a pod runs, with the dollars escaped that belong to the pod and not to the script."""
+"""The script of a pod's container, with the dollars escaped that belong to the pod and not to the script that prints it."""
 
 
 def _indented(text: str, width: int) -> str:

@@ -126,6 +126,8 @@ def _fastest_engine(
         else:
             options.append(_option(engine, answers[-1][0]))
     plans = [(answer, model) for answer, model in answers if isinstance(answer, Plan)]
+    if not answers:
+        raise BadInput(f"engine {options[0].engine}: {options[0].reason}")
     if not plans:
         return answers[0]
     best, model = min(plans, key=lambda found: found[0].period_seconds)

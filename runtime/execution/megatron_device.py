@@ -336,8 +336,8 @@ class MegatronDevice:
     ) -> None:
         """`refits` are keyed by source and target stage.
 
-        `bytes_before` were in use before the models were built, and `tensor_bytes` are those of the models, with
-        gradients and moments.
+        On a GPU `bytes_before` were in use before the models were built. On a CPU `tensor_bytes` are those of the
+        models, with gradients and moments.
         """
         self._stages, self._refits = actions, refits
         self._bytes_before, self._tensor_bytes = bytes_before, tensor_bytes

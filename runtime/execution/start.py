@@ -92,7 +92,8 @@ class Models:
     kernels: ChosenKernels
     copies: Mapping[str, WeightCopy]
     tensor_bytes: int
-    """Bytes of the weights, gradients and moments of the copies on this rank."""
+    """On a CPU, the bytes of the weights, gradients and moments of the copies on this rank; 0 on a GPU, which counts
+    its own."""
     engine: EngineProcess | None
     """The engine beside this rank, which may still be starting; None on a rank that generates with our own, or not."""
 
@@ -105,7 +106,7 @@ def build(request: RunRequest, inputs: Inputs) -> Models:
     specs = map(plan.facts.models.spec, plan.graph.roles)
     kernels = agree_on_kernels(choose_kernels(device_capabilities(host.device().type), plan.facts.precision, specs))
     copies = build_copies(plan, job, request.directory, inputs.data.num_tokens, kernels)
-    return Models(kernels=kernels, copies=copies, tensor_bytes=tensor_bytes(), engine=engine)
+    return Models(kernels=kernels, copies=copies, tensor_bytes=0 if host.on_cuda() else tensor_bytes(), engine=engine)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -246,7 +246,7 @@ class _Handler(BaseHTTPRequestHandler):
         }
 
     def _beside(self, state: State, known: _Known, answer: Answer) -> views.Beside:
-        """What the answer to a state is shown with."""
+        """Return what is shown beside the answer to a state."""
         has_reasons = state.pins and (known.free or not _has_plan(answer))
         return views.Beside(
             reference=known.reference,

@@ -19,8 +19,9 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import EAGER, VLLM
 from meshwright.profiles.harness import TimingResult, generation_points, points, record
 from meshwright.profiles.stages import GENERATE, Role
-from meshwright.profiles.table import EngineTimings, Provenance, Table, WeightLoad, shape_of
-from tests.planner.jobs import small_facts
+from meshwright.profiles.table import EngineTimings, Table, WeightLoad, shape_of
+from tests.cost_models.tables import PROVENANCE
+from tests.planner.jobs import quantised_facts, small_facts
 from tests.runtime.checkpoints import name_end_tokens, write_checkpoint
 from tests.runtime.command import Call
 from tests.runtime.small_job import VOCAB_SIZE, write_job
@@ -46,18 +47,7 @@ def table_with(vllm_factor: float) -> Table:
             WeightLoad(shape=shape, num_layers=depth, seconds=1e-3, spread_seconds=0.0, repeats=3) for depth in depths
         ),
     )
-    provenance = Provenance(
-        device="toy",
-        kind="cpu",
-        precision="bf16",
-        driver="Linux",
-        libraries={"torch": "2.13.0"},
-        commit="0123abc",
-        date="2026-11-27",
-        threads_per_rank=1,
-        num_ranks=2,
-        repeats=3,
-    )
+    provenance = PROVENANCE.model_copy(update={"device": "toy", "kind": "cpu", "precision": "bf16", "num_ranks": 2})
     return Table(provenance=provenance, measurements=tuple(measured), engines=(timings,))
 
 
@@ -206,3 +196,8 @@ def test_a_plan_with_a_chosen_engine_is_one_of_the_job_that_names_it(call: Call,
     by_vllm.require_made_for(api.read_job(job), tmp_path)
     with pytest.raises(BadInput, match="made for another job: engine is 'vllm' in the plan"):
         by_vllm.require_made_for(api.read_job(written(tmp_path)), tmp_path)
+
+
+def test_engines_none_of_which_can_run_the_job_are_refused_with_a_reason() -> None:
+    with pytest.raises(BadInput, match="engine vllm: it is started on CPUs only"):
+        api.plan(quantised_facts(), engines=("vllm", "vllm"))

@@ -10,10 +10,11 @@ import pytest
 from meshwright.planner.job.job import Facts, read_job, resolve
 from meshwright.profiles.frameworks import VLLM
 from meshwright.profiles.stages import Role
-from meshwright.profiles.table import EngineTimings, Provenance, Table, TimedPass, shape_of
+from meshwright.profiles.table import EngineTimings, Table, TimedPass, shape_of
 from meshwright.runtime.inference.engine_process import EngineProcess
 from meshwright.runtime.profiling import engine_benchmarks
 from meshwright.runtime.profiling.engine_benchmarks import TimedEngine, measure_engine, missing_of_engine
+from tests.cost_models.tables import PROVENANCE
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.inference.test_engine_process import SERVER
 from tests.runtime.inference.vllm_environment import VLLM_PYTHON, needs_vllm
@@ -21,18 +22,7 @@ from tests.runtime.ranks import run_on_ranks
 from tests.runtime.small_job import VOCAB_SIZE, write_job
 
 EMPTY = Table(
-    provenance=Provenance(
-        device="local",
-        kind="cpu",
-        precision="fp32",
-        driver="Linux",
-        libraries={"torch": "2.13.0"},
-        commit="0123abc",
-        date="2026-11-27",
-        threads_per_rank=1,
-        num_ranks=1,
-        repeats=3,
-    )
+    provenance=PROVENANCE.model_copy(update={"device": "local", "kind": "cpu", "precision": "fp32", "num_ranks": 1})
 )
 ENGINES = (
     pytest.param("counting", marks=pytest.mark.slow),
