@@ -167,7 +167,7 @@ for word; do
 done
 exec meshwright run "\$plan" "\$job" --rendezvous "\$host:\$port" --node-rank "\$JOB_COMPLETION_INDEX" "\$@"
 """.strip()
-"""The script of a pod's container, with the dollars escaped that belong to the pod and not to the script that prints it."""
+"""The script of the container of a pod; dollars that belong to the pod are escaped in it."""
 
 
 def _indented(text: str, width: int) -> str:
