@@ -405,6 +405,7 @@ def _frontier(costs: StageCosts, pruning: PruningBound | None, case: SearchCase,
 def _solve(search: _Search, findings: _Findings, case: int, *max_ticks: int | None) -> SolvedCase:
     """Solve one search case for makespans of at most the smallest of `max_ticks`.
 
+    An answer that is shorter than the first plan by less than the gap will do if it is within the gap of the bound.
     Raises OutOfTimeError if no time is left for it.
     """
     from meshwright.planner.solver.solve import solve  # already loaded by `load_solver`
@@ -413,7 +414,10 @@ def _solve(search: _Search, findings: _Findings, case: int, *max_ticks: int | No
     formulated, reporter = findings.formulated[case], search.reporter
     problem, tick_seconds = formulated.formulation.problem, formulated.formulation.tick_seconds
     pruned = [formulated.ticks(findings.pruning.max_period_seconds[case])] if findings.pruning else []
-    limit = min([*(ticks for ticks in max_ticks if ticks is not None), *pruned], default=None)
+    hard_limits = [ticks for ticks in max_ticks if ticks is not None]
+    limit = min([*hard_limits, *pruned], default=None)
+    better = [formulated.ticks(findings.first.objective_seconds) - 1] if findings.first else []
+    acceptable = min([*hard_limits, *better]) if better else None
 
     def report(makespan: int | None, bound: int) -> None:
         if makespan is not None:
@@ -421,7 +425,8 @@ def _solve(search: _Search, findings: _Findings, case: int, *max_ticks: int | No
         reporter.raise_bound(case, bound * tick_seconds)
 
     reporter.set_phase("searching", len(findings.searched), len(search.cases))
-    result = solve(problem, replace(search.limits, max_makespan=limit), report, search.effort)
+    limits = replace(search.limits, max_makespan=limit, max_acceptable_makespan=acceptable)
+    result = solve(problem, limits, report, search.effort)
     searched = SolvedCase(
         search_case=formulated.search_case, edges=formulated.edges, formulation=formulated.formulation, result=result
     )

@@ -36,7 +36,6 @@ from itertools import combinations
 import numpy as np
 
 from meshwright.planner.solver import cp_model
-from meshwright.planner.solver.linear_relaxation import LinearRelaxation, ProgramRelaxation
 from meshwright.planner.solver.local_search import descent_from, descents
 from meshwright.planner.solver.lower_bounds import windows
 from meshwright.planner.solver.model import (
@@ -360,15 +359,6 @@ class FixedRanksModel:
         add_memory_constraints(cp, problem, x, device)
         cp.minimize(device)
         return cp, device
-
-    def relaxation(self, problem: Problem) -> LinearRelaxation:
-        """Return the linear relaxation of the program, which counts work and memory on every atom."""
-        program = self.program(problem, problem.horizon)
-        picks = {
-            task.name: [program.pick[task.name, index].index for index in range(len(task.modes))]
-            for task in problem.tasks
-        }
-        return ProgramRelaxation(program.cp, picks, program.times.makespan.index)
 
     def local_search(self, problem: Problem, limits: Limits) -> Iterator[Incumbent]:
         """Yield better and better answers of descents from the fastest, the smallest and random modes."""

@@ -8,8 +8,9 @@ starts with the receiving activity."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import lru_cache, reduce
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache, partial, reduce
 from itertools import compress
 from typing import NamedTuple, TypeAlias
 
@@ -83,9 +84,28 @@ Amount: TypeAlias = int | Ticks
 """An amount that is the same for every mode of a task, or an array with one for each."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class LeastAmounts:
+    """Lower bounds on what the answers of some kind take; each is a number, or an array with one for each kind.
+
+    By task, `ticks` are durations, `after_stream` the ticks that a run still takes after its producer has ended, and
+    `late_delivery` the ticks from the start of a run until its late output is complete. `window_ticks` gives the
+    ticks of a window, and `transfer_ticks` those of the transfers that are known to take time. `in_turn` tells of a
+    streamed precedence (before, after) whether the two runs are known to have ranks in common, so that they cannot
+    overlap.
+    """
+
+    ticks: Mapping[str, Amount]
+    after_stream: Mapping[str, Amount]
+    late_delivery: Mapping[str, Amount]
+    window_ticks: Callable[[ActivityWindow], Amount]
+    transfer_ticks: Mapping[str, Amount] = field(default_factory=dict)
+    in_turn: Mapping[tuple[str, str], NDArray[np.bool_]] = field(default_factory=dict)
+
+
 def modes_within(problem: Problem, makespan: int) -> Problem:
     """Return the problem without the modes whose bound exceeds `makespan`."""
-    bound = _Bound(problem)
+    bound = MakespanBound(problem)
     return problem.with_tasks(
         tuple(
             Task(task.name, tuple(compress(task.modes, (bound.with_each(task) <= makespan).tolist())))
@@ -96,29 +116,36 @@ def modes_within(problem: Problem, makespan: int) -> Problem:
 
 def least_makespan(problem: Problem) -> int:
     """Return a lower bound on the makespan of every answer; every task must have modes."""
-    bound = _Bound(problem)
+    bound = MakespanBound(problem)
     return max(int(bound.with_each(task).min()) for task in problem.tasks)
 
 
 def bounds_with(problem: Problem, task: Task) -> Ticks:
     """Return a lower bound on the makespan for each of the given modes of a task, [modes]."""
-    return _Bound(problem).with_each(task)
+    return MakespanBound(problem).with_each(task)
 
 
-class _Bound:
-    """The minimum amounts of every task of a problem, and the bounds that follow from them."""
+class MakespanBound:
+    """The minimum amounts of every task of a problem, and the bounds on the makespan that follow from them.
+
+    `task_of` has the task of each run, `min_work` the least ticks x ranks of each task, and `least` the amounts of all
+    answers.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._task_of = problem.runs
-        self._ticks_after_stream = {
-            task.name: min((_ticks_after_stream(o) for o in task.modes), default=0) for task in problem.tasks
-        }
-        self._late_delivery = {
-            task.name: min((_ticks_to_late_delivery(o) for o in task.modes), default=0) for task in problem.tasks
-        }
-        self._fastest = {task.name: min((o.ticks for o in task.modes), default=0) for task in problem.tasks}
-        self._min_work = {task.name: min((_work(o) for o in task.modes), default=0) for task in problem.tasks}
+        self.task_of = problem.runs
+
+        def minimum(amount_of: Callable[[Mode], int]) -> dict[str, Amount]:
+            return {task.name: min(map(amount_of, task.modes), default=0) for task in problem.tasks}
+
+        self.min_work = minimum(_work)
+        self.least = LeastAmounts(
+            ticks=minimum(_ticks),
+            after_stream=minimum(_ticks_after_stream),
+            late_delivery=minimum(_ticks_to_late_delivery),
+            window_ticks=partial(self._spread_ticks, self.min_work),
+        )
         self._windows: dict[str | None, list[ActivityWindow]] = {}
         self._windows_to_end: dict[str | None, list[ActivityWindow]] = {}
         for window in windows(problem):
@@ -126,10 +153,9 @@ class _Bound:
             if window.before is None:
                 self._windows_to_end.setdefault(window.after, []).append(window)
         self._before: dict[str, list[Precedence]] = {activity.name: [] for activity in problem.activities}
-        for precedence in problem.precedences:
-            self._before[precedence.after].append(precedence)
         self._after: dict[str, list[Precedence]] = {activity.name: [] for activity in problem.activities}
         for precedence in problem.precedences:
+            self._before[precedence.after].append(precedence)
             self._after[precedence.before].append(precedence)
 
     def with_each(self, task: Task) -> Ticks:
@@ -138,76 +164,74 @@ class _Bound:
             np.array([amount_of(mode) for mode in task.modes], dtype=np.int64)
             for amount_of in (_ticks, _ticks_after_stream, _work, _ticks_to_late_delivery)
         )
-        bounds = self._makespan(
-            {**self._fastest, task.name: ticks},
-            {**self._ticks_after_stream, task.name: after_stream},
-            {**self._min_work, task.name: work},
-            {**self._late_delivery, task.name: late_delivery},
+        bounds = self.makespan(
+            LeastAmounts(
+                ticks={**self.least.ticks, task.name: ticks},
+                after_stream={**self.least.after_stream, task.name: after_stream},
+                late_delivery={**self.least.late_delivery, task.name: late_delivery},
+                window_ticks=partial(self._spread_ticks, {**self.min_work, task.name: work}),
+            )
         )
         return np.broadcast_to(bounds, len(ticks))
 
-    def _makespan(
-        self,
-        ticks: Mapping[str, Amount],
-        after_stream: Mapping[str, Amount],
-        work: Mapping[str, Amount],
-        late_delivery: Mapping[str, Amount],
-    ) -> Amount:
-        """Return a lower bound on the makespan if every task takes at least the given amounts.
-
-        `ticks` are durations, `after_stream` the ticks that a run still takes after its producer has ended, `work`
-        the ticks x ranks, and `late_delivery` the ticks from the start of a run until its late output is complete.
-        """
+    def makespan(self, amounts: LeastAmounts) -> Amount:
+        """Return a lower bound on the makespan of the answers that take at least the given amounts."""
         starts: dict[str, Amount] = {}
         ends: dict[str | None, Amount] = {None: 0}
         for name in self._problem.order:
-            starts[name] = _largest(0, *(self._work_end(window, ends, work) for window in self._windows.get(name, ())))
+            starts[name] = _largest(
+                0, *(ends[window.after] + amounts.window_ticks(window) for window in self._windows.get(name, ()))
+            )
             streamed: Amount = 0
             for before, _, lag, is_streamed, is_late in self._before[name]:
                 delivered = ends[before] + lag
                 if is_late:
-                    delivered = _largest(delivered, starts[before] + late_delivery[self._task_of[before]] + lag)
-                starts[name] = _largest(starts[name], starts[before] if is_streamed else delivered)
-                streamed = _largest(streamed, delivered if is_streamed else 0)
-            task = self._task_of.get(name)
-            ends[name] = _largest(starts[name] + ticks[task], streamed + after_stream[task]) if task else starts[name]
+                    delivered = _largest(delivered, starts[before] + amounts.late_delivery[self.task_of[before]] + lag)
+                if not is_streamed:
+                    starts[name] = _largest(starts[name], delivered)
+                    continue
+                earliest = starts[before]
+                if (before, name) in amounts.in_turn:
+                    earliest = np.where(amounts.in_turn[before, name], ends[before], earliest)
+                starts[name] = _largest(starts[name], earliest)
+                streamed = _largest(streamed, delivered)
+            task = self.task_of.get(name)
+            if task:
+                ends[name] = _largest(starts[name] + amounts.ticks[task], streamed + amounts.after_stream[task])
+            else:
+                ends[name] = starts[name] + amounts.transfer_ticks.get(name, 0)
         longest = _largest(
-            *ends.values(), *(self._work_end(window, ends, work) for window in self._windows.get(None, ()))
+            *ends.values(),
+            *(ends[window.after] + amounts.window_ticks(window) for window in self._windows.get(None, ())),
         )
         if self._problem.carried:
-            chain_after = self._chains_after(ticks, after_stream, work)
+            chain_after = self._chains_after(amounts)
             for before, after, periods, lag, is_late in self._problem.carried:
                 delivered = ends[before] + lag
                 if is_late:
-                    delivered = _largest(delivered, starts[before] + late_delivery[self._task_of[before]] + lag)
+                    delivered = _largest(delivered, starts[before] + amounts.late_delivery[self.task_of[before]] + lag)
                 longest = _largest(longest, -(-(delivered + chain_after[after]) // (periods + 1)))
         return longest
 
-    def _chains_after(
-        self, ticks: Mapping[str, Amount], after_stream: Mapping[str, Amount], work: Mapping[str, Amount]
-    ) -> dict[str, Amount]:
+    def _chains_after(self, amounts: LeastAmounts) -> dict[str, Amount]:
         """Return for each activity a lower bound on the ticks from its start to the end of the period."""
         chain_after: dict[str, Amount] = {}
         for name in reversed(self._problem.order):
-            duration = ticks[self._task_of[name]] if name in self._task_of else 0
-            chains = [0, *(self._work_ticks(window, work) for window in self._windows_to_end.get(name, ()))]
+            task = self.task_of.get(name)
+            duration = amounts.ticks[task] if task else amounts.transfer_ticks.get(name, 0)
+            chains = [0, *(amounts.window_ticks(window) for window in self._windows_to_end.get(name, ()))]
             for _, after, lag, is_streamed, _ in self._after[name]:
-                chains.append(lag + after_stream[self._task_of[after]] if is_streamed else lag + chain_after[after])
+                after_end = amounts.after_stream[self.task_of[after]] if is_streamed else chain_after[after]
+                chains.append(lag + after_end)
             chain_after[name] = duration + _largest(*chains)
             for _, after, _, is_streamed, _ in self._after[name]:
                 if is_streamed:
                     chain_after[name] = _largest(chain_after[name], chain_after[after])
         return chain_after
 
-    def _work_end(
-        self, window: ActivityWindow, ends: Mapping[str | None, Amount], work: Mapping[str, Amount]
-    ) -> Amount:
-        """Return a lower bound on the tick at which the work in a window is done."""
-        return ends[window.after] + self._work_ticks(window, work)
-
-    def _work_ticks(self, window: ActivityWindow, work: Mapping[str, Amount]) -> Amount:
+    def _spread_ticks(self, work: Mapping[str, Amount], window: ActivityWindow) -> Amount:
         """Return the ticks in which all ranks together do the work in a window."""
-        inside = sum(work[self._task_of[name]] for name in window.between if name in self._task_of)
+        inside = sum(work[self.task_of[name]] for name in window.between if name in self.task_of)
         return -(-inside // self._problem.num_ranks)
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from meshwright.planner.solver import cp_model
-from meshwright.planner.solver.linear_relaxation import LinearRelaxation
 from meshwright.planner.solver.problem import Activity, Mode, Problem, Resource, Run, Task, TimedPeriod, Transfer
 from meshwright.planner.solver.result import Limits
 
@@ -49,10 +48,6 @@ class Model(Protocol):
 
     def memory_program(self, problem: Problem) -> tuple[cp_model.CpModel, cp_model.IntVar]:
         """Return the integer program without times that minimises the memory units of a device, and their variable."""
-        ...
-
-    def relaxation(self, problem: Problem) -> LinearRelaxation:
-        """Return a linear program that bounds the answers with part of the modes."""
         ...
 
     def local_search(self, problem: Problem, limits: Limits) -> Iterator[Incumbent]:

@@ -8,7 +8,7 @@ between the resources that two tasks picked. Times are whole ticks and memory is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
@@ -297,6 +297,24 @@ class Problem:
         """Return the same problem with other modes."""
         return replace(self, tasks=tasks)
 
+    def with_modes(self, indices: Mapping[str, Iterable[int]]) -> Problem:
+        """Return the problem with part of the modes of some tasks, given by their indices, and the transfers between
+        the layouts that are left."""
+        tasks = tuple(
+            Task(task.name, tuple(task.modes[index] for index in sorted({*indices[task.name]})))
+            if task.name in indices
+            else task
+            for task in self.tasks
+        )
+        layouts = {task.name: {mode.resource.layout for mode in task.modes} for task in tasks}
+        activities = tuple(
+            replace(activity, ticks=_ticks_between_layouts(activity, layouts))
+            if isinstance(activity, Transfer)
+            else activity
+            for activity in self.activities
+        )
+        return replace(self, tasks=tasks, activities=activities)
+
     def owners(self, task: str) -> tuple[str, ...]:
         """Return the earlier tasks of the group, whose copy this task shares if it is on the same resource."""
         group = next((g for g in self.sharing_groups if task in g), (task,))
@@ -339,6 +357,14 @@ class Problem:
 
     def _shares(self, task: str, picked: Mapping[str, Mode]) -> bool:
         return any(picked[owner].resource == picked[task].resource for owner in self.owners(task))
+
+
+def _ticks_between_layouts(
+    transfer: Transfer, layouts: Mapping[str, Collection[str]]
+) -> dict[tuple[str, str, int], int]:
+    """Return the ticks of a transfer between the layouts of its source and those of its target."""
+    sources, targets = layouts[transfer.source], layouts[transfer.target]
+    return {key: ticks for key, ticks in transfer.ticks.items() if key[0] in sources and key[1] in targets}
 
 
 def earliest_ends(

@@ -33,7 +33,6 @@ from dataclasses import dataclass
 from itertools import combinations, permutations, product
 
 from meshwright.planner.solver import cp_model
-from meshwright.planner.solver.linear_relaxation import LinearRelaxation, SpreadRelaxation
 from meshwright.planner.solver.lower_bounds import followers, windows
 from meshwright.planner.solver.model import (
     ActivityVariables,
@@ -438,10 +437,6 @@ class RankRangeModel:
         add_memory(cp, problem, x, device)
         cp.minimize(device)
         return cp, device
-
-    def relaxation(self, problem: Problem) -> LinearRelaxation:
-        """Return the linear program in which work and memory spread over all ranks."""
-        return SpreadRelaxation(problem)
 
     def local_search(self, _problem: Problem, _limits: Limits) -> Iterator[Incumbent]:
         """Yield nothing: without ranks there are no schedules to compare."""

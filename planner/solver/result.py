@@ -37,8 +37,9 @@ class Limits:
 
     The search ends when (makespan - bound) / makespan is at most `gap`; 0 requests the optimum and its proof. If `gap`
     is None, a search for a plan uses the default for its number of ranks (`with_default_gap`), and the solver alone
-    uses 0. The search may end without an answer if none takes at most `max_makespan` ticks. It ends with what it has at
-    `deadline`, in seconds of `time.monotonic`, or when `stop` is set; the answer then depends on the machine.
+    uses 0. The search may end without an answer if none takes at most `max_makespan` ticks; a longer answer, of at most
+    `max_acceptable_makespan`, ends it too if it is within the gap of the bound. It ends with what it has at `deadline`,
+    in seconds of `time.monotonic`, or when `stop` is set; the answer then depends on the machine.
 
     CP-SAT interleaves several workers to stay deterministic, which was slower than one worker on every problem tried.
     """
@@ -48,6 +49,7 @@ class Limits:
     max_deterministic_time: float = 60.0
     gap: float | None = None
     max_makespan: int | None = None
+    max_acceptable_makespan: int | None = None
     deadline: float | None = None
     stop: threading.Event | None = None
 
@@ -80,11 +82,13 @@ class Limits:
             raise OutOfTimeError
 
     def target(self, makespan: int) -> int:
-        """The largest makespan worth finding once this one is known: `max_makespan`, or shorter by more than the
-        gap."""
-        if self.max_makespan is not None and makespan > self.max_makespan:
+        """The largest makespan worth finding once this one is known: shorter by more than the gap, and at most
+        `max_makespan`, which alone counts for a makespan that is not acceptable."""
+        if self.max_makespan is None:
+            return self.improving_makespan(makespan)
+        if makespan > max(self.max_makespan, self.max_acceptable_makespan or 0):
             return self.max_makespan
-        return self.improving_makespan(makespan)
+        return min(self.max_makespan, self.improving_makespan(makespan))
 
     def improving_makespan(self, makespan: int) -> int:
         """The largest makespan that is shorter than this one by more than the gap."""

@@ -6,11 +6,12 @@ both:
     incumbent  = the best of the model's local search or, if it has none, among a few modes per task
     bound      = the bound of the problem in which short tasks have only representative modes (`coarse_problem.py`)
     incumbent  = the best among the modes on as many ranks as the best representatives; often the search ends here
-    branches   = one for each mode of some task, with the bounds of the model's linear relaxation (`branches.py`)
     repeat
         aim    = the bound plus a stride; strides grow
-        for each branch, with memory and times rounded to coarse units and few layouts, then with more layouts, then
-        with all, and at last without rounding
+        modes  = those of the combinations that can meet the aim (`mode_combinations.py`); often there is none
+        bound  = the least bound of a combination
+        with memory and times rounded to coarse units and few layouts, then with more layouts, then with all, and at
+        last without rounding
             repeat while the incumbent improves
                 target     = the aim, or a makespan that is better than the incumbent by more than the requested gap
                 problem    = the modes that can meet the target, rounded down to whole units
@@ -21,10 +22,10 @@ both:
     until the gap or the limit is reached
     incumbent  = the answer at which the model's local search from it ends: as short, often with less work
 
-Work is measured in ticks x ranks. A model also reads an answer from a solution of its program, gives the relaxation,
-and has a local search or none. The further a target lies above the bound of the relaxation, the more modes may meet it.
-Hence the search starts near the bound: an answer found there leaves little to prove, and the absence of one is proven
-with few modes. Everything is deterministic.
+Work is measured in ticks x ranks. A model also reads an answer from a solution of its program, and has a local search
+or none. The further a target lies above the bound, the more combinations may meet it. Hence the search starts near the
+bound: an answer found there leaves little to prove, and the absence of one is proven without CP-SAT or with few modes.
+Everything is deterministic.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from meshwright.planner.solver.branches import Branch, branches
 from meshwright.planner.solver.coarse_problem import (
     coarsened,
     fastest_few,
@@ -45,6 +45,7 @@ from meshwright.planner.solver.coarse_problem import (
 )
 from meshwright.planner.solver.cp_sat import Solved, Steps, run_cp_sat
 from meshwright.planner.solver.lower_bounds import least_makespan, modes_within
+from meshwright.planner.solver.mode_combinations import combinations_within
 from meshwright.planner.solver.model import Incumbent, Model, Program
 from meshwright.planner.solver.problem import Mode, Problem, shortest_period
 from meshwright.planner.solver.result import Answer, Effort, Limits, Progress, Result, picked_modes
@@ -68,13 +69,19 @@ The size of a model grows with its pairs of layouts, and most transfers are shor
 _MANY_MODES = 700
 """Number of modes beyond which CP-SAT proves a bound faster if it first solves the problem with merged layouts."""
 
+_STEP_SHARE = 1 / 4
+"""Length of a step as a share of the requested gap, if `_STEPS` steps would be shorter."""
+
+_MAX_PAIRS = 1_000_000
+"""Number of pairs of a combination and a mode of the next task up to which tasks are joined; a second of work."""
+
 _STRIDE, _STRIDE_GROWTH = 0.01, 1.5
 """First stride, as a share of the bound, and the factor by which strides grow in each round.
 
 The first stride is the requested gap if that is more.
 """
 
-_SHORT_TASK_GAPS, _FINER_GAP = 2, 2
+_SHORT_TASK_GAPS, _FINER_GAP = 2, 1.3
 """Tasks that take less of the bound than this multiple of the requested gap get representatives.
 
 The problem with representatives is solved to a gap finer by the second factor.
@@ -100,7 +107,7 @@ def search(model: Model, problem: Problem, limits: Limits, progress: Progress, e
     if limits.max_makespan is None:
         state.find_first(fastest_few(remaining))
     state.search_representatives(remaining)
-    state.search_branches(remaining)
+    state.search_in_rounds(remaining)
     if state.set_aside:
         state.offer(state.set_aside)
     state.polish()
@@ -122,7 +129,6 @@ def first_answer(model: Model, problem: Problem, limits: Limits, effort: Effort)
 class _SearchState:
     """The state of the search: the best answer so far, the bounds, and the deterministic time left.
 
-    `bound` belongs to the branch being searched, `other_branches_bound` is the lowest bound of the other branches.
     `set_aside` is an answer found with representatives; until the end, the search ignores it. If `is_rough`, any answer
     within the gap serves as well as a shorter one."""
 
@@ -132,7 +138,6 @@ class _SearchState:
     progress: Progress
     effort: Effort
     bound: int = 0
-    other_branches_bound: int | None = None
     makespan: int = 0
     answer: Answer | None = None
     set_aside: Answer | None = None
@@ -152,7 +157,8 @@ class _SearchState:
     @property
     def _longest_worthwhile(self) -> int:
         """The largest makespan of a better answer that meets the target or is within the gap of the bound."""
-        longest = self.longest if self.answer is None else min(self.longest, self.makespan - 1)
+        acceptable = max(self.longest, self.limits.max_acceptable_makespan or 0)
+        longest = acceptable if self.answer is None else min(acceptable, self.makespan - 1)
         return min(longest, max(self.target, self.limits.comparable_makespan(self.bound)))
 
     @property
@@ -173,9 +179,8 @@ class _SearchState:
 
     @property
     def _proven(self) -> int:
-        """The proven bound over all branches, or the answer's makespan if that is shorter."""
-        bound = self.bound if self.other_branches_bound is None else min(self.bound, self.other_branches_bound)
-        return min(bound, self.makespan) if self.answer else bound
+        """The proven bound, or the answer's makespan if that is shorter."""
+        return min(self.bound, self.makespan) if self.answer else self.bound
 
     def modes_within_target(self, problem: Problem) -> Problem:
         """Return the problem without modes that cannot meet the target, and raise the bound accordingly.
@@ -220,7 +225,7 @@ class _SearchState:
         relaxed = _SearchState(
             self.model, with_representatives, limits, _ignore_progress, self.effort, self.bound, is_rough=True
         )
-        relaxed.search_branches(relaxed.problem)
+        relaxed.search_in_rounds(relaxed.problem)
         self.time_left -= limits.max_deterministic_time - relaxed.time_left
         result = relaxed.result()
         self._raise_bound(min(result.bound, self.target + 1))
@@ -229,45 +234,46 @@ class _SearchState:
                 self.answer,
                 similar_to_picked(problem, picked_modes(relaxed.problem, result.answer), short),
             )
-            self._search_among(similar, self.target, self.time_left)
+            within_gap = min(self.target, self.limits.comparable_makespan(self.bound))
+            self._search_among(similar, within_gap, self.time_left)
             # Answers that are only a little shorter would be hard to exclude, so the new answer is set aside.
             if self.is_open and self.answer is not answer:
                 self.set_aside, self.answer = self.answer, None
 
-    def search_branches(self, problem: Problem) -> None:
-        """Search all branches in rounds with a growing aim; a round without an answer raises the bound to the aim."""
-        problem = self.modes_within_target(problem)
-        if not self.is_open:
-            return
-        least, longest = self.bound, self.target
-        all_branches = branches(problem, self.model.relaxation(problem), longest, lambda: self.limits.seconds_left > 0)
-        proven = [max(least, branch.bound) for branch in all_branches]
-        stride = max(self.limits.tolerance, _STRIDE) * min(proven, default=0)
-        while proven and self.limits.seconds_left > 0 and self.time_left > 0:
-            self.aim = min(proven) + math.ceil(stride)
+    def search_in_rounds(self, problem: Problem) -> None:
+        """Search in rounds with a growing aim; a round without an answer raises the bound to the aim."""
+        longest = self.target
+        stride = max(self.limits.tolerance, _STRIDE) * self.bound
+        while self.bound <= min(longest, self.target) and self.limits.seconds_left > 0 and self.time_left > 0:
+            self.aim = self.bound + math.ceil(stride)
             stride *= _STRIDE_GROWTH
-            if min(proven) > self.target:
-                break
-            for position, branch in enumerate(all_branches):
-                self.bound = proven[position]
-                self.other_branches_bound = min([longest + 1, *proven[:position], *proven[position + 1 :]])
-                if self.is_open:
-                    self._prove(branch)
-                proven[position] = self.bound
-        self.bound, self.other_branches_bound, self.aim = min([longest + 1, *proven]), None, None
+            within_aim = self._without_excluded(problem)
+            if self.is_open:
+                self._prove(within_aim)
+            self.aim = None
 
-    def _prove(self, branch: Branch) -> None:
-        """Search a branch for better answers until none is left or time runs out."""
-        problem = branch.within(self.target)
+    def _without_excluded(self, problem: Problem) -> Problem:
+        """Return the problem with the modes that combinations of modes leave possible, and raise the bound
+        accordingly."""
+        remaining = self.modes_within_target(problem)
+        if not self.is_open:
+            return remaining
+        possible = combinations_within(remaining, self.target, max_pairs=_MAX_PAIRS)
+        self._raise_bound(int(possible.bounds.min()) if len(possible) else self.target + 1)
+        return remaining.with_modes({name: modes.tolist() for name, modes in possible.modes.items()})
+
+    def _prove(self, problem: Problem) -> None:
+        """Search for better answers within the aim until none is left or time runs out."""
+        remaining = problem
         for gaps in _MERGE_GAPS:
             merged_ticks = int(self.limits.tolerance * self.bound * gaps)
-            if merged_ticks and self._has_many_modes(problem):
-                problem = self._tighten(branch, problem, merged_ticks)
-        problem = self._tighten(branch, problem)
+            if merged_ticks and self._has_many_modes(remaining):
+                remaining = self._tighten(remaining, merged_ticks)
+        remaining = self._tighten(remaining)
         while self.is_open:
-            problem = self.modes_within_target(problem)
+            remaining = self.modes_within_target(remaining)
             if self.is_open:
-                self._finish(problem)
+                self._finish(remaining)
 
     def _has_many_modes(self, problem: Problem) -> bool:
         """True if more than `_MANY_MODES` modes are left after rounding: merging layouts first then saves time."""
@@ -279,7 +285,7 @@ class _SearchState:
         coarse = coarsened(remaining, parts=_MEMORY_PARTS, ticks=self._rounding_ticks).problem
         return _num_modes(coarse) > _MANY_MODES
 
-    def _tighten(self, branch: Branch, problem: Problem, merged_ticks: int = 0) -> Problem:
+    def _tighten(self, problem: Problem, merged_ticks: int = 0) -> Problem:
         """Tighten the bound and improve the answer on the rounded problem while the answer improves.
 
         Returns the problem with the modes that are left.
@@ -298,20 +304,20 @@ class _SearchState:
             if (
                 picked and self.is_open and (merged_ticks or self.is_rough)
             ):  # with fewer modes the rest is proven quickly
-                self._search_beyond_aim(branch.within(self._longest_worthwhile), picked, min(spent, self.time_left))
+                self._search_beyond_aim(problem, picked, min(spent, self.time_left))
             is_better = self.answer is not answer
         return problem
 
     def _tighten_bound(self, relaxed: Problem) -> tuple[Mode, ...]:
         """Tighten the bound with a relaxed problem, and return the modes of its best answer, if there is one."""
-        steps = Steps.between(self.bound, self.target, _STEPS)
+        steps = self._steps_to(self.target)
         solved, program = self._run(relaxed, steps, self.time_left)
         self._raise_bound_by(solved, steps)
         return _picked(relaxed, solved, program) if solved.is_found else ()
 
     def _finish(self, problem: Problem) -> None:
         """Search for a better answer among all modes that can be part of one, and tighten the bound."""
-        steps = Steps.between(self.bound, self.target, _STEPS)
+        steps = self._steps_to(self.target)
         solved, program = self._run(problem, steps, self.time_left)
         if solved.is_found:
             self.offer(_answer(self.problem, problem, solved, program))
@@ -330,7 +336,7 @@ class _SearchState:
     def _search_among(self, restricted: Problem, target: int, limit: float) -> None:
         remaining = modes_within(restricted, target)
         if all(task.modes for task in remaining.tasks):
-            solved, program = self._run(remaining, Steps.between(self.bound, target, _STEPS), limit)
+            solved, program = self._run(remaining, self._steps_to(target), limit)
             if solved.is_found:
                 self.offer(_answer(self.problem, remaining, solved, program))
 
@@ -340,6 +346,11 @@ class _SearchState:
         solved = run_cp_sat(program.cp, replace(self.limits, max_deterministic_time=limit), effort=self.effort)
         self.time_left -= max(solved.solver.deterministic_time, 1e-3)
         return solved, program
+
+    def _steps_to(self, target: int) -> Steps:
+        """Return steps from the bound to a target that are fine enough to prove that an answer is within the gap."""
+        ticks = max(1, int(_STEP_SHARE * self.limits.tolerance * self.bound))
+        return Steps.between(self.bound, target, max(1, min(_STEPS, -(-(target - self.bound) // ticks))))
 
     def _raise_bound_by(self, solved: Solved, steps: Steps) -> None:
         self._raise_bound(min(steps.proven(solved), steps.target + 1))

@@ -39,6 +39,11 @@ def test_what_is_asked_for_comes_before_what_is_better() -> None:
     assert [limits.target(makespan) for makespan in (80, 51, 50, 20)] == [50, 50, 49, 19]
 
 
+def test_of_an_acceptable_answer_only_what_is_shorter_by_more_than_the_gap_is_worth_finding() -> None:
+    limits = Limits(max_makespan=50, max_acceptable_makespan=60, gap=0.2)
+    assert [limits.target(makespan) for makespan in (80, 61, 60, 50)] == [50, 50, 48, 40]
+
+
 def test_time_is_left_until_the_deadline_and_for_ever_without_one() -> None:
     assert Limits().seconds_left == math.inf
     assert Limits(deadline=time.monotonic() - 1).seconds_left < 0

@@ -190,7 +190,7 @@ def test_progress_only_gets_better(make: Callable[..., Problem]) -> None:
 
 @pytest.mark.parametrize("make", [random_problem, random_blocks])
 def test_what_a_search_asks_of_the_solver_is_counted_and_the_same_again(make: Callable[..., Problem]) -> None:
-    asked, one, other = make(5, num_ranks=8, num_tasks=5, num_modes=14), Effort(), Effort()
+    asked, one, other = make(11, num_ranks=8, num_tasks=5, num_modes=14), Effort(), Effort()
     for effort in (one, other):
         solve(asked, Limits(), effort=effort)
     assert one == other
