@@ -176,7 +176,7 @@ class Job(Document):
         if self.tool and not self.workload.turns:
             raise ValueError("tool: single-turn rollouts call no tool; give workload.turns, or remove tool")
         require_only_actor_adapter([role for role in self.models.roles if self.models.source(role).adapter])
-        if isinstance(self.algorithm, OwnGraph) and self.own_key:
+        if isinstance(self.algorithm, OwnGraph) and self.own_key and not self.algorithm.states_losses:
             require_settings_of_graph([SETTINGS_KEYS[preset] for preset in self.presets], self.own_key)
         if isinstance(self.algorithm, OwnGraph) and self.preset:
             require_roles(self.preset, self.models.roles, self.workload, has_environment=bool(self.rewards))

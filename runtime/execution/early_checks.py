@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
+from meshwright.planner.job.graph_losses import own_functions
 from meshwright.planner.job.job import Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.environment.allowed_functions import require_allowed_rewards, require_allowed_tool
+from meshwright.runtime.environment.allowed_functions import (
+    require_allowed_losses,
+    require_allowed_rewards,
+    require_allowed_tool,
+)
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.rollout.prompts import PromptData, read_data
 
@@ -35,6 +40,7 @@ def require_data(job: Job, directory: Path, allowed_modules: Collection[str]) ->
     Raises BadInput for data that cannot be read or lacks a column, and for functions of modules that are not allowed.
     """
     require_allowed_rewards(job.rewards, allowed_modules, has_answers=True)  # answers are checked below, once read
+    require_allowed_losses(own_functions(job), allowed_modules)
     if job.tool:
         require_allowed_tool(job.tool, allowed_modules)
     elif job.workload.turns:
