@@ -14,6 +14,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
+from meshwright.planner.job.generated_verdicts import JudgeSpec
 from meshwright.planner.job.rewards_and_tools import is_function_path
 from meshwright.profiles.documents import Document
 from meshwright.profiles.stages import ENVIRONMENT, HostStage, Mode, Role, Stage, StageGraph, graph_violations
@@ -46,6 +47,10 @@ _ADVANTAGES = (
     "module:function that computes the advantages of a training stage, in place of those of the algorithm whose "
     "settings the job gives"
 )
+_JUDGE = (
+    "for an inference of the reward model: the model is a language model, which generates a verdict on each sequence, "
+    "and the text of the verdict is read as its score"
+)
 _STAGES = "stages of a step, each after those that it reads from"
 
 LOSSES = ("policy", "value", "distill")
@@ -65,6 +70,7 @@ class OwnStage(Document):
     may_stream: bool = Field(default=False, description=_STREAM)
     loss: str | None = Field(default=None, description=_LOSS)
     advantages: str | None = Field(default=None, description=_ADVANTAGES)
+    judge: JudgeSpec | None = Field(default=None, description=_JUDGE)
 
 
 class OwnGraph(Document):
@@ -75,7 +81,7 @@ class OwnGraph(Document):
     @model_validator(mode="after")
     def _makes_a_graph(self) -> Self:
         rules = (
-            *(_fields_once, _roles, _generation, _inputs, _inference, _training, _losses),
+            *(_fields_once, _roles, _generation, _inputs, _inference, _training, _losses, _judging),
             *(_environment, _sharing, _filtering),
         )
         for rule in rules:
@@ -103,6 +109,11 @@ class OwnGraph(Document):
         return any(stage.loss or stage.advantages for stage in self.stages)
 
     @cached_property
+    def judge(self) -> JudgeSpec | None:
+        """What the stage that generates verdicts does, or None."""
+        return next((stage.judge for stage in self.stages if stage.judge), None)
+
+    @cached_property
     def filter(self) -> OwnStage | None:
         """The stage that keeps the best samples, or None."""
         return next((stage for stage in self.stages if stage.kind == "filter"), None)
@@ -123,6 +134,7 @@ class OwnGraph(Document):
                 is_trained=stage.role in self.trained,
                 may_stream=stage.may_stream and not self.filter,
                 base_of=Role.ACTOR if ref_is_base and stage.role is Role.REF else None,
+                judges=stage.judge is not None,
             )
             for stage in self.stages
             if stage.role
@@ -143,7 +155,8 @@ def is_same_graph(one: StageGraph, other: StageGraph) -> bool:
 
     def unordered(graph: StageGraph) -> set[object]:
         stages = {
-            (s.name, s.role, s.modes, frozenset(s.reads), frozenset(s.writes), s.may_stream) for s in graph.stages
+            (s.name, s.role, s.modes, frozenset(s.reads), frozenset(s.writes), s.may_stream, s.judges)
+            for s in graph.stages
         }
         return {*stages, *((host.name, frozenset(host.reads), frozenset(host.writes)) for host in graph.host_stages)}
 
@@ -220,6 +233,20 @@ def _losses(stages: Sequence[OwnStage]) -> Iterator[str]:
             yield (
                 f"{stage.name} has loss=distill, whose advantages are those of its teachers, and advantages="
                 f"{stage.advantages}; remove one of them"
+            )
+
+
+def _judging(stages: Sequence[OwnStage]) -> Iterator[str]:
+    trained = {stage.role for stage in stages if stage.kind == "training"}
+    for stage in (stage for stage in stages if stage.judge):
+        if stage.kind != "inference" or stage.role is not Role.REWARD:
+            yield f"{stage.name} has judge, which only an inference of the reward model has; remove it"
+        elif stage.may_stream:
+            yield f"{stage.name} has judge and may_stream=true, and a verdict is on a whole response; set it to false"
+        elif stage.role in trained:
+            yield (
+                f"{stage.name} has judge, and a stage trains the reward model; a judge that learns is not supported: "
+                "remove the stage that trains it"
             )
 
 

@@ -10,11 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from meshwright.planner.job.algorithm_settings import Distill
+from meshwright.planner.job.custom_graph import OwnGraph
 from meshwright.planner.job.graph_losses import stage_loss
 from meshwright.planner.job.job import Job
 from meshwright.planner.plan.layout_and_schedule_rules import in_flight
@@ -36,6 +38,7 @@ from meshwright.runtime.records.results import InstructionResult
 from meshwright.runtime.rollout.controllers import RunControllers
 from meshwright.runtime.rollout.prompts import PromptData
 from meshwright.runtime.rollout.stage import GenerationStage
+from meshwright.runtime.rollout.verdicts import JudgeStage
 from meshwright.runtime.training.bad_steps import (
     BadSteps,
     SkippedBatch,
@@ -104,6 +107,18 @@ class StageRunner:
             )
             for stage in plan.facts.graph.train_stage.values()
         }
+        judge = job.algorithm.judge if isinstance(job.algorithm, OwnGraph) else None
+        self._judging = {
+            placement.stage: JudgeStage(
+                judge,
+                data,
+                self._copies[placement.stage],
+                judge.judged(plan.facts.workload.wave),
+                rows=placement.schedule.micro_batch_size,
+            )
+            for placement in plan.placements
+            if judge and plan.stage(placement.stage).judges
+        }
         self._chunked = {
             stage: ChunkedStage(reader, functools.partial(self._build_scorer, stage))
             for stage, reader in streaming.readers.items()
@@ -163,6 +178,8 @@ class StageRunner:
             return InstructionResult(metrics=self._train(stage, batch))
         if stage.name in self._chunked and not batch.held_out:
             return InstructionResult(facts=self._score_chunks(stage, batch))
+        if stage.judges:
+            return InstructionResult(facts=self._judge(stage, batch))
         return InstructionResult(facts=self._forward(stage, batch))
 
     def _build_scorer(self, stage: str) -> ChunkScorer:
@@ -193,6 +210,15 @@ class StageRunner:
             for row, values in zip(group, micro_batch.split_rows(output.cpu()), strict=True):
                 self._put_outputs(batch, stage, row, values)
         return {"num_tokens": float(sum(lengths[row] for row in replica_rows))}
+
+    def _judge(self, stage: Stage, batch: StepExperience) -> dict[str, float]:
+        """Generate a verdict on each of this replica's rows, and put the scores that are read off them."""
+        lengths = batch.lengths()
+        rows = self._rows_of_replica(stage, batch.rows, lengths)
+        scores, facts = self._judging[stage.name].scores({row: batch.experience.get("tokens", row) for row in rows})
+        for row, score in scores.items():
+            batch.experience.put(stage.writes[0], row, torch.tensor([score]))
+        return {"num_tokens": float(sum(lengths[row] for row in rows)), **facts}
 
     def _score_chunks(self, stage: Stage, batch: StepExperience) -> dict[str, float]:
         """Compute the outputs of `_forward` from responses that are streamed while they are generated."""
