@@ -74,6 +74,7 @@ class Stage:
     `is_trained`: some stage of the graph trains the weights that this stage uses. `may_stream`: the stage can read
     responses in chunks while they are generated. `base_of`: the role whose weights, without the adapter, this stage
     uses. `is_quantised`: linear layers have weights in 8-bit floats, in a copy of the weights that no other stage uses.
+    `judges`: the stage generates a verdict on each sequence, and its score is read off the verdict.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Stage:
     may_stream: bool = False
     base_of: Role | None = None
     is_quantised: bool = False
+    judges: bool = False
 
     @cached_property
     def trains(self) -> bool:

@@ -120,6 +120,11 @@ def require_calibratable(plan: Plan, table: Table | None) -> None:
             "the run uses dynamic sampling (workload.dynamic_sampling), whose steps have different numbers of waves, "
             "which a correction cannot tell from slow stages; calibrate with a run of the job without it."
         )
+    if any(stage.judges for stage in plan.graph.stages):
+        raise BadInput(
+            "the run has a judge that generates, whose seconds depend on the lengths of its verdicts, which are not "
+            "recorded; calibrate with a run of a job without it."
+        )
     if table is None and "profile" in plan.digests:
         raise BadInput("the plan was made with a measured table; give it with --profile.")
     if table is None:

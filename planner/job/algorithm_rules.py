@@ -65,14 +65,12 @@ def require_roles(
 
 def require_settings_of_graph(allowed_keys: Collection[str], key: str) -> None:
     """Raises ValueError if a job with its own graph gives settings under a key other than `allowed_keys`, the keys of
-    presets with the same graph."""
-    if key not in allowed_keys:
-        reason = (
-            f"its settings are under {' or '.join(allowed_keys)}"
-            if allowed_keys
-            else "no preset has that graph, so it has no settings"
+    presets with the same graph. A graph that no preset has may be trained with the settings of any."""
+    if allowed_keys and key not in allowed_keys:
+        raise ValueError(
+            f"{key}: algorithm is the job's own graph, and its settings are under {' or '.join(allowed_keys)}; remove "
+            f"{key}, or name the loss of a training stage"
         )
-        raise ValueError(f"{key}: algorithm is the job's own graph, and {reason}; remove {key}")
 
 
 def require_reference(settings_key: str, settings: LearningSettings, roles: Collection[Role]) -> None:

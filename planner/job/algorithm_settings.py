@@ -23,6 +23,7 @@ _DECAY = "decay of the rate after the warm-up"
 _MIN_RATIO = "minimum learning rate as a fraction of the largest"
 _TARGET_KL = "remaining updates of a step are skipped once approx_kl exceeds 1.5 times this"
 _MAX_BAD_STEPS = "consecutive steps with a loss, a score or a gradient that is not finite, after which a run ends"
+_ACTOR_RATE = "largest learning rate of the actor, and of every other trained role that has none of its own"
 _REWARD_CLIP = "scores are clipped to this magnitude, after reward_scale"
 
 
@@ -78,7 +79,7 @@ class LearningSettings(Document):
     A key of another algorithm is refused, and the error names the algorithms that have it.
     """
 
-    actor_learning_rate: float = Field(default=1e-6, gt=0, description="largest learning rate of the actor")
+    actor_learning_rate: float = Field(default=1e-6, gt=0, description=_ACTOR_RATE)
     actor_schedule: LearningRateSchedule = Field(
         default=LearningRateSchedule(), description="warm-up and decay of the actor's learning rate"
     )
@@ -113,9 +114,14 @@ class LearningSettings(Document):
         return 1 - self.clip_ratio, 1 + self.clip_ratio
 
     def learning_rate(self, role: Role, step: int) -> float:
-        """The learning rate of a trained role at a step, counted from 0."""
-        assert role == Role.ACTOR, role
-        return self.actor_learning_rate * self.actor_schedule.ratio(step)
+        """The learning rate of a trained role at a step, counted from 0: the actor's, unless the settings have one for
+        the role."""
+        rate, schedule = self._rates_of_roles().get(role, (self.actor_learning_rate, self.actor_schedule))
+        return rate * schedule.ratio(step)
+
+    def _rates_of_roles(self) -> Mapping[Role, tuple[float, LearningRateSchedule]]:
+        """The largest rate and the schedule of each role that has its own."""
+        return {}
 
 
 class RewardedSettings(LearningSettings):
@@ -180,10 +186,8 @@ class PPO(RewardedSettings):
     def rewards_truncated(self) -> bool:
         return self.truncation == "terminal"
 
-    def learning_rate(self, role: Role, step: int) -> float:
-        if role == Role.CRITIC:
-            return self.critic_learning_rate * self.critic_schedule.ratio(step)
-        return super().learning_rate(role, step)
+    def _rates_of_roles(self) -> Mapping[Role, tuple[float, LearningRateSchedule]]:
+        return {Role.CRITIC: (self.critic_learning_rate, self.critic_schedule)}
 
 
 LossMean = Literal["token", "sequence", "constant"]

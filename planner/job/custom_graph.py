@@ -14,6 +14,8 @@ from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
+from meshwright.planner.job.generated_verdicts import JudgeSpec
+from meshwright.planner.job.rewards_and_tools import is_function_path
 from meshwright.profiles.documents import Document
 from meshwright.profiles.stages import ENVIRONMENT, HostStage, Mode, Role, Stage, StageGraph, graph_violations
 
@@ -37,7 +39,22 @@ _KIND = (
 )
 _FIELD = "fields of the experience that the stage {}; a field that no preset has is one fp32 number for each token"
 _STREAM = "true if an inference stage that reads only tokens may read responses in chunks while they are generated"
+_LOSS = (
+    "loss of a training stage: policy (the default of a language model), value (the default of the critic), distill, "
+    "or module:function of a module that run is allowed to load"
+)
+_ADVANTAGES = (
+    "module:function that computes the advantages of a training stage, in place of those of the algorithm whose "
+    "settings the job gives"
+)
+_JUDGE = (
+    "for an inference of the reward model: the model is a language model, which generates a verdict on each sequence, "
+    "and the text of the verdict is read as its score"
+)
 _STAGES = "stages of a step, each after those that it reads from"
+
+LOSSES = ("policy", "value", "distill")
+"""The losses that a training stage can name; `planner.job.graph_losses` says what each needs."""
 
 FieldName: TypeAlias = Annotated[str, Field(pattern=_NAME, max_length=40)]
 
@@ -51,6 +68,9 @@ class OwnStage(Document):
     reads: tuple[FieldName, ...] = Field(default=(), max_length=32, description=_FIELD.format("reads"))
     writes: tuple[FieldName, ...] = Field(default=(), max_length=32, description=_FIELD.format("writes"))
     may_stream: bool = Field(default=False, description=_STREAM)
+    loss: str | None = Field(default=None, description=_LOSS)
+    advantages: str | None = Field(default=None, description=_ADVANTAGES)
+    judge: JudgeSpec | None = Field(default=None, description=_JUDGE)
 
 
 class OwnGraph(Document):
@@ -60,7 +80,10 @@ class OwnGraph(Document):
 
     @model_validator(mode="after")
     def _makes_a_graph(self) -> Self:
-        rules = (_fields_once, _roles, _generation, _inputs, _inference, _training, _environment, _sharing, _filtering)
+        rules = (
+            *(_fields_once, _roles, _generation, _inputs, _inference, _training, _losses, _judging),
+            *(_environment, _sharing, _filtering),
+        )
         for rule in rules:
             for sentence in rule(self.stages):
                 raise ValueError(sentence)
@@ -79,6 +102,16 @@ class OwnGraph(Document):
     def graph(self, *, ref_is_base: bool = False) -> StageGraph:
         """The graph for planning; with `ref_is_base` the reference is the actor without its adapter."""
         return StageGraph(self._device_stages(ref_is_base), self._host_stages)
+
+    @cached_property
+    def states_losses(self) -> bool:
+        """True if a training stage states its loss or its advantages."""
+        return any(stage.loss or stage.advantages for stage in self.stages)
+
+    @cached_property
+    def judge(self) -> JudgeSpec | None:
+        """What the stage that generates verdicts does, or None."""
+        return next((stage.judge for stage in self.stages if stage.judge), None)
 
     @cached_property
     def filter(self) -> OwnStage | None:
@@ -101,6 +134,7 @@ class OwnGraph(Document):
                 is_trained=stage.role in self.trained,
                 may_stream=stage.may_stream and not self.filter,
                 base_of=Role.ACTOR if ref_is_base and stage.role is Role.REF else None,
+                judges=stage.judge is not None,
             )
             for stage in self.stages
             if stage.role
@@ -121,7 +155,8 @@ def is_same_graph(one: StageGraph, other: StageGraph) -> bool:
 
     def unordered(graph: StageGraph) -> set[object]:
         stages = {
-            (s.name, s.role, s.modes, frozenset(s.reads), frozenset(s.writes), s.may_stream) for s in graph.stages
+            (s.name, s.role, s.modes, frozenset(s.reads), frozenset(s.writes), s.may_stream, s.judges)
+            for s in graph.stages
         }
         return {*stages, *((host.name, frozenset(host.reads), frozenset(host.writes)) for host in graph.host_stages)}
 
@@ -183,6 +218,36 @@ def _training(stages: Sequence[OwnStage]) -> Iterator[str]:
         if stage.kind != "training" and trained:
             yield f"{stage.name} comes after {trained[-1].name}, which trains; put the stages that train last"
         trained += [stage] if stage.kind == "training" else []
+
+
+def _losses(stages: Sequence[OwnStage]) -> Iterator[str]:
+    for stage in stages:
+        for key, value in (("loss", stage.loss), ("advantages", stage.advantages)):
+            if value and stage.kind != "training":
+                yield f"{stage.name} is a stage of {stage.kind} and has {key}={value}; only training has one: remove it"
+        if stage.loss and stage.loss not in LOSSES and not is_function_path(stage.loss):
+            yield f"{stage.name} has loss={stage.loss!r}; use {', '.join(LOSSES)}, or the form module:function"
+        if stage.advantages and not is_function_path(stage.advantages):
+            yield f"{stage.name} has advantages={stage.advantages!r}; use the form module:function"
+        if stage.advantages and stage.loss == "distill":
+            yield (
+                f"{stage.name} has loss=distill, whose advantages are those of its teachers, and advantages="
+                f"{stage.advantages}; remove one of them"
+            )
+
+
+def _judging(stages: Sequence[OwnStage]) -> Iterator[str]:
+    trained = {stage.role for stage in stages if stage.kind == "training"}
+    for stage in (stage for stage in stages if stage.judge):
+        if stage.kind != "inference" or stage.role is not Role.REWARD:
+            yield f"{stage.name} has judge, which only an inference of the reward model has; remove it"
+        elif stage.may_stream:
+            yield f"{stage.name} has judge and may_stream=true, and a verdict is on a whole response; set it to false"
+        elif stage.role in trained:
+            yield (
+                f"{stage.name} has judge, and a stage trains the reward model; a judge that learns is not supported: "
+                "remove the stage that trains it"
+            )
 
 
 def _environment(stages: Sequence[OwnStage]) -> Iterator[str]:

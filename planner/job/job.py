@@ -32,7 +32,7 @@ from meshwright.planner.job.algorithm_rules import (
 from meshwright.planner.job.algorithm_settings import GRPO, PPO, RLOO, SETTINGS, Distill, LearningSettings, Reinforce
 from meshwright.planner.job.custom_graph import OwnGraph
 from meshwright.planner.job.engine_environments import EngineEnvironments
-from meshwright.planner.job.limits import position_violations, require_within_limits
+from meshwright.planner.job.limits import judge_violations, position_violations, require_within_limits
 from meshwright.planner.job.rewards_and_tools import Reward, RewardLoad, Tool, from_plan, require_unique_names
 from meshwright.planner.job.sections import (
     AnyClusterSpec,
@@ -176,7 +176,7 @@ class Job(Document):
         if self.tool and not self.workload.turns:
             raise ValueError("tool: single-turn rollouts call no tool; give workload.turns, or remove tool")
         require_only_actor_adapter([role for role in self.models.roles if self.models.source(role).adapter])
-        if isinstance(self.algorithm, OwnGraph) and self.own_key:
+        if isinstance(self.algorithm, OwnGraph) and self.own_key and not self.algorithm.states_losses:
             require_settings_of_graph([SETTINGS_KEYS[preset] for preset in self.presets], self.own_key)
         if isinstance(self.algorithm, OwnGraph) and self.preset:
             require_roles(self.preset, self.models.roles, self.workload, has_environment=bool(self.rewards))
@@ -394,13 +394,15 @@ def resolve(job: Job, directory: Path) -> Facts:
     that cannot be resolved.
     """
     directories = {role: directory / job.models.source(role).path for role in job.models.roles}
-    specs = {role: read_model(directories[role], scalar_head=role in _SCALAR_HEAD_ROLES) for role in directories}
+    judge = job.algorithm.judge if isinstance(job.algorithm, OwnGraph) else None
+    scalar_roles = (Role.CRITIC,) if judge else _SCALAR_HEAD_ROLES
+    specs = {role: read_model(directories[role], scalar_head=role in scalar_roles) for role in directories}
     for role in job.models.roles:
         specs[role] = specs[role].with_balance(job.models.source(role).balance)
     adapter = job.models.actor.adapter
     specs[Role.ACTOR] = replace(specs[Role.ACTOR], adapter=adapter)
     real_paths = {role: os.path.realpath(path) for role, path in directories.items()}
-    require_heads(specs, directories)
+    require_heads(specs, directories, has_judge=judge is not None)
     require_one_vocabulary(specs, directories)
     tokenizer = directory / job.data.tokenizer if job.data else None
     require_one_tokenizer(specs, directories, tokenizer)
@@ -408,6 +410,8 @@ def resolve(job: Job, directory: Path) -> Facts:
     by_name = {role.value: spec for role, spec in specs.items()}
     require_within_limits(by_name, cluster, job.workload, "job")
     require_none(position_violations(by_name, job.workload), "workload")
+    if judge:
+        require_none(judge_violations(specs, judge, job.workload), "job")
     own_engine_name = own_engine(cluster.kind, has_experts=specs[Role.ACTOR].experts is not None)
     return Facts(
         algorithm=job.algorithm,

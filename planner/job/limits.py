@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from meshwright.planner.job.generated_verdicts import JudgeSpec
 from meshwright.profiles.errors import require_none
 from meshwright.profiles.hardware import AnyCluster, Cluster, Link
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.stages import Role
 from meshwright.profiles.workload import Workload
 
 _TINY, _HUGE = 1e-12, 1e24
@@ -67,6 +69,16 @@ def position_violations(models: Mapping[str, ModelSpec], workload: Workload) -> 
         f"prompt.max + response.max = {workload.max_tokens} exceeds the {shortest.max_positions} positions of "
         f"{shortest.name}; shorten {shortened}.",
     )
+
+
+def judge_violations(models: Mapping[Role, ModelSpec], judge: JudgeSpec, workload: Workload) -> Iterator[str]:
+    """One sentence for each reason why the reward model cannot generate verdicts."""
+    spec, longest = models[Role.REWARD], workload.max_tokens + judge.max_added_tokens
+    if longest > spec.max_positions:
+        yield (
+            f"a judged sequence may have {longest} tokens (prompt.max + response.max + template_tokens + verdict.max), "
+            f"and {spec.name} has {spec.max_positions} positions; shorten one of them."
+        )
 
 
 def _check_maxima(where: str, owner: Any, limits: dict[str, int]) -> Iterator[str]:

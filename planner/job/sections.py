@@ -89,11 +89,15 @@ class Models(Document):
         return source
 
 
-def require_heads(specs: Mapping[Role, ModelSpec], directories: Mapping[Role, Path]) -> None:
+def require_heads(
+    specs: Mapping[Role, ModelSpec], directories: Mapping[Role, Path], *, has_judge: bool = False
+) -> None:
     """Raises BadInput if a model's weights lack the head that its role needs. A critic may start from a language model,
-    with a zero head; a reward model may not, since all its scores would be zero."""
+    with a zero head; a reward model may not, since all its scores would be zero. With `has_judge` the reward model is a
+    language model."""
     language_models = dict.fromkeys((Role.ACTOR, Role.REF, *TEACHERS), _LANGUAGE_MODEL)
-    for role, required in {**language_models, Role.REWARD: _SCALAR_HEAD_MODEL}.items():
+    reward = _LANGUAGE_MODEL if has_judge else _SCALAR_HEAD_MODEL
+    for role, required in {**language_models, Role.REWARD: reward}.items():
         if role not in specs:
             continue
         architecture, directory = specs[role].architecture, directories[role]

@@ -10,11 +10,14 @@ from typing import TypeAlias
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.cost import Cost
+from meshwright.cost_models.judge_costs import JudgeModel
 from meshwright.cost_models.protocol import CostModel, StageQuery
 from meshwright.cost_models.sampling_waves import WavesModel, processes_all_samples, slowest_seconds
+from meshwright.planner.job.custom_graph import OwnGraph
 from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.plan import Placement, Plan
 from meshwright.planner.plan.reward_workers import min_reward_wait
+from meshwright.profiles.frameworks import EAGER
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import GENERATE, Stage, field_type
@@ -27,17 +30,27 @@ CostModelBuilder: TypeAlias = Callable[[Facts], CostModel]
 
 def cost_model_of(facts: Facts, table: Table | None = None) -> CostModel:
     """Return the cost model of these facts; it uses measured times where a table is given."""
-    batch = cost_model(facts.cluster, facts.workload, facts.precision, table, facts.engine)
+    batch = _batch_model(facts, facts.workload, table)
     if not facts.workload.selects_samples:
         return batch
     workload, sampling = facts.workload.wave, facts.workload.dynamic_sampling
     latencies = [reward.latency_seconds.resolve() for reward in facts.rewards]
     return WavesModel(
         batch,
-        wave=cost_model(facts.cluster, workload, facts.precision, table, facts.engine),
+        wave=_batch_model(facts, workload, table),
         num_waves=sampling.expected_waves(facts.workload.num_prompts) if sampling else 1.0,
         reward_seconds=slowest_seconds(latencies, workload.batch_size) if latencies else 0.0,
     )
+
+
+def _batch_model(facts: Facts, workload: Workload, table: Table | None) -> CostModel:
+    """Return the cost model of a workload, with the verdicts of a judge that generates them."""
+    batch = cost_model(facts.cluster, workload, facts.precision, table, facts.engine)
+    judge = facts.algorithm.judge if isinstance(facts.algorithm, OwnGraph) else None
+    if judge is None:
+        return batch
+    verdicts = cost_model(facts.cluster, judge.judged(workload), facts.precision, table, EAGER)
+    return JudgeModel(batch, verdicts)
 
 
 @dataclass(frozen=True)

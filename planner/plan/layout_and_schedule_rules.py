@@ -72,7 +72,7 @@ def max_context_parallel(facts: Facts, stage: Stage) -> int:
     smaller kernels cost more than is saved, and such short sequences fit in memory without it.
     """
     spec = facts.models.spec(stage.role)
-    if stage.generates or spec.experts or spec.linear:
+    if stage.generates or stage.judges or spec.experts or spec.linear:
         return 1
     return max(1, facts.workload.max_tokens // MIN_CONTEXT_TOKENS)
 
@@ -131,12 +131,14 @@ def layout_rules(facts: Facts, stage: Stage, layout: Layout, part: int = 0) -> t
         sentences.append(
             f"tp={layout.tp} {verb} experts, which are trained with sequence parallelism only; turn sp on."
         )
-    if stage.generates and layout.sp:
+    if (stage.generates or stage.judges) and layout.sp:
         sentences.append("sp is on, and a single new token cannot be divided along the sequence; turn sp off.")
     if stage.is_quantised and facts.cluster.kind != "cpu" and not sentences:
         sentences += fp8_shape_violations(facts.models.spec(stage.role), layout.tp)
     max_cp = max_context_parallel(facts, stage)
-    if layout.cp > max_cp and stage.generates:
+    if stage.judges and layout.pp > 1:
+        sentences.append(f"pp={layout.pp} on a stage that generates verdicts, whose micro-batches decode alone; use 1.")
+    if layout.cp > max_cp and (stage.generates or stage.judges):
         sentences.append(f"cp={layout.cp} shards sequences, and generation samples one token at a time; use cp=1.")
     elif layout.cp > max_cp and not (facts.models.spec(stage.role).experts or facts.models.spec(stage.role).linear):
         tokens = facts.workload.max_tokens

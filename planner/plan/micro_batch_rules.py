@@ -143,6 +143,8 @@ def _reasons_against_token_caps(stage: Stage, layout: Layout) -> Iterator[str]:
     """The reasons why micro-batches of a stage may not be capped by tokens, as clauses."""
     if stage.generates:
         yield "on a stage that generates, slot by slot"
+    if stage.judges:
+        yield "on a stage that generates verdicts, on so many sequences at a time"
     if layout.vpp > 1:
         yield f"with vpp={layout.vpp}, which needs micro-batches in multiples of pp={layout.pp}"
     if layout.expert_replicas > 1 and stage.trains:

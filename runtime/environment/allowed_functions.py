@@ -32,6 +32,13 @@ def require_allowed_tool(tool: Tool, allowed: Collection[str]) -> None:
         _require_allowed("tool", tool.function, allowed)
 
 
+def require_allowed_losses(functions: Sequence[tuple[str, str]], allowed: Collection[str]) -> None:
+    """Raises BadInput for a loss or advantages, given by training stage, of a module that is not allowed. No module is
+    imported."""
+    for stage, function in functions:
+        _require_allowed(stage, function, allowed)
+
+
 def _require_allowed(subject: str, function: str, allowed: Collection[str]) -> None:
     module = function.partition(":")[0]
     if module not in allowed:

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
+from meshwright.planner.job.custom_graph import OwnGraph
+from meshwright.planner.job.graph_losses import own_functions
 from meshwright.planner.job.job import Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.environment.allowed_functions import require_allowed_rewards, require_allowed_tool
+from meshwright.runtime.environment.allowed_functions import (
+    require_allowed_losses,
+    require_allowed_rewards,
+    require_allowed_tool,
+)
 from meshwright.runtime.launch.rendezvous import Rendezvous
-from meshwright.runtime.rollout.prompts import PromptData, read_data
+from meshwright.runtime.rollout.prompts import PromptData, judge_template, read_data
 
 
 def require_nodes(plan: Plan, rendezvous: Rendezvous) -> None:
@@ -33,8 +39,10 @@ def require_data(job: Job, directory: Path, allowed_modules: Collection[str]) ->
     """Read the data of a job.
 
     Raises BadInput for data that cannot be read or lacks a column, and for functions of modules that are not allowed.
+    Raises BadInput too for a judge whose texts are longer than is planned.
     """
     require_allowed_rewards(job.rewards, allowed_modules, has_answers=True)  # answers are checked below, once read
+    require_allowed_losses(own_functions(job), allowed_modules)
     if job.tool:
         require_allowed_tool(job.tool, allowed_modules)
     elif job.workload.turns:
@@ -43,4 +51,6 @@ def require_data(job: Job, directory: Path, allowed_modules: Collection[str]) ->
         )
     data = read_data(job, directory)
     require_allowed_rewards(job.rewards, allowed_modules, has_answers=data.has_answers)
+    if isinstance(job.algorithm, OwnGraph) and job.algorithm.judge:
+        judge_template(job.algorithm.judge, data)
     return data

@@ -10,16 +10,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from meshwright.planner.job.algorithm_settings import Distill
+from meshwright.planner.job.custom_graph import OwnGraph
+from meshwright.planner.job.graph_losses import stage_loss
 from meshwright.planner.job.job import Job
 from meshwright.planner.plan.layout_and_schedule_rules import in_flight
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.packing import assigned_rows, micro_batches
-from meshwright.profiles.stages import GENERATE, Stage, field_type
+from meshwright.profiles.stages import GENERATE, Role, Stage, field_type
 from meshwright.runtime.device import host
 from meshwright.runtime.device.used_memory import peak_bytes, reset_peak
 from meshwright.runtime.environment.environment import Environment, require_scores, reward_metrics
@@ -35,6 +38,7 @@ from meshwright.runtime.records.results import InstructionResult
 from meshwright.runtime.rollout.controllers import RunControllers
 from meshwright.runtime.rollout.prompts import PromptData
 from meshwright.runtime.rollout.stage import GenerationStage
+from meshwright.runtime.rollout.verdicts import JudgeStage
 from meshwright.runtime.training.bad_steps import (
     BadSteps,
     SkippedBatch,
@@ -103,6 +107,18 @@ class StageRunner:
             )
             for stage in plan.facts.graph.train_stage.values()
         }
+        judge = job.algorithm.judge if isinstance(job.algorithm, OwnGraph) else None
+        self._judging = {
+            placement.stage: JudgeStage(
+                judge,
+                data,
+                self._copies[placement.stage],
+                judge.judged(plan.facts.workload.wave),
+                rows=placement.schedule.micro_batch_size,
+            )
+            for placement in plan.placements
+            if judge and plan.stage(placement.stage).judges
+        }
         self._chunked = {
             stage: ChunkedStage(reader, functools.partial(self._build_scorer, stage))
             for stage, reader in streaming.readers.items()
@@ -162,6 +178,8 @@ class StageRunner:
             return InstructionResult(metrics=self._train(stage, batch))
         if stage.name in self._chunked and not batch.held_out:
             return InstructionResult(facts=self._score_chunks(stage, batch))
+        if stage.judges:
+            return InstructionResult(facts=self._judge(stage, batch))
         return InstructionResult(facts=self._forward(stage, batch))
 
     def _build_scorer(self, stage: str) -> ChunkScorer:
@@ -193,6 +211,15 @@ class StageRunner:
                 self._put_outputs(batch, stage, row, values)
         return {"num_tokens": float(sum(lengths[row] for row in replica_rows))}
 
+    def _judge(self, stage: Stage, batch: StepExperience) -> dict[str, float]:
+        """Generate a verdict on each of this replica's rows, and put the scores that are read off them."""
+        lengths = batch.lengths()
+        rows = self._rows_of_replica(stage, batch.rows, lengths)
+        scores, facts = self._judging[stage.name].scores({row: batch.experience.get("tokens", row) for row in rows})
+        for row, score in scores.items():
+            batch.experience.put(stage.writes[0], row, torch.tensor([score]))
+        return {"num_tokens": float(sum(lengths[row] for row in rows)), **facts}
+
     def _score_chunks(self, stage: Stage, batch: StepExperience) -> dict[str, float]:
         """Compute the outputs of `_forward` from responses that are streamed while they are generated."""
         scored = self._chunked[stage.name].run()
@@ -209,9 +236,10 @@ class StageRunner:
         copy, workload, settings = self._copies[stage.name], self._plan.facts.workload, self._job.settings
         assert copy.trainer is not None
         version_metrics = _version_metrics(batch, self._plan)
-        importance_sampling = _is_off_policy(self._plan) and not copy.spec.scalar_head
+        learns, is_actor = stage_loss(self._job, stage), stage.role is Role.ACTOR
+        importance_sampling = not copy.spec.scalar_head and (not is_actor or _is_off_policy(self._plan))
         training_batch = TrainingBatch(
-            settings, batch, reads=stage.reads, workload=workload, importance_sampling=importance_sampling
+            settings, batch, reads=stage.reads, workload=workload, importance_sampling=importance_sampling, loss=learns
         )
         updates, lengths, reasons = [], batch.lengths(), non_finite_fields(batch)
         learning_rate = settings.learning_rate(stage.role, batch.step)
@@ -231,7 +259,8 @@ class StageRunner:
                 replica_rows = self._rows_of_replica(stage, rows, lengths)
                 groups = micro_batches(replica_rows, lengths, self._plan.placement(stage.name).schedule)
                 num_tokens = training_batch.num_tokens(rows)
-                loss = training_loss(copy.spec, copy.mesh, settings, num_tokens, training_batch.divisor(rows))
+                divisor = training_batch.divisor(rows)
+                loss = training_loss(copy.spec, copy.mesh, settings, num_tokens, divisor, own=learns.function)
                 packed = [training_batch.micro_batch(group) for group in groups]
                 sums = copy.trainer.train_step(packed, loss, condition=condition)
                 if reason := non_finite_metric(sums, number):
@@ -256,11 +285,15 @@ class StageRunner:
         )
         names = updates[0] if updates else ()
         metrics = {name: sum(update[name] for update in updates) / len(updates) for name in names}
+        if not is_actor and (learns.function or not copy.spec.scalar_head):  # an actor has metrics of the same names
+            metrics = {
+                name if name == "grad_norm" else f"{stage.role}_{name}": value for name, value in metrics.items()
+            }
         if updates:
             metrics[f"{stage.role}_grad_norm"] = metrics.pop("grad_norm")
         metrics[f"{stage.role}_learning_rate"] = learning_rate
         metrics[f"{stage.role}_bad_updates"] = float(num_bad)
-        if copy.spec.scalar_head:
+        if not is_actor:
             return metrics
         skipped = num_updates - num_done - num_bad
         batch_metrics = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from meshwright.planner.job.graph_losses import stage_loss
 from meshwright.planner.job.job import Job
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.profiles.errors import BadInput
@@ -38,6 +39,11 @@ def replay_batch(path: Path) -> BatchReplay:
             f"{path} is a batch of {skipped.stage!r}, which is not a training stage; name a file in the "
             "`skipped` directory of a run."
         )
+    if functions := stage_loss(run_file.job, plan.stage(skipped.stage)).functions:
+        raise BadInput(
+            f"{path} is a batch of {skipped.stage}, which trains with {functions[0]}, and a replay runs no code of the "
+            "job's own; read the file with safetensors."
+        )
     results = launch(
         _replay,
         *(plan, run_file.job, Path(run_file.directory), run, skipped),
@@ -64,17 +70,18 @@ def _replay(plan: Plan, job: Job, directory: Path, run: Path, skipped: SkippedBa
         step=skipped.batch.step,
         weights_of_step=step,
         reasons=skipped.reasons,
-        updates=_updates(plan, trainer, skipped),
+        updates=_updates(plan, job, trainer, skipped),
     )
 
 
-def _updates(plan: Plan, trainer: Trainer, skipped: SkippedBatch) -> tuple[UpdateReplay, ...]:
+def _updates(plan: Plan, job: Job, trainer: Trainer, skipped: SkippedBatch) -> tuple[UpdateReplay, ...]:
     batch = TrainingBatch(
         skipped.settings,
         skipped.batch,
         reads=plan.stage(skipped.stage).reads,
         workload=plan.facts.workload,
         importance_sampling=skipped.importance_sampling,
+        loss=stage_loss(job, plan.stage(skipped.stage)),
     )
     updates = []
     for number, rows in enumerate(

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.planner.analysis.calibration import require_calibratable
-from meshwright.planner.job.job import SETTINGS_KEYS, Job
+from meshwright.planner.job.graph_losses import own_graph_violations
+from meshwright.planner.job.job import Job
 from meshwright.planner.job.model_paths import without_model_paths
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import require_valid
@@ -28,6 +29,7 @@ from meshwright.runtime.records.run_directory import RunFile, read_run_file, req
 from meshwright.runtime.records.run_lines import completed_steps
 from meshwright.runtime.rollout.external_engine import require_engine
 from meshwright.runtime.rollout.prompts import PromptData
+from meshwright.runtime.training.own_losses import require_own_functions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +99,7 @@ def check(request: RunRequest, rendezvous: Rendezvous, data: PromptData | None =
         require_sound(Program(waves.instructions), plan.graph)
     plan.require_made_for(request.job, request.directory)
     require_engine(plan, request.job, request.directory)
-    _require_known_losses(request.job)
+    require_none(own_graph_violations(request.job), "job")
     if request.replan_every:
         _require_replannable(request)
     require_node_rank(plan, rendezvous)
@@ -110,6 +112,7 @@ def check(request: RunRequest, rendezvous: Rendezvous, data: PromptData | None =
     require_directory("--out", request.out)
     require_unlocked(request.out)
     _check_resume(request, data)
+    require_own_functions(request.job)
     request.out.mkdir(parents=True, exist_ok=True)
 
 
@@ -126,20 +129,6 @@ def _require_replannable(request: RunRequest) -> None:
         require_calibratable(request.plan, request.table)
     except BadInput as error:
         raise BadInput(f"--replan-every needs stage times that the run measures: {error}") from None
-
-
-def _require_known_losses(job: Job) -> None:
-    """Raise BadInput for a custom graph that determines no preset: a graph does not say what its stages compute."""
-    if job.preset is None and job.presets:
-        raise BadInput(
-            f"job: algorithm is a custom graph that equals those of {' and '.join(job.presets)}; give the settings "
-            f"of one of them, like {SETTINGS_KEYS[job.presets[0]]}: {{}}, or its name as the algorithm."
-        )
-    if job.preset is None:
-        raise BadInput(
-            "job: algorithm is a custom graph that equals no preset's, and `run` can execute the stages of presets "
-            "only; plan, simulate or rehearse it, or name a preset."
-        )
 
 
 def _check_resume(request: RunRequest, data: PromptData | None) -> None:

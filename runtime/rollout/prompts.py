@@ -13,6 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from meshwright.planner.job.generated_verdicts import JudgeSpec
 from meshwright.planner.job.job import Job
 from meshwright.planner.job.sections import ANSWER, PROMPT
 from meshwright.profiles.errors import BadInput, RunFailed
@@ -126,6 +127,22 @@ class PromptData:
         """Return the index, among the training prompts, of the one at a position in the concatenated passes."""
         pass_number, offset = divmod(position, len(self.train))
         return _order(self.seed, pass_number, len(self.train))[offset]
+
+
+def judge_template(judge: JudgeSpec, data: PromptData) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The tokens that a judge reads before and after a sequence.
+
+    Raises BadInput without a tokenizer, and for texts of more tokens than the job says.
+    """
+    if data.tokenizer is None:
+        raise BadInput("job: a judge reads and writes text, and data.tokenizer names no tokenizer; name one.")
+    before, after = data.encode(judge.before), data.encode(judge.after)
+    if (found := len(before) + len(after)) > judge.template_tokens:
+        raise BadInput(
+            f"job: the texts of the judge have {found} tokens, and template_tokens={judge.template_tokens} is planned "
+            f"for; set it to {found} and plan again."
+        )
+    return before, after
 
 
 def _digest(prompts: tuple[tuple[int, ...], ...]) -> str:

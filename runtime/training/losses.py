@@ -129,7 +129,7 @@ def policy_loss(
 
     `old_logprobs` [B, S] are those of the policy at the start of the update; `weights` w [B, S], 1 if absent, are the
     `importance_weights` of stale tokens (decoupled PPO, arXiv:2110.00641). `entropy` H [B, S] is required if c > 0.
-    The metric `approx_kl` is the k3 estimate of KL(old || pi), rho - 1 - log rho, which is never negative.
+    The metrics include those of `movement`.
     """
     assert entropy is not None or settings.entropy_coefficient == 0, "an entropy bonus needs the entropy"
     log_ratio = torch.where(mask.bool(), logprobs - old_logprobs, 0.0)
@@ -142,8 +142,7 @@ def policy_loss(
     sums = {
         "policy_loss": loss,
         "clip_fraction": _share((clipped * advantages < ratio * advantages).double(), mask, num_tokens),
-        "ratio": _share(ratio, mask, num_tokens),
-        "approx_kl": _share(ratio - 1 - log_ratio, mask, num_tokens),
+        **movement(log_ratio, mask, num_tokens=num_tokens),
     }
     if entropy is not None:
         sums["entropy"] = _share(entropy, mask, num_tokens)
@@ -154,6 +153,19 @@ def policy_loss(
         sums["kl_to_ref_estimate"] = _share(divergence, mask, num_tokens)
         loss = loss + reference.coefficient * mean.share(divergence, mask)
     return LossShare(loss, _detached(sums))
+
+
+def movement(log_ratio: Tensor, mask: Tensor, *, num_tokens: int) -> dict[str, Tensor]:
+    """Shares, [] each, of the metrics of how far a policy has moved in a step, from log rho = log pi - log old [B, S].
+
+    `ratio` is the mean of rho, and `approx_kl` the k3 estimate of KL(old || pi), rho - 1 - log rho, which is never
+    negative.
+    """
+    ratio = log_ratio.exp()
+    return {
+        "ratio": _share(ratio, mask, num_tokens),
+        "approx_kl": _share(ratio - 1 - log_ratio, mask, num_tokens),
+    }
 
 
 def value_loss(

@@ -22,6 +22,7 @@ from meshwright.planner.job.algorithm_settings import (
     LearningSettings,
     RewardedSettings,
 )
+from meshwright.planner.job.graph_losses import StageLoss
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import TEACHER_LOGPROBS
 from meshwright.profiles.workload import Workload
@@ -44,10 +45,12 @@ from meshwright.runtime.training.losses import (
     Reference,
     experience_metrics,
     importance_weights,
+    movement,
     policy_loss,
     ppo_targets,
     value_loss,
 )
+from meshwright.runtime.training.own_losses import AdvantageInputs, LossInputs, own_advantages, own_token_losses
 from meshwright.runtime.training.trainer import MicroBatch
 
 _OPTIONAL_FIELDS = ("ref_logprobs", "values", *TEACHER_LOGPROBS.values())
@@ -56,6 +59,8 @@ _OPTIONAL_FIELDS = ("ref_logprobs", "values", *TEACHER_LOGPROBS.values())
 
 class TrainingBatch:
     """Targets of one batch, [rows, width] each, and micro-batches of it for a stage that `reads` these fields.
+
+    `loss` says how the stage learns; the default is how a stage of a preset without teachers does.
 
     With `importance_sampling` each token is weighted by the ratio of its probability under the policy before the
     update to that under the policy that sampled it (importance sampling): an older version, or one with 8-bit weights.
@@ -69,6 +74,7 @@ class TrainingBatch:
         reads: Sequence[str],
         workload: Workload,
         importance_sampling: bool = False,
+        loss: StageLoss | None = None,
     ) -> None:
         rows, lengths = batch.rows, batch.lengths()
         width = max(lengths.values())
@@ -76,19 +82,24 @@ class TrainingBatch:
         prompts = torch.tensor([batch.prompt_length(row) for row in rows])
         totals = torch.tensor([lengths[row] for row in rows])
         self._settings, self._workload, self._lengths = settings, workload, lengths
+        self._loss = loss or StageLoss(is_distillation=isinstance(settings, Distill))
         self._tokens = experience.padded("tokens", rows, width)
         self._scores = torch.cat([batch.score(row) for row in rows])
         self._num_response_tokens = int((totals - prompts).sum())
         self._truncated = torch.cat([experience.get("truncated", row) for row in rows]).bool()
         self._rewards = self._compute_rewards(batch, totals - prompts)
-        self._fields = {name: experience.padded(name, rows, width) for name in _OPTIONAL_FIELDS if name in reads}
-        self._fields["old_logprobs"] = experience.padded("proximal_logprobs", rows, width)
+        names = [name for name in _OPTIONAL_FIELDS if name in reads and name != self._loss.old_logprobs]
+        self._fields = {name: experience.padded(name, rows, width) for name in names}
+        self._fields["old_logprobs"] = experience.padded(self._loss.old_logprobs, rows, width)
         self._fields["mask"] = response_mask(prompts, totals - prompts, width)
         self._fields |= self._targets_of_turns(batch, width) if workload.turns else self._targets(self._fields)
         if importance_sampling:
             behaviour = experience.padded("behaviour_logprobs", rows, width)
             old, mask = self._fields["old_logprobs"], self._fields["mask"]
             self._fields["weights"] = importance_weights(old, behaviour, mask, cap=settings.importance_cap)
+        if self._loss.function and self._rewards is not None:
+            rewards = self._rewards.amounts.to(self._fields["old_logprobs"].dtype)
+            self._fields["rewards"] = rewards[:, None].expand(-1, width)
 
     def _compute_rewards(self, batch: StepExperience, num_tokens: Tensor) -> ResponseRewards | None:
         """The reward of each row; None for algorithms without scores.
@@ -116,10 +127,19 @@ class TrainingBatch:
 
     def _targets(self, fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Advantages [B, S], and the other fields that the loss of this algorithm reads, such as returns."""
-        settings = self._settings
-        if isinstance(settings, Distill):
+        settings, own = self._settings, self._loss.advantages
+        weights = _loss_weights(fields["mask"], settings) if isinstance(settings, CriticFreeSettings) else {}
+        if own:
+            advantages = self._own_advantages(own, fields)
+            returns = {"returns": advantages + fields["values"]} if "values" in fields else {}
+            return {"advantages": advantages, **returns, **weights}
+        if self._loss.is_distillation:
             teachers = list(_teacher_fields(fields).values())
-            return {"advantages": distillation_advantages(teachers, fields["old_logprobs"], fields["mask"], settings)}
+            weighed = settings if isinstance(settings, Distill) else Distill()
+            return {
+                "advantages": distillation_advantages(teachers, fields["old_logprobs"], fields["mask"], weighed),
+                **weights,
+            }
         if isinstance(settings, CriticFreeSettings):
             assert self._rewards is not None
             advantages = critic_free_advantages(
@@ -130,18 +150,30 @@ class TrainingBatch:
                 settings=settings,
                 group_size=self._workload.group_size,
             )
-            return {"advantages": advantages, **_loss_weights(fields["mask"], settings)}
-        assert isinstance(settings, PPO)
+            return {"advantages": advantages, **weights}
+        if not isinstance(settings, PPO) or "values" not in fields:  # a scalar head with a loss of the job's own
+            return {}
         targets = ppo_targets(
             scores=self._scores,
             logprobs=fields["old_logprobs"],
-            ref_logprobs=fields["ref_logprobs"],
+            ref_logprobs=fields.get("ref_logprobs", fields["old_logprobs"]),
             values=fields["values"],
             mask=fields["mask"],
             truncated=self._truncated,
             settings=settings,
         )
         return {"advantages": targets.advantages, "returns": targets.returns}
+
+    def _own_advantages(self, path: str, fields: Mapping[str, Tensor]) -> Tensor:
+        """Advantages [B, S] by a function of the job's own."""
+        inputs = AdvantageInputs(
+            rewards=None if self._rewards is None else self._rewards.amounts,
+            truncated=self._truncated,
+            mask=fields["mask"].bool(),
+            group_size=self._workload.group_size,
+            fields={name: values for name, values in fields.items() if name != "mask"},
+        )
+        return own_advantages(path, inputs)
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the batch before any update."""
@@ -156,9 +188,11 @@ class TrainingBatch:
         """Scores, divergences and lengths of the batch."""
         fields, settings = self._fields, self._settings
         logprobs, mask = fields["old_logprobs"], fields["mask"]
-        if isinstance(settings, Distill):
-            return distillation_metrics(fields["advantages"], _teacher_fields(fields), logprobs, mask, self._truncated)
-        assert self._rewards is not None
+        if self._rewards is None:
+            assert isinstance(settings, Distill)
+            teachers = _teacher_fields(fields)
+            advantages = distillation_advantages(list(teachers.values()), logprobs, mask, settings)
+            return distillation_metrics(advantages, teachers, logprobs, mask, self._truncated)
         ref_logprobs, group_size = fields.get("ref_logprobs"), self._workload.group_size
         metrics = experience_metrics(self._scores, logprobs, ref_logprobs, mask, self._truncated, rewards=self._rewards)
         # Dynamic sampling reports it over all sampled groups.
@@ -198,13 +232,22 @@ def _loss_weights(mask: Tensor, settings: CriticFreeSettings) -> dict[str, Tenso
 
 
 def training_loss(
-    spec: ModelSpec, mesh: Mesh, settings: LearningSettings, num_tokens: int, divisor: float | None = None
+    spec: ModelSpec,
+    mesh: Mesh,
+    settings: LearningSettings,
+    num_tokens: int,
+    divisor: float | None = None,
+    *,
+    own: str | None = None,
 ) -> Callable[[Tensor, MicroBatch], LossShare]:
-    """The loss function that trains a model: the critic's if it has a scalar head, else the actor's.
+    """The loss function that trains a model: the critic's if it has a scalar head, else the actor's, or that of a
+    function of the job's `own`, as module:function.
 
     The function takes the model's output, values [1, T] or logits [T, 1, V / tp], and the micro-batch. `num_tokens` is
     the denominator of the metrics, and of the loss unless a `divisor` is given for the actor's.
     """
+    if spec.scalar_head and own:
+        return functools.partial(_own_scalar_share, num_tokens=num_tokens, own=own)
     if spec.scalar_head:
         assert isinstance(settings, PPO)
         return functools.partial(_critic_share, num_tokens=num_tokens, ppo=settings)
@@ -215,6 +258,7 @@ def training_loss(
         num_tokens=num_tokens,
         divisor=num_tokens if divisor is None else divisor,
         settings=settings,
+        own=own,
     )
 
 
@@ -227,8 +271,9 @@ def _actor_share(
     num_tokens: int,
     divisor: float,
     settings: LearningSettings,
+    own: str | None,
 ) -> LossShare:
-    """A micro-batch's share of the actor's loss, from logits [T, 1, V / tp] sharded over `group`."""
+    """A micro-batch's share of the loss of a policy, from logits [T, 1, V / tp] sharded over `group`."""
     logprobs, entropy = token_logprobs(
         output,
         micro_batch.next_tokens.to(output.device).unsqueeze(0),
@@ -238,6 +283,12 @@ def _actor_share(
         with_entropy=True,
     )
     fields = _fields(micro_batch, output.device)
+    mean = MaskedMean(divisor, fields.get("loss_weights"))
+    if own:
+        loss = _own_loss(own, logprobs, entropy, fields, mean)
+        log_ratio = torch.where(fields["mask"].bool(), logprobs.detach() - fields["old_logprobs"], 0.0)
+        moved = movement(log_ratio, fields["mask"], num_tokens=num_tokens)
+        return LossShare(loss, {name: value.detach().double() for name, value in {"own_loss": loss, **moved}.items()})
     return policy_loss(
         logprobs,
         fields["old_logprobs"],
@@ -247,7 +298,7 @@ def _actor_share(
         settings=settings,
         entropy=entropy,
         weights=fields.get("weights"),
-        mean=MaskedMean(divisor, fields.get("loss_weights")),
+        mean=mean,
         reference=_reference(fields, settings),
     )
 
@@ -263,6 +314,22 @@ def _critic_share(output: Tensor, micro_batch: MicroBatch, *, num_tokens: int, p
     """A micro-batch's share of the critic's loss, from values [1, T]."""
     fields = _fields(micro_batch, output.device)
     return value_loss(output, fields["values"], fields["returns"], fields["mask"], num_tokens=num_tokens, settings=ppo)
+
+
+def _own_scalar_share(output: Tensor, micro_batch: MicroBatch, *, num_tokens: int, own: str) -> LossShare:
+    """A micro-batch's share of the loss of a scalar head by a function of the job's own, from its outputs [1, T]."""
+    loss = _own_loss(own, output, None, _fields(micro_batch, output.device), MaskedMean(num_tokens))
+    return LossShare(loss, {"own_loss": loss.detach().double()})
+
+
+def _own_loss(
+    path: str, output: Tensor, entropy: Tensor | None, fields: Mapping[str, Tensor], mean: MaskedMean
+) -> Tensor:
+    """The share [] of a loss that a function of the job's own computes from outputs and entropies [1, T]."""
+    given = {name: values for name, values in fields.items() if name not in ("mask", "loss_weights")}
+    mask = fields["mask"].bool()
+    inputs = LossInputs(output=output, entropy=entropy, mask=mask, fields=given)
+    return mean.share(own_token_losses(path, inputs), mask)
 
 
 def _fields(micro_batch: MicroBatch, device: torch.device) -> dict[str, Tensor]:

@@ -142,6 +142,13 @@ def test_the_reference_may_be_the_actor_without_its_adapter() -> None:
             (GENERATE, VALUE, SCORE, {**ACTOR, "may_stream": True}, CRITIC),
             "actor_train has may_stream=true, .*; set it to false",
         ),
+        ((GENERATE, {**VALUE, "loss": "value"}, *WHOLE[2:]), "value is a stage of inference and has loss=value; only"),
+        ((*WHOLE[:3], {**ACTOR, "loss": "dpo"}, CRITIC), "actor_train has loss='dpo'; use policy, value, distill, or"),
+        ((*WHOLE[:3], {**ACTOR, "advantages": "gae"}, CRITIC), "actor_train has advantages='gae'; use the form module"),
+        (
+            (*WHOLE[:3], {**ACTOR, "loss": "distill", "advantages": "own:gae"}, CRITIC),
+            "actor_train has loss=distill, .* and advantages=own:gae; remove one of them",
+        ),
         ((GENERATE, {**VALUE, "reads": ["tokens", "tokens"]}, *WHOLE[2:]), "value reads tokens 2 times; list it once"),
         ((), "algorithm.stages"),
     ],
@@ -196,7 +203,6 @@ def test_what_hosts_write_is_read_by_stages_that_train() -> None:
             {"workload": {**JOB["workload"], "dynamic_sampling": {"acceptance": 0.5}}},
             "workload.dynamic_sampling: the job's own graph does not compare the samples of a group",
         ),
-        ({"ppo": {}}, "ppo: algorithm is the job's own graph, and no preset has that graph, .*; remove ppo"),
     ],
 )
 def test_a_job_that_does_not_go_with_its_graph_is_refused(changes: Mapping[str, Any], sentence: str) -> None:

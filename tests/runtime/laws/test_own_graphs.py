@@ -1,4 +1,4 @@
-"""A graph that a job states itself is run where a preset has it, rehearsed always, and else refused in one sentence."""
+"""A graph that a job states itself trains as a preset that has it, and is refused in one sentence without settings."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ PINS = ("actor_generate.pool=0:1", "actor_train.pool=0:1", "critic_train.pool=1:
 
 def write_own(path: Path, graph: StageGraph | None = None, *, odd: bool = False, settings: str | None = None) -> Path:
     """The job with a graph of its own, by default the one it has; an `odd` one has a stage of another name. The
-    settings are under another key where one is given, under none where it is empty."""
+    settings are those of PPO, or under another key where one is given, or under none where it is empty."""
     job = yaml.safe_load(path.read_text())
     own = json.loads(canonical_json(stated(graph or resolve(read_job(path), path.parent).graph)))
     if odd:
         own["stages"][1]["name"] = "judged"
-        del job["ppo"]
+        own["stages"][-1]["loss"] = "value"
     if settings is not None:
-        del job["ppo"], job["models"]["critic"]
+        del job["ppo"]
+    if settings is not None and not odd:
+        del job["models"]["critic"]
         job["workload"]["group_size"] = 4
         job |= {settings: {}} if settings else {}
     target = path.with_name("own.yaml")
@@ -43,10 +45,10 @@ def write_own(path: Path, graph: StageGraph | None = None, *, odd: bool = False,
 
 
 @pytest.mark.slow
-def test_a_graph_that_a_preset_has_trains_as_the_preset_does(tmp_path: Path) -> None:
+def test_a_graph_of_the_stages_of_a_preset_trains_as_the_preset_does(tmp_path: Path) -> None:
     path = write_job(tmp_path, num_ranks=2)
     told = []
-    for name, job in (("preset", path), ("own", write_own(path))):
+    for name, job in (("preset", path), ("own", write_own(path, odd=True))):
         run_plan(request(job, tmp_path / name, *PINS, steps=2))
         told.append([{k: v for k, v in line.items() if k not in OF_TIME} for line in lines(tmp_path / name)])
     assert told[0] == told[1]
@@ -60,9 +62,9 @@ def test_a_graph_of_no_preset_is_rehearsed(tmp_path: Path) -> None:
     assert {span.instruction for span in found.spans} >= {"judged", "actor_train", "critic_train"}
 
 
-def test_a_graph_of_no_preset_is_refused_by_run(tmp_path: Path) -> None:
-    asked = request(write_own(write_job(tmp_path, num_ranks=1), odd=True), tmp_path / "run")
-    with pytest.raises(BadInput, match="job: algorithm is a custom graph that equals no preset's, and `run` can"):
+def test_a_graph_of_no_preset_is_refused_by_run_until_settings_say_how_it_is_trained(tmp_path: Path) -> None:
+    asked = request(write_own(write_job(tmp_path, num_ranks=1), odd=True, settings=""), tmp_path / "run")
+    with pytest.raises(BadInput, match="no settings say how it is trained; give those of ppo or grpo or rloo or rei"):
         check(asked, Rendezvous())
     assert not asked.out.exists()
 
@@ -70,6 +72,6 @@ def test_a_graph_of_no_preset_is_refused_by_run(tmp_path: Path) -> None:
 def test_a_graph_that_several_presets_have_is_refused_until_settings_say_which(tmp_path: Path) -> None:
     path, graph = write_job(tmp_path, num_ranks=1), graph_of("grpo")
     asked = request(write_own(path, graph, settings=""), tmp_path / "run")
-    with pytest.raises(BadInput, match=r"equals those of grpo and rloo and reinforce\+\+; .* like grpo: \{\}, or its"):
+    with pytest.raises(BadInput, match=r"give those of grpo or rloo or reinforce, like grpo: \{\}\."):
         check(asked, Rendezvous())
     check(request(write_own(path, graph, settings="rloo"), tmp_path / "run"), Rendezvous())
