@@ -113,6 +113,10 @@ DEEPSEEK_V2: dict[str, Any] = _LATENT | {
     "moe_intermediate_size": 1407,
     "norm_topk_prob": False,
     "mlp_bias": False,
+    "topk_method": "greedy",
+    "n_group": None,
+    "topk_group": None,
+    "routed_scaling_factor": 1.0,
 }
 DEEPSEEK_V3: dict[str, Any] = _LATENT | {
     "vocab_size": 129280,
@@ -127,6 +131,10 @@ DEEPSEEK_V3: dict[str, Any] = _LATENT | {
     "num_experts_per_tok": 8,
     "moe_intermediate_size": 2048,
     "norm_topk_prob": True,
+    "n_group": 8,
+    "topk_group": 4,
+    "routed_scaling_factor": 2.5,
+    "rope_interleave": True,
 }
 GPT_OSS: dict[str, Any] = MISTRAL | {
     "vocab_size": 201088,
@@ -366,7 +374,7 @@ NEMOTRON_H: dict[str, Any] = {
     "hybrid_override_pattern": None,
     "num_hidden_layers": None,
 }
-DEEPSEEK_V32: dict[str, Any] = DEEPSEEK_V3 | {
+DEEPSEEK_V32: dict[str, Any] = {key: DEEPSEEK_V3[key] for key in DEEPSEEK_V3 if key != "rope_interleave"} | {
     "max_position_embeddings": 163840,
     "mlp_layer_types": None,
     "index_topk": 2048,

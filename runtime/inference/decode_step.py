@@ -80,7 +80,7 @@ class DecodeStep:
         self._limits = [attention_limits(model.spec, layer) for layer in model.layers]
         like, kinds = next(model.parameters()), [_rotary_kind(model.spec, layer) for layer in model.layers]
         tables = [
-            tuple(angles.flatten(1) for angles in model.rotary.table(cache.max_tokens, like, is_local=is_local))
+            tuple(angles.flatten(1) for angles in model.cache_rotary.table(cache.max_tokens, like, is_local=is_local))
             for is_local in (False, *([True] if has_local_angles(model.spec) else []))
         ]
         self._signed_angles = [_signed(cos, sin) for cos, sin in tables]
@@ -167,7 +167,7 @@ class DecodeStep:
     @property
     def _queries_per_group(self) -> int:
         """Query heads per key-value head."""
-        return self._model.spec.num_heads // self._model.spec.num_kv_heads
+        return self._model.spec.cached_heads(self._mesh.layout.tp).queries_per_key
 
     def _scratch_for(self, hidden: Tensor) -> Scratch:
         """Return scratch tensors for these hidden states: on a CPU a view on those of earlier steps if they have enough

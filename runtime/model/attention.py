@@ -23,11 +23,15 @@ from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
 
 from meshwright.profiles.model_parts.hf_config import LinearScaling, RopeScaling, YarnScaling
-from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.model_shape import CachedHeads, ModelSpec
 from meshwright.runtime.model.context_parallel import Gathered, SequenceShard
 from meshwright.runtime.model.kv_cache import ContinuedRows, EqualRows, group_equal_rows
 from meshwright.runtime.model.limited_attention import AttentionLimits, attend_limited, attention_limits
 
+LARGEST_FLASH_HEAD = 256
+"""Elements of the largest head that FlashAttention-2 computes; heads of a latent cache have more.
+https://github.com/Dao-AILab/flash-attention
+"""
 _CAUSAL = (-1, 0)
 """The window with which torch's kernel is causal."""
 
@@ -180,7 +184,7 @@ class CoreAttention(nn.Module):
             packing.cache.store(self.layer, key, value)
             if any(run.cached for run in packing.runs):
                 return _attend(query, packing.cache.keys_and_values(self.layer), packing, self._limits)
-        if self._varlen:
+        if self._varlen and query.shape[-1] <= LARGEST_FLASH_HEAD:
             num_tokens = sum(packing.sizes)
             rows, key, value = (heads[:num_tokens] for heads in (query, key, value))
             attended = attend_rows(rows, key, value, packing.bounds, self._varlen, window=self._limits.window)
@@ -263,12 +267,14 @@ class Rotary:
     """The rotary position embedding of one model, whose angles all its layers share, or all without and all with a
     sliding window."""
 
-    def __init__(self, spec: ModelSpec, device: torch.device) -> None:
-        self._frequencies = {False: frequencies(spec).to(device)}
+    def __init__(self, spec: ModelSpec, device: torch.device, heads: CachedHeads | None = None) -> None:
+        """With `heads` it is that of passes over the cache."""
+        size = heads.size if heads else spec.head_dim
+        self._frequencies = {False: frequencies(spec, head_size=size).to(device)}
         if has_local_angles(spec):
-            self._frequencies[True] = frequencies(spec, is_local=True).to(device)
-        self._scales = angle_scales(spec).to(device)
-        self._heads_per_group = spec.num_heads // spec.num_kv_heads
+            self._frequencies[True] = frequencies(spec, is_local=True, head_size=size).to(device)
+        self._scales = angle_scales(spec, size).to(device)
+        self._heads_per_group = heads.queries_per_key if heads else spec.num_heads // spec.num_kv_heads
         self._tables: dict[bool, tuple[Tensor, Tensor]] = {}
 
     def pack(
@@ -351,15 +357,15 @@ def has_local_angles(spec: ModelSpec) -> bool:
     return spec.window is not None and spec.local_rope_theta > 0
 
 
-def frequencies(spec: ModelSpec, *, is_local: bool = False) -> Tensor:
+def frequencies(spec: ModelSpec, *, is_local: bool = False, head_size: int = 0) -> Tensor:
     """Radians per position, [head_dim / 2], as Hugging Face computes them in fp32; 0 for pairs that are not rotated.
 
-    With `is_local` those of layers with a sliding window that have their own, which are never scaled.
+    With a `head_size` they are those of heads of this size, in which the same elements are rotated. With `is_local` those of layers with a sliding window that have their own, which are never scaled.
     """
-    rotated = int(spec.head_dim * spec.rotary_share)
+    rotated = spec.num_rotated
     steps = torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated
     theta = spec.local_rope_theta if is_local else spec.rope_theta
-    plain = F.pad(1.0 / theta**steps, (0, (spec.head_dim - rotated) // 2))
+    plain = F.pad(1.0 / theta**steps, (0, ((head_size or spec.head_dim) - rotated) // 2))
     if spec.rope_scaling is None or is_local:
         return plain
     match spec.rope_scaling:
@@ -371,12 +377,12 @@ def frequencies(spec: ModelSpec, *, is_local: bool = False) -> Tensor:
             return _scale_frequencies(plain, scaling)
 
 
-def angle_scales(spec: ModelSpec) -> Tensor:
-    """The factors of the cosines and sines of scaled rotary angles, [head_dim / 2]: 1 for pairs that are not
-    rotated."""
-    scales = torch.ones(spec.head_dim // 2)
+def angle_scales(spec: ModelSpec, head_size: int = 0) -> Tensor:
+    """The factors of the cosines and sines of scaled rotary angles, [head_dim / 2], or [head_size / 2]: 1 for pairs
+    that are not rotated."""
+    scales = torch.ones((head_size or spec.head_dim) // 2)
     if isinstance(spec.rope_scaling, YarnScaling):
-        scales[: int(spec.head_dim * spec.rotary_share) // 2] = spec.rope_scaling.attention_factor
+        scales[: spec.num_rotated // 2] = spec.rope_scaling.attention_factor
     return scales
 
 

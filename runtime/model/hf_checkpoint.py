@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.experts import Experts
+from meshwright.profiles.experts import Experts, LatentAttention
 from meshwright.profiles.layout import chunk_layers
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.untrusted_text import MAX_JSON_BYTES, is_file_name, json_value, read_text, require_file
@@ -128,15 +128,21 @@ def head_order(spec: ModelSpec) -> tuple[int, ...]:
 
     The rows that are not rotated take the places of pairs whose angle is always 0 (`attention.frequencies`).
     """
-    rotated, half = int(spec.head_dim * spec.rotary_share), spec.head_dim // 2
+    rotated, half = spec.num_rotated, spec.head_dim // 2
     if rotated == spec.head_dim and not spec.adjacent_pairs:
         return ()
+    first, second = _rotated_pairs(spec, spec.latent.nope_dim if spec.latent else 0)
+    rest = range(spec.latent.nope_dim) if spec.latent else range(rotated, spec.head_dim)
     pairs = rotated // 2
-    first, second = (
-        (range(0, rotated, 2), range(1, rotated, 2)) if spec.adjacent_pairs else (range(pairs), range(pairs, rotated))
-    )
-    rest = range(rotated, spec.head_dim)
     return (*first, *rest[: half - pairs], *second, *rest[half - pairs :])
+
+
+def _rotated_pairs(spec: ModelSpec, start: int) -> tuple[range, range]:
+    """The first and second elements of the rotated pairs of a head, whose rotated part begins at `start`."""
+    end = start + spec.num_rotated
+    if spec.adjacent_pairs:
+        return range(start, end, 2), range(start + 1, end, 2)
+    return range(start, start + spec.num_rotated // 2), range(start + spec.num_rotated // 2, end)
 
 
 def recipe(spec: ModelSpec, parameter: str) -> Recipe:
@@ -160,6 +166,8 @@ def _layer_recipe(spec: ModelSpec, number: int, parameter: str) -> Recipe:
     if spec.experts and module.startswith("mlp.") and spec.expert_layers_between(number, number + 1):
         return _experts_recipe(spec, spec.experts, layer, parameter)
     columns = (spec.hidden_size,) if kind == "weight" else ()
+    if spec.latent and parameter in (names := _latent_recipes(spec, spec.latent, f"{layer}.self_attn")):
+        return names[parameter]
     if module == "self_attention.linear_qkv":
         rows = {"q": spec.attention_size, "k": spec.kv_size, "v": spec.kv_size}
         tensors = tuple(
@@ -178,7 +186,7 @@ def _layer_recipe(spec: ModelSpec, number: int, parameter: str) -> Recipe:
         stored = StoredTensor(f"{layer}.self_attn.{_QK_NORMS[module]}.weight", (heads * spec.head_dim,))
         return Recipe(tensors=(stored,), axis=0 if spec.whole_qk_norm else None, head_order=head_order(spec))
     output = {
-        "self_attention.linear_proj": ("self_attn.o_proj", spec.attention_size),
+        "self_attention.linear_proj": ("self_attn.o_proj", spec.num_heads * spec.value_dim),
         "mlp.linear_fc2": ("mlp.down_proj", spec.ffn_size),
     }
     if module in output and kind == "weight":
@@ -191,6 +199,32 @@ def _layer_recipe(spec: ModelSpec, number: int, parameter: str) -> Recipe:
     }
     name, size = whole[module]
     return _whole(f"{layer}.{name}.{kind}", size)
+
+
+def _latent_recipes(spec: ModelSpec, latent: LatentAttention, block: str) -> dict[str, Recipe]:
+    """The recipes of the projections and norms of latent attention before its output projection, in the order of the
+    layer."""
+    queries, expanded = spec.num_heads * spec.head_dim, spec.num_heads * (latent.nope_dim + latent.value_dim)
+    query = "q_b_proj" if latent.query_rank else "q_proj"
+    wide = StoredTensor(f"{block}.{query}.weight", (queries, latent.query_rank or spec.hidden_size))
+    down = StoredTensor(f"{block}.kv_a_proj_with_mqa.weight", (latent.vector_size, spec.hidden_size))
+    up = StoredTensor(f"{block}.kv_b_proj.weight", (expanded, latent.kv_rank))
+    first, second = _rotated_pairs(spec, latent.kv_rank)
+    queries_in_order = Recipe(tensors=(wide,), axis=0, head_order=head_order(spec))
+    with_rank = {
+        "linear_q_down_proj": _whole(f"{block}.q_a_proj.weight", latent.query_rank, spec.hidden_size),
+        "q_layernorm": _whole(f"{block}.q_a_layernorm.weight", latent.query_rank),
+        "linear_q_up_proj": queries_in_order,
+    }
+    recipes = {
+        **(with_rank if latent.query_rank else {"linear_q_proj": queries_in_order}),
+        "linear_kv_down_proj": Recipe(
+            tensors=(down,), axis=None, head_order=(*range(latent.kv_rank), *first, *second)
+        ),
+        "kv_layernorm": _whole(f"{block}.kv_a_layernorm.weight", latent.kv_rank),
+        "linear_kv_up_proj": Recipe(tensors=(up,), axis=0),
+    }
+    return {f"self_attention.{module}.weight": recipe for module, recipe in recipes.items()}
 
 
 _QK_NORMS = {"self_attention.q_layernorm": "q_norm", "self_attention.k_layernorm": "k_norm"}
@@ -290,6 +324,8 @@ def parameters_of_stage(spec: ModelSpec, pp: int, stage: int, vpp: int = 1) -> t
 def _parameters_of_layer(spec: ModelSpec, number: int) -> list[str]:
     """What layer `number` of the whole model stores, parameters and constants, without its prefix."""
     layer = _linear("self_attention.linear_qkv", spec.qkv_bias)
+    if spec.latent:
+        layer = [*_latent_recipes(spec, spec.latent, "")]
     layer += _linear("self_attention.linear_proj", spec.output_bias)
     if spec.qk_norm or spec.whole_qk_norm:
         layer += [f"{norm}.weight" for norm in _QK_NORMS]

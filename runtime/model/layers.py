@@ -31,6 +31,7 @@ from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
+from megatron.core.transformer.multi_latent_attention import MLASelfAttentionSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -45,6 +46,7 @@ from meshwright.runtime.device import host
 from meshwright.runtime.model.adapters import AdaptedColumnParallelLinear, AdaptedRowParallelLinear, linear_class
 from meshwright.runtime.model.attention import CoreAttention, Rotate, torch_varlen_kernel
 from meshwright.runtime.model.kernel_choice import PLAIN, ChosenKernels
+from meshwright.runtime.model.latent_attention import LatentCoreAttention, LatentSelfAttention
 from meshwright.runtime.model.mesh import Mesh
 
 
@@ -107,18 +109,32 @@ class Residual(nn.Module):
 
 
 def _attention(spec: ModelSpec, first_layer: int, kernels: ChosenKernels) -> ModuleSpec:
+    core_attention = ModuleSpec(
+        module=LatentCoreAttention if spec.latent else CoreAttention,
+        params={
+            "first_layer": first_layer,
+            "varlen": torch_varlen_kernel() if kernels.attention == "varlen" else None,
+            "rotate_kernel": _rotary_kernel() if kernels.operators == "fused" else None,
+            "spec": spec,
+        },
+    )
+    if spec.latent:
+        return ModuleSpec(
+            module=LatentSelfAttention,
+            params={"spec": spec},
+            submodules=MLASelfAttentionSubmodules(
+                core_attention=core_attention,
+                linear_proj=RowParallelLinear,
+                q_layernorm=RMSNorm,
+                kv_layernorm=RMSNorm,
+            ),
+        )
     return ModuleSpec(
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal},
         submodules=SelfAttentionSubmodules(
             linear_qkv=_columns(spec, "linear_qkv", has_bias=False),  # megatron adds the bias by add_qkv_bias
-            core_attention=functools.partial(
-                CoreAttention,
-                first_layer=first_layer,
-                varlen=torch_varlen_kernel() if kernels.attention == "varlen" else None,
-                rotate_kernel=_rotary_kernel() if kernels.operators == "fused" else None,
-                spec=spec,
-            ),
+            core_attention=core_attention,
             linear_proj=_rows(spec, "linear_proj", has_bias=spec.output_bias),
             q_layernorm=_head_norm(spec, spec.num_heads),
             k_layernorm=_head_norm(spec, spec.num_kv_heads),
@@ -222,8 +238,8 @@ class _ColumnDispatcher(MoEAlltoAllTokenDispatcher):
 class _Router(TopKRouter):
     """Megatron's router with a `gating` of its own: Megatron's calls Transformer Engine even if it is not installed.
 
-    Scores that are sigmoids are computed in fp32, with the bias in a buffer: no gradient reaches it, and nothing
-    updates it. Megatron would normalise their weights always, and score groups by another number of experts.
+    In fp32 it also routes, with the bias of sigmoids in a buffer: no gradient reaches it, and nothing updates it.
+    Megatron would normalise the weights of sigmoids always, and score groups by another number of experts.
 
     Megatron makes the weight on the CPU and moves it in `gating`, so here it is moved at construction.
     https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/transformer/moe/moe_utils.py#L1192
@@ -240,17 +256,21 @@ class _Router(TopKRouter):
         self.to(host.device())
 
     def gating(self, input: Tensor) -> Tensor:
-        if self._experts.router == "sigmoid":
+        if self._experts.fp32_router:
             return F.linear(input.float(), self.weight.float())
         return F.linear(input, self.weight)
 
     def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Weights and selection of the experts of each token, [S * B, experts] each, from logits [S, B, experts]."""
-        if self._experts.router == "softmax":
+        if not self._experts.fp32_router:
             routed: tuple[Tensor, Tensor] = super().routing(logits, padding_mask)
             return routed
-        scores = logits.flatten(0, 1).sigmoid()
-        eligible = scores + self.selection_bias
+        logits = logits.flatten(0, 1)
+        if self._experts.router == "sigmoid":
+            scores = logits.sigmoid()
+            eligible = scores + self.selection_bias
+        else:
+            scores = eligible = logits.softmax(-1)
         if self._experts.num_groups > 1:
             eligible = self._in_groups(eligible)
         selected = eligible.topk(self._experts.experts_per_token, dim=-1).indices
@@ -261,10 +281,10 @@ class _Router(TopKRouter):
         return weights, torch.zeros_like(scores, dtype=torch.bool).scatter(1, selected, True)
 
     def _in_groups(self, scores: Tensor) -> Tensor:
-        """The scores [tokens, experts], minus infinity outside of each token's groups: those whose two best experts
+        """The scores [tokens, experts], minus infinity outside of each token's groups: those whose best experts
         together have the largest scores."""
         groups = scores.unflatten(1, (self._experts.num_groups, -1))
-        best = groups.topk(2, dim=-1).values.sum(-1).topk(self._experts.groups_per_token, dim=-1).indices
+        best = groups.topk(self._experts.group_scorers, dim=-1).values.sum(-1).topk(self._experts.groups_per_token, dim=-1).indices
         is_outside = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter(1, best, False)
         return groups.masked_fill(is_outside.unsqueeze(-1), -torch.inf).flatten(1)
 

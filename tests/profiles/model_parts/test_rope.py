@@ -86,7 +86,8 @@ def test_yarn_has_the_defaults_of_transformers() -> None:
     given = {"rope_type": "yarn", "factor": 4.0}
     assert rope(rope_scaling=given) == Rope(10000.0, scaling)
     deepseek = given | {"mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": None}
-    assert rope(rope_scaling=deepseek) == Rope(10000.0, replace(scaling, attention_factor=1.0))
+    stretched = Rope(10000.0, replace(scaling, attention_factor=1.0), latent_score_factor=(0.1 * math.log(4) + 1) ** 2)
+    assert rope(rope_scaling=deepseek) == stretched
 
 
 def test_yarn_with_keys_that_are_not_computed_is_planned_only() -> None:

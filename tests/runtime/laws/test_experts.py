@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
+from typing import Any
 
 import pytest
 import torch
@@ -42,7 +43,39 @@ pytestmark = pytest.mark.slow
 
 FACTS = small_facts(batch_size=16, num_minibatches=4)
 
-FAMILIES: dict[str, dict[str, int | bool | float]] = {
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 4,
+    "beta_slow": 1,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.1,
+}
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.7,
+    "rope_parameters": _YARN,
+    "tie_word_embeddings": False,
+}
+LATENT: dict[str, dict[str, Any]] = {
+    "DeepseekV2": _LATENT | {"q_lora_rank": None, "n_shared_experts": 2, "topk_method": "group_limited_greedy"},
+    "DeepseekV3": _LATENT | {"q_lora_rank": 24, "n_shared_experts": 1},
+}
+"""Families with latent attention, in whose rotary embeddings the scaling changes the scores too."""
+
+FAMILIES: dict[str, dict[str, Any]] = LATENT | {
     "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "Qwen3Moe": {
         "num_experts": 6,
@@ -75,7 +108,7 @@ FAMILIES: dict[str, dict[str, int | bool | float]] = {
 }
 
 
-def mixture(directory: Path, family: str = "Mixtral", **changes: int | bool | float) -> Path:
+def mixture(directory: Path, family: str = "Mixtral", **changes: Any) -> Path:
     return write_checkpoint(directory, family, **FAMILIES[family], **changes)
 
 
@@ -125,6 +158,13 @@ def test_sigmoid_routers_with_groups_and_dense_layers_before_agree_with_transfor
 @cases("layout", ["tp2,pp2,ep2,etp1,sp", "tp1", "tp2,dp2,ep2,sp", *DIVIDED], few=1)
 def test_a_norm_over_all_heads_that_are_rotated_in_part_agrees_with_transformers(tmp_path: Path, layout: str) -> None:
     directory = mixture(tmp_path / "model", "MiniMaxM2")
+    check_logprobs(directory, layout, expected_logprobs(directory, tokens()))
+
+
+@cases("family", LATENT, few=2)
+@cases("layout", ["tp2,pp2,ep2,etp1,sp", "tp1", "tp2", "pp2", "tp2,dp2,ep2,sp", *DIVIDED], few=1)
+def test_latent_attention_agrees_with_transformers(tmp_path: Path, layout: str, family: str) -> None:
+    directory = mixture(tmp_path / "model", family)
     check_logprobs(directory, layout, expected_logprobs(directory, tokens()))
 
 

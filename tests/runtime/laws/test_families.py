@@ -30,6 +30,7 @@ from tests.runtime.checkpoints import (
     write_checkpoint,
 )
 from tests.runtime.laws.test_experts import FAMILIES as EXPERTS
+from tests.runtime.laws.test_experts import LATENT
 from tests.runtime.laws.test_experts import mixture
 from tests.runtime.model.test_weights import _check as check_logprobs
 from tests.runtime.model.test_weights import _convert
@@ -101,7 +102,11 @@ def _gradients(directory: Path, ids: Tensor) -> dict[str, Tensor] | None:
     return found
 
 
-@cases("family", [*OTHERS, "Gemma", "Qwen3", "Qwen2Moe", "Glm4Moe", "MiniMaxM2"], few=["Gemma2", "Olmo2", "Granite"])
+@cases(
+    "family",
+    [*OTHERS, "Gemma", "Qwen3", "Qwen2Moe", "Glm4Moe", "MiniMaxM2", *LATENT],
+    few=["Gemma2", "Olmo2", "Granite", "DeepseekV3"],
+)
 def test_gradients_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     """But those of routed experts, which transformers holds as one parameter."""
     directory, ids = tmp_path / "model", tokens()
