@@ -270,9 +270,7 @@ def experts_from_config(config: Mapping[str, Any], family: str, name: str) -> Ex
     )
 
 
-def _groups_from_config(
-    config: Mapping[str, Any], num_experts: int, group_scorers: int, name: str
-) -> tuple[int, int]:
+def _groups_from_config(config: Mapping[str, Any], num_experts: int, group_scorers: int, name: str) -> tuple[int, int]:
     """The number of groups of experts and of groups per token.
 
     A group is scored by its `group_scorers` best experts. There is one group in families without the key, and without

@@ -26,8 +26,8 @@ from meshwright.profiles.experts import (
 from meshwright.profiles.model_parts.adapter import ATTENTION_LINEARS, MLP_LINEARS, Adapter
 from meshwright.profiles.model_parts.family_keys import FAMILIES, Family, NormPlaces
 from meshwright.profiles.model_parts.hf_config import (
-    RotaryScaling,
     Rope,
+    RotaryScaling,
     SlidingWindow,
     activation_of,
     complete_config,
@@ -502,6 +502,11 @@ def model_from_config(config: Mapping[str, Any], *, name: str, scalar_head: bool
     rope = rope_from_config(original_config, need("max_position_embeddings"), family, name)
     is_costed_only = parts.has_experts and family not in RUN_EXPERT_FAMILIES
     latent = latent_from_config(config, name) if parts.latent else None
+    if latent and size_or(config, "num_key_value_heads", heads, name) != heads:
+        raise BadInput(
+            f"model {name}: config key 'num_key_value_heads' is {config['num_key_value_heads']}, and latent attention "
+            f"has a key for each of its {heads} heads; set it to {heads}."
+        )
     head_dim = latent.nope_dim + latent.rope_dim if latent else size_or(config, "head_dim", hidden // heads, name)
     scale = parts.scales_embedding and float(hidden) ** 0.5
     return ModelSpec(

@@ -113,6 +113,7 @@ DEEPSEEK_V2: dict[str, Any] = _LATENT | {
     "moe_intermediate_size": 1407,
     "norm_topk_prob": False,
     "mlp_bias": False,
+    "num_key_value_heads": None,
     "topk_method": "greedy",
     "n_group": None,
     "topk_group": None,
@@ -134,6 +135,7 @@ DEEPSEEK_V3: dict[str, Any] = _LATENT | {
     "n_group": 8,
     "topk_group": 4,
     "routed_scaling_factor": 2.5,
+    "num_key_value_heads": 128,
     "rope_interleave": True,
 }
 GPT_OSS: dict[str, Any] = MISTRAL | {
@@ -374,7 +376,8 @@ NEMOTRON_H: dict[str, Any] = {
     "hybrid_override_pattern": None,
     "num_hidden_layers": None,
 }
-DEEPSEEK_V32: dict[str, Any] = {key: DEEPSEEK_V3[key] for key in DEEPSEEK_V3 if key != "rope_interleave"} | {
+_V3_ONLY = ("rope_interleave", "num_key_value_heads")
+DEEPSEEK_V32: dict[str, Any] = {key: DEEPSEEK_V3[key] for key in DEEPSEEK_V3 if key not in _V3_ONLY} | {
     "max_position_embeddings": 163840,
     "mlp_layer_types": None,
     "index_topk": 2048,

@@ -182,6 +182,7 @@ FAMILIES: Mapping[str, Family] = {
                 "n_group",
                 "topk_group",
                 "rope_interleave",
+                _HEADS,
             }
         ),
         aliases={"num_local_experts": "n_routed_experts"},

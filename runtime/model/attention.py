@@ -360,7 +360,8 @@ def has_local_angles(spec: ModelSpec) -> bool:
 def frequencies(spec: ModelSpec, *, is_local: bool = False, head_size: int = 0) -> Tensor:
     """Radians per position, [head_dim / 2], as Hugging Face computes them in fp32; 0 for pairs that are not rotated.
 
-    With a `head_size` they are those of heads of this size, in which the same elements are rotated. With `is_local` those of layers with a sliding window that have their own, which are never scaled.
+    With a `head_size` they are those of heads of this size, in which the same elements are rotated. With `is_local`
+    they are those of layers with a sliding window that have their own, which are never scaled.
     """
     rotated = spec.num_rotated
     steps = torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated

@@ -149,7 +149,9 @@ def recipe(spec: ModelSpec, parameter: str) -> Recipe:
     """The recipe that builds `parameter` from stored tensors."""
     layer = _LAYER.fullmatch(parameter)
     if layer:
-        return _layer_recipe(spec, int(layer[1]), layer[2])
+        block = f"model.layers.{layer[1]}.self_attn"
+        latent = _latent_recipes(spec, spec.latent, block) if spec.latent and "attention" in layer[2] else {}
+        return latent.get(layer[2]) or _layer_recipe(spec, int(layer[1]), layer[2])
     if parameter == FINAL_NORM:
         return _whole("model.norm.weight", spec.hidden_size)
     if parameter == OUTPUT and spec.scalar_head:
@@ -166,8 +168,6 @@ def _layer_recipe(spec: ModelSpec, number: int, parameter: str) -> Recipe:
     if spec.experts and module.startswith("mlp.") and spec.expert_layers_between(number, number + 1):
         return _experts_recipe(spec, spec.experts, layer, parameter)
     columns = (spec.hidden_size,) if kind == "weight" else ()
-    if spec.latent and parameter in (names := _latent_recipes(spec, spec.latent, f"{layer}.self_attn")):
-        return names[parameter]
     if module == "self_attention.linear_qkv":
         rows = {"q": spec.attention_size, "k": spec.kv_size, "v": spec.kv_size}
         tensors = tuple(
@@ -218,9 +218,7 @@ def _latent_recipes(spec: ModelSpec, latent: LatentAttention, block: str) -> dic
     }
     recipes = {
         **(with_rank if latent.query_rank else {"linear_q_proj": queries_in_order}),
-        "linear_kv_down_proj": Recipe(
-            tensors=(down,), axis=None, head_order=(*range(latent.kv_rank), *first, *second)
-        ),
+        "linear_kv_down_proj": Recipe(tensors=(down,), axis=None, head_order=(*range(latent.kv_rank), *first, *second)),
         "kv_layernorm": _whole(f"{block}.kv_a_layernorm.weight", latent.kv_rank),
         "linear_kv_up_proj": Recipe(tensors=(up,), axis=0),
     }

@@ -46,13 +46,13 @@ class LatentSelfAttention(MultiLatentAttention):
 
     def __init__(
         self,
+        *,
         config: MLATransformerConfig,
         submodules: MLASelfAttentionSubmodules,
         layer_number: int,
         attn_mask_type: AttnMaskType = AttnMaskType.causal,
         cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
-        *,
         spec: ModelSpec,
     ) -> None:
         super().__init__(

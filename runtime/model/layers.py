@@ -284,7 +284,12 @@ class _Router(TopKRouter):
         """The scores [tokens, experts], minus infinity outside of each token's groups: those whose best experts
         together have the largest scores."""
         groups = scores.unflatten(1, (self._experts.num_groups, -1))
-        best = groups.topk(self._experts.group_scorers, dim=-1).values.sum(-1).topk(self._experts.groups_per_token, dim=-1).indices
+        best = (
+            groups.topk(self._experts.group_scorers, dim=-1)
+            .values.sum(-1)
+            .topk(self._experts.groups_per_token, dim=-1)
+            .indices
+        )
         is_outside = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter(1, best, False)
         return groups.masked_fill(is_outside.unsqueeze(-1), -torch.inf).flatten(1)
 

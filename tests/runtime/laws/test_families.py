@@ -30,8 +30,7 @@ from tests.runtime.checkpoints import (
     write_checkpoint,
 )
 from tests.runtime.laws.test_experts import FAMILIES as EXPERTS
-from tests.runtime.laws.test_experts import LATENT
-from tests.runtime.laws.test_experts import mixture
+from tests.runtime.laws.test_experts import LATENT, mixture
 from tests.runtime.model.test_weights import _check as check_logprobs
 from tests.runtime.model.test_weights import _convert
 from tests.runtime.ranks import run_on_ranks
