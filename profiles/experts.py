@@ -120,11 +120,16 @@ class Experts:
     normalized: bool = True  # the weights of a token's experts sum to one
     gated: bool = True  # gate, up and down projections; False: up and down only (Nemotron-H)
     router: Router = "softmax"
-    fp32_router: bool = False  # logits of the router are computed in fp32; so they are always with sigmoids
+    fp32_softmax: bool = False  # a softmax router computes its logits in fp32 (DeepSeek-V2)
     num_groups: int = 1  # equal groups of experts, of which a token is routed to the best `groups_per_token`
     groups_per_token: int = 1
     group_scorers: int = 2  # the score of a group is the sum of this many of its largest scores
     weight_scale: float = 1.0  # multiplies the weights of a token's experts
+
+    @property
+    def routes_in_fp32(self) -> bool:
+        """True if the router computes its logits in fp32, as all with sigmoids do."""
+        return self.fp32_softmax or self.router == "sigmoid"
 
     @property
     def num_matrices(self) -> int:
@@ -262,7 +267,7 @@ def experts_from_config(config: Mapping[str, Any], family: str, name: str) -> Ex
         normalized=not parts.grouped_softmax and _is_normalized(config, name, default=parts.normalizes_experts),
         gated=parts.gated_mlp,
         router="sigmoid" if parts.sigmoid_router else "softmax",
-        fp32_router=parts.sigmoid_router or parts.grouped_softmax,
+        fp32_softmax=parts.grouped_softmax,
         num_groups=num_groups,
         groups_per_token=groups_per_token,
         group_scorers=group_scorers,

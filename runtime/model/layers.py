@@ -256,13 +256,13 @@ class _Router(TopKRouter):
         self.to(host.device())
 
     def gating(self, input: Tensor) -> Tensor:
-        if self._experts.fp32_router:
+        if self._experts.routes_in_fp32:
             return F.linear(input.float(), self.weight.float())
         return F.linear(input, self.weight)
 
     def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Weights and selection of the experts of each token, [S * B, experts] each, from logits [S, B, experts]."""
-        if not self._experts.fp32_router:
+        if not self._experts.routes_in_fp32:
             routed: tuple[Tensor, Tensor] = super().routing(logits, padding_mask)
             return routed
         logits = logits.flatten(0, 1)
