@@ -157,7 +157,7 @@ def shard_sizes(
         unfused_bytes=0.0 if is_fused else _unfused_elements(shard, imbalance, replicated_share) * element_bytes,
         backward_bytes=0.0 if is_fused else _backward_elements(shard, imbalance, replicated_share) * element_bytes,
         vocab_size=shard.padded_vocab_size,
-        capped_heads=float(shard.num_heads if shard.attention_cap else 0),
+        capped_heads=float(shard.num_heads if shard.attention_cap or shard.attention_sinks else 0),
     )
 
 
@@ -515,8 +515,8 @@ class RankMemory(Generic[N]):
         tally.add("gathered keys and values", where(cp > 1, num_bytes, 0 * num_bytes))
 
     def _add_capped_scores(self, tally: TermSums[N], tokens: N, *, trains: bool) -> None:
-        """Add the scores of one block of queries in a layer that caps them."""
-        if not self._model.attention_cap:
+        """Add the scores of one block of queries in a layer that caps them, or that has sinks."""
+        if not (self._model.attention_cap or self._model.attention_sinks):
             return
         pairs = tokens * self._sizes.capped_heads
         scores = minimum(pairs * self._workload.max_tokens, maximum(_MIN_BLOCK_QUERIES * pairs, _BLOCK_SCORES))

@@ -125,6 +125,9 @@ class Experts:
     groups_per_token: int = 1
     group_scorers: int = 2  # the score of a group is the sum of this many of its largest scores
     weight_scale: float = 1.0  # multiplies the weights of a token's experts
+    clamp: float = 0.0  # gates are at most this, and up projections at most this in size (gpt-oss); 0: no limit
+    gate_slope: float = 1.0  # a gate x is x sigmoid(gate_slope x)
+    up_offset: float = 0.0  # is added to the up projection before the gate multiplies it
 
     @property
     def routes_in_fp32(self) -> bool:
@@ -232,7 +235,7 @@ class Indexer:
         return (query_rank, self.num_heads * self.head_dim), (hidden_size, self.head_dim + self.num_heads)
 
 
-RUN_EXPERT_FAMILIES = ("Mixtral", "Qwen2Moe", "Qwen3Moe", "Glm4Moe", "MiniMaxM2", "DeepseekV2", "DeepseekV3")
+RUN_EXPERT_FAMILIES = ("Mixtral", "Qwen2Moe", "Qwen3Moe", "Glm4Moe", "MiniMaxM2", "DeepseekV2", "DeepseekV3", "GptOss")
 """MoE families that the runtime can run."""
 
 _TOPK_METHODS = ("greedy", "group_limited_greedy")
@@ -272,7 +275,21 @@ def experts_from_config(config: Mapping[str, Any], family: str, name: str) -> Ex
         groups_per_token=groups_per_token,
         group_scorers=group_scorers,
         weight_scale=number(config, "routed_scaling_factor", name) if "routed_scaling_factor" in config else 1.0,
+        **_clamped_gates(config, name),
     )
+
+
+def _clamped_gates(config: Mapping[str, Any], name: str) -> dict[str, float]:
+    """The clamp, slope and offset of the activation of experts in families that have the keys.
+
+    Raises BadInput for a limit of 0, with which nothing passes.
+    """
+    if "swiglu_limit" not in config:
+        return {}
+    limit = number(config, "swiglu_limit", name)
+    if not limit:
+        raise BadInput(f"model {name}: config key 'swiglu_limit' is {limit:g}; it must be above 0.")
+    return {"clamp": limit, "gate_slope": number(config, "swiglu_alpha", name), "up_offset": 1.0}
 
 
 def _groups_from_config(config: Mapping[str, Any], num_experts: int, group_scorers: int, name: str) -> tuple[int, int]:

@@ -151,7 +151,18 @@ GPT_OSS: dict[str, Any] = MISTRAL | {
     "layer_types": None,
     "num_experts_per_tok": 4,
     "num_local_experts": 128,
+    "swiglu_alpha": 1.702,
+    "swiglu_limit": 7.0,
 }
+GPT_OSS_ROPE: dict[str, Any] = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""The rotary embedding of a gpt-oss config that has none."""
 GEMMA: dict[str, Any] = _DECODER | {
     "vocab_size": 256000,
     "hidden_size": 3072,

@@ -88,6 +88,8 @@ class Family:
     """Alternative names that transformers accepts for a key."""
     rope_theta: float = 10000.0
     """The rotary base if the config has none."""
+    rope: Mapping[str, Any] = field(default_factory=dict)
+    """The parameters of the rotary embedding, besides its base, if the config has none."""
     added: frozenset[str] = frozenset()
     """Keys with a default here that are not fields of the class but are read by it or its model."""
     parts: Parts = Parts()
@@ -201,6 +203,7 @@ FAMILIES: Mapping[str, Family] = {
         nullable=frozenset({_WINDOW}),
         aliases={"num_experts": "num_local_experts"},
         rope_theta=150_000.0,
+        rope=defaults.GPT_OSS_ROPE,
         parts=Parts(sinks=True, expert_bias=True, has_experts=True, expert_size="intermediate_size", full_every=2),
     ),
     "Gemma2": Family(

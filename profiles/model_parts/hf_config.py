@@ -274,7 +274,7 @@ def rope_from_config(config: Mapping[str, Any], max_positions: int, family: str,
             f"model {name}: config keys 'rope_scaling' and 'rope_parameters' contradict each other, "
             f"{config['rope_scaling']} and {config['rope_parameters']}; keep the one that the model was trained with."
         )
-    form = next(iter(forms.values()), None) or _completed({}, config, family)
+    form = next(iter(forms.values()), None) or _completed(known.rope, config, family)
     theta = number(form, "rope_theta", name)
     if not theta:
         raise BadInput(f"model {name}: config key 'rope_theta' is {theta}; it must be above 0.")

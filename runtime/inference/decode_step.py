@@ -77,7 +77,7 @@ class DecodeStep:
         by_kernel = model.kernels.decode == "paged"
         self._norm = Norm(model.decoder.final_layernorm, by_kernel=by_kernel) if mesh.is_last_stage else None
         self._are_fetched = set_read_ahead(self._layers, self._head_weight() if mesh.is_last_stage else None)
-        self._limits = [attention_limits(model.spec, layer) for layer in model.layers]
+        self._limits = [layer.self_attention.core_attention.limits for layer in model.decoder.layers]
         like, kinds = next(model.parameters()), [_rotary_kind(model.spec, layer) for layer in model.layers]
         tables = [
             tuple(angles.flatten(1) for angles in model.cache_rotary.table(cache.max_tokens, like, is_local=is_local))
@@ -145,6 +145,7 @@ class DecodeStep:
         if isinstance(reads, TableReads):
             reads = reads.to(self.cache.keys.device)
             if self._model.kernels.decode == "paged":
+                assert not self._model.spec.attention_sinks, "the kernel has no sinks"
                 return PagedAttention(self.cache, reads, self._angles, self._limits, self._queries_per_group)
         self._set_angles(scratch, reads.lengths)
         return RotaryAttention(scratch, self._rotated_attention(reads), self._rotary_kinds)

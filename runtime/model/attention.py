@@ -13,17 +13,22 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
 
 from meshwright.profiles.model_parts.hf_config import LinearScaling, RopeScaling, YarnScaling
 from meshwright.profiles.model_shape import CachedHeads, ModelSpec
+from meshwright.runtime.device import host
 from meshwright.runtime.model.context_parallel import Gathered, SequenceShard
 from meshwright.runtime.model.kv_cache import ContinuedRows, EqualRows, group_equal_rows
 from meshwright.runtime.model.limited_attention import AttentionLimits, attend_limited, attention_limits
@@ -153,18 +158,24 @@ class CoreAttention(nn.Module):
         varlen: VarlenKernel | None = None,
         rotate_kernel: Rotate | None = None,
         spec: ModelSpec,
+        config: TransformerConfig | None = None,
+        pg_collection: ProcessGroupCollection | None = None,
         **_: Any,
     ) -> None:
         """`layer_number` counts from 1 through the whole model; `first_layer` layers are on earlier stages.
 
-        `varlen` computes passes without cached tokens, and `rotate_kernel` replaces `rotate`. The ignored arguments are
-        Megatron's for its own kinds of attention.
+        `varlen` computes passes without cached tokens, and `rotate_kernel` replaces `rotate`. `config` and groups are
+        needed for sinks. The ignored arguments are Megatron's for its own kinds of attention.
         """
         super().__init__()
         number = layer_number - 1
         self.layer = number - first_layer
         self._limits = attention_limits(spec, number)
-        self._varlen, self._rotate = None if self._limits.cap else varlen, rotate_kernel or rotate
+        no_varlen = self._limits.cap or spec.attention_sinks
+        self._varlen, self._rotate = None if no_varlen else varlen, rotate_kernel or rotate
+        self.tp_group = pg_collection.tp if pg_collection else None
+        self.softmax_offset = _sinks(spec, config) if spec.attention_sinks and config else None
+        """The sinks of this rank's heads, [heads / tp], under Megatron's name for them."""
         self._score_scale, self._is_rotated = score_scale(spec), number not in spec.unrotated_layers
 
     def forward(
@@ -173,24 +184,53 @@ class CoreAttention(nn.Module):
         """The output [S, 1, heads * D] for query [S, 1, heads, D], key and value [S, 1, kv_heads, D]."""
         packing = packed_seq_params
         if self._is_rotated:
-            local = packing.local_angles if self._limits.window else None
+            local = packing.local_angles if self.limits.window else None
             cos, sin = local or (packing.cos, packing.sin)
             query, key = (self._rotate(heads, cos, sin) for heads in (query, key))
         if self._score_scale != 1.0:
             query = query * self._score_scale
         if packing.shard is not None:
-            return _attend_parts(query, key, value, packing, parts=packing.shard, limits=self._limits)
+            return _attend_parts(query, key, value, packing, parts=packing.shard, limits=self.limits)
         if packing.cache is not None:
             packing.cache.store(self.layer, key, value)
             if any(run.cached for run in packing.runs):
-                return _attend(query, packing.cache.keys_and_values(self.layer), packing, self._limits)
+                return _attend(query, packing.cache.keys_and_values(self.layer), packing, self.limits)
         if self._varlen and query.shape[-1] <= LARGEST_FLASH_HEAD:
             num_tokens = sum(packing.sizes)
             rows, key, value = (heads[:num_tokens] for heads in (query, key, value))
             attended = attend_rows(rows, key, value, packing.bounds, self._varlen, window=self._limits.window)
             return _padded([attended], query)
         keys_and_values = (_batches(heads, packing) for heads in (key, value))
-        return _attend(query, zip(*keys_and_values, strict=True), packing, self._limits)
+        return _attend(query, zip(*keys_and_values, strict=True), packing, self.limits)
+
+    @property
+    def limits(self) -> AttentionLimits:
+        """The limits of the layer, with the sinks of this rank's heads."""
+        return replace(self._limits, sinks=self.softmax_offset)
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The state for a checkpoint: the sinks, sharded along their only axis."""
+        state: dict[str, Any] = make_sharded_tensors_for_checkpoint(
+            self.state_dict(prefix="", keep_vars=True),
+            prefix,
+            {"softmax_offset": 0},
+            sharded_offsets,
+            tp_group=self.tp_group,
+            dp_cp_group=(metadata or {}).get("dp_cp_group"),
+        )
+        return state
+
+
+def _sinks(spec: ModelSpec, config: TransformerConfig) -> nn.Parameter:
+    sinks = nn.Parameter(
+        torch.zeros(
+            spec.num_heads // config.tensor_model_parallel_size, device=host.device(), dtype=config.params_dtype
+        )
+    )
+    set_tensor_model_parallel_attributes(sinks, True, 0, 1)
+    return sinks
 
 
 def _attend_parts(

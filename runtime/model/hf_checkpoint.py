@@ -35,15 +35,28 @@ _LAYER = re.compile(r"decoder\.layers\.([0-9]+)\.(.+)")
 _EXPERT = re.compile(r"(mlp\.experts\.local_experts\.)([0-9]+)\.(linear_fc[12])")
 
 
+class Stacked(NamedTuple):
+    """The place of a tensor in a stack of the same tensor of all experts: that of number `index` of `count`.
+
+    Matrices in the stack are transposed, and each `step`-th of their columns, from `column` on, is a row here.
+    """
+
+    index: int
+    count: int
+    column: int = 0
+    step: int = 1
+
+
 @dataclass(frozen=True)
 class StoredTensor:
     """A tensor of a checkpoint, by its name and shape; or some rows of a tensor of `num_rows` rows, from `first_row`
-    on."""
+    on; or one of a stack of tensors."""
 
     name: str
     shape: tuple[int, ...]
     first_row: int = 0
     num_rows: int = 0
+    stacked: Stacked | None = None
 
     @property
     def num_elements(self) -> int:
@@ -53,6 +66,9 @@ class StoredTensor:
     @property
     def whole_shape(self) -> tuple[int, ...]:
         """The shape of the tensor in the checkpoint."""
+        if self.stacked:
+            rows, *columns = self.shape
+            return (self.stacked.count, *columns, rows * self.stacked.step)
         return (self.num_rows, *self.shape[1:]) if self.num_rows else self.shape
 
 
@@ -92,11 +108,14 @@ class Recipe:
         return torch.cat([part.unflatten(0, (heads, -1)) for part in parts], dim=1).flatten(0, 1)
 
     def split(self, shards: Sequence[Tensor]) -> dict[str, Tensor]:
-        """The stored tensors [rows, ...] by name, from the shards of all tensor-parallel ranks in order.
+        """The stored tensors [rows, ...] by name, from the shards of all tensor-parallel ranks in order; of a stack of
+        tensors, one of them.
 
         It is the inverse of `span` and `join`.
         """
         in_stored_order = sorted(range(len(self.head_order)), key=self.head_order.__getitem__)
+        if self.is_stacked:
+            return {self.tensors[0].name: self._element_of_stack(shards)}
         if self.axis is None:
             return {self.tensors[0].name: _reordered(shards[0], in_stored_order) if self.head_order else shards[0]}
         tp = len(shards)
@@ -111,6 +130,20 @@ class Recipe:
                 whole = _reordered(whole, in_stored_order)
             rows_of.setdefault(stored.name, []).append(whole)
         return {name: rows[0] if len(rows) == 1 else torch.cat(rows) for name, rows in rows_of.items()}
+
+    @property
+    def is_stacked(self) -> bool:
+        """True if the stored tensors are stacks over experts."""
+        return self.tensors[0].stacked is not None
+
+    def _element_of_stack(self, shards: Sequence[Tensor]) -> Tensor:
+        """One expert's element of a stack, from all shards of its parameter."""
+        if self.axis is None:
+            return shards[0]
+        num_parts = len(self.tensors)
+        by_shard = [shard.chunk(num_parts) if num_parts > 1 else (shard,) for shard in shards]
+        parts = [torch.cat([shard[i] for shard in by_shard], dim=self.axis) for i in range(num_parts)]
+        return torch.stack(parts, dim=1).flatten(0, 1).t().contiguous()
 
     def _is_reordered(self, index: int) -> bool:
         """True for queries, keys and their norms; values, the last of three tensors, keep the order of rows."""
@@ -181,6 +214,8 @@ def _layer_recipe(spec: ModelSpec, number: int, parameter: str) -> Recipe:
         if _family(spec) in _FUSED_GATES:
             tensors = _rows_of(f"{layer}.mlp.gate_up_proj.{kind}", tensors)
         return Recipe(tensors=tensors, axis=0)
+    if kind == "softmax_offset":
+        return Recipe(tensors=(StoredTensor(f"{layer}.self_attn.sinks", (spec.num_heads,)),), axis=0)
     if module in _QK_NORMS:
         heads = (spec.num_kv_heads if "k_" in module else spec.num_heads) if spec.whole_qk_norm else 1
         stored = StoredTensor(f"{layer}.self_attn.{_QK_NORMS[module]}.weight", (heads * spec.head_dim,))
@@ -276,6 +311,8 @@ def _experts_recipe(spec: ModelSpec, experts: Experts, layer: str, parameter: st
     weights of an expert."""
     mixtral = _family(spec) in _NAMED_AS_MIXTRAL
     block = f"{layer}.block_sparse_moe" if mixtral else f"{layer}.mlp"
+    if spec.expert_bias:
+        return _stacked_experts_recipe(spec, experts, block, parameter)
     router = block if mixtral else f"{block}.gate"
     shared = f"{block}.shared_expert" if experts.shared_gate else f"{block}.shared_experts"
     whole = {
@@ -299,6 +336,27 @@ def _experts_recipe(spec: ModelSpec, experts: Experts, layer: str, parameter: st
     if match[3] == "linear_fc1":
         return Recipe(tensors=tuple(StoredTensor(f"{expert}.{x}.weight", wide) for x in (gate, up)), axis=0)
     return Recipe(tensors=(StoredTensor(f"{expert}.{down}.weight", wide[::-1]),), axis=1)
+
+
+def _stacked_experts_recipe(spec: ModelSpec, experts: Experts, block: str, parameter: str) -> Recipe:
+    """The recipe of a router's weight or bias, or of an expert that is stored in stacks over all experts, with the rows
+    of gate and up projection one after the other (gpt-oss)."""
+    if parameter.startswith("mlp.router"):
+        columns = (spec.hidden_size,) if parameter.endswith("weight") else ()
+        return _whole(f"{block}.router.{parameter.rsplit('.', 1)[1]}", experts.num_experts, *columns)
+    match = _EXPERT.match(parameter)
+    assert match, parameter
+    index, is_bias = int(match[2]), parameter.endswith("bias")
+    suffix = "_bias" if is_bias else ""
+    if match[3] == "linear_fc1":
+        shape = (experts.ffn_size,) if is_bias else (experts.ffn_size, spec.hidden_size)
+        name = f"{block}.experts.gate_up_proj{suffix}"
+        places = [Stacked(index, experts.num_experts, column, 2) for column in (0, 1)]
+        return Recipe(tensors=tuple(StoredTensor(name, shape, stacked=place) for place in places), axis=0)
+    place = Stacked(index, experts.num_experts)
+    name, shape = f"{block}.experts.down_proj{suffix}", (spec.hidden_size, experts.ffn_size)
+    stored = StoredTensor(name, shape[:1] if is_bias else shape, stacked=place)
+    return Recipe(tensors=(stored,), axis=None if is_bias else 1)
 
 
 def _whole(name: str, *shape: int) -> Recipe:
@@ -325,13 +383,19 @@ def _parameters_of_layer(spec: ModelSpec, number: int) -> list[str]:
     if spec.latent:
         layer = [*_latent_recipes(spec, spec.latent, "")]
     layer += _linear("self_attention.linear_proj", spec.output_bias)
+    if spec.attention_sinks:
+        layer += ["self_attention.core_attention.softmax_offset"]
     if spec.qk_norm or spec.whole_qk_norm:
         layer += [f"{norm}.weight" for norm in _QK_NORMS]
     layer += [f"{norm}.weight" for norm in _norms(spec)]
     if not spec.experts or not spec.expert_layers_between(number, number + 1):
         return layer + _linear("mlp.linear_fc1", spec.mlp_bias) + _linear("mlp.linear_fc2", spec.mlp_bias)
     experts = [f"mlp.experts.local_experts.{expert}" for expert in range(spec.experts.num_experts)]
-    layer += ["mlp.router.weight", *(f"{e}.linear_fc{i}.weight" for e in experts for i in (1, 2))]
+    layer += _linear("mlp.router", spec.expert_bias)
+    if spec.expert_bias:  # stack by stack
+        layer += [f"{e}.linear_fc{i}.{kind}" for i in (1, 2) for kind in ("weight", "bias") for e in experts]
+    else:
+        layer += [f"{e}.linear_fc{i}.weight" for e in experts for i in (1, 2)]
     if spec.experts.router == "sigmoid":
         layer += [SELECTION_BIAS]
     if spec.experts.shared_ffn_size:
@@ -412,6 +476,8 @@ class TensorFiles:
                 f"checkpoint {self._directory}: tensor {stored.name!r} has shape {shape} and model {self._model} "
                 f"needs {stored.whole_shape}; give the weights that belong to its config.json."
             )
+        if stored.stacked:
+            return _from_stack(view, stored, axis, start, stop)
         if stored.num_rows:
             assert axis == 0, stored
             start, stop = start + stored.first_row, stored.first_row + (stored.shape[0] if stop is None else stop)
@@ -458,6 +524,20 @@ class TensorFiles:
                 raise BadInput(f"checkpoint file {self._directory / name} cannot be read: {error}.") from None
             self._open[name] = handle
         return self._open[name]
+
+
+def _from_stack(view: Any, stored: StoredTensor, axis: int, start: int, stop: int | None) -> Tensor:
+    """The slice of one element of a stack [experts, (columns,) rows * step]."""
+    assert stored.stacked is not None
+    index, _, column, step = stored.stacked
+    stop = stored.shape[axis] if stop is None else stop
+    if len(stored.shape) == 1:
+        part: Tensor = view[index : index + 1, step * start : step * stop]
+    elif axis == 0:
+        part = view[index : index + 1, :, step * start : step * stop]
+    else:
+        part = view[index : index + 1, start:stop]
+    return part[0, ..., column::step].t()
 
 
 def _read_index(index: Path) -> dict[str, str]:

@@ -70,7 +70,9 @@ def block_of_layers(
                 self_attention=attention,
                 self_attn_bda=bda,
                 pre_mlp_layernorm=norm,
-                mlp=_experts(spec.experts) if spec.experts and has_experts(spec, layer) else _gated_mlp(spec, kernels),
+                mlp=_experts(spec, spec.experts)
+                if spec.experts and has_experts(spec, layer)
+                else _gated_mlp(spec, kernels),
                 mlp_bda=bda,
             ),
         )
@@ -179,11 +181,13 @@ def _rows(spec: ModelSpec, name: Linear, *, has_bias: bool) -> type:
     return linear_class(RowParallelLinear, AdaptedRowParallelLinear, spec, name)
 
 
-def _experts(experts: Experts) -> ModuleSpec:
+def _experts(spec: ModelSpec, experts: Experts) -> ModuleSpec:
     linears = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
-    routed = ModuleSpec(module=SequentialMLP, submodules=linears)
     shared = ModuleSpec(module=_SharedExperts, submodules=linears) if experts.shared_ffn_size else None
-    router = functools.partial(_Router, experts=experts)
+    if spec.expert_bias:
+        linears = MLPSubmodules(linear_fc1=_BiasedColumnParallelLinear, linear_fc2=_BiasedExpertRows)
+    routed = ModuleSpec(module=SequentialMLP, submodules=linears)
+    router = functools.partial(_Router, experts=experts, has_bias=spec.expert_bias)
     return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=routed, router=router, shared_experts=shared))
 
 
@@ -247,10 +251,18 @@ class _Router(TopKRouter):
     """
 
     def __init__(
-        self, config: TransformerConfig, pg_collection: ProcessGroupCollection | None = None, *, experts: Experts
+        self,
+        config: TransformerConfig,
+        pg_collection: ProcessGroupCollection | None = None,
+        *,
+        experts: Experts,
+        has_bias: bool = False,
     ) -> None:
         super().__init__(config, pg_collection)
         self._experts = experts
+        if has_bias:
+            self.bias = nn.Parameter(torch.zeros(experts.num_experts, dtype=config.params_dtype))
+            self.bias.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
         if experts.router == "sigmoid":
             self.register_buffer("selection_bias", torch.zeros(experts.num_experts, dtype=torch.float32))
         self.to(host.device())
@@ -258,7 +270,7 @@ class _Router(TopKRouter):
     def gating(self, input: Tensor) -> Tensor:
         if self._experts.routes_in_fp32:
             return F.linear(input.float(), self.weight.float())
-        return F.linear(input, self.weight)
+        return F.linear(input, self.weight, self.bias)
 
     def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Weights and selection of the experts of each token, [S * B, experts] each, from logits [S, B, experts]."""
@@ -332,6 +344,39 @@ class _BiasedColumnParallelLinear(_Biased, ColumnParallelLinear): ...
 
 
 class _BiasedRowParallelLinear(_Biased, RowParallelLinear): ...
+
+
+class _BiasedExpertRows(_BiasedRowParallelLinear):
+    """The second linear of an expert, whose outputs are summed over the tensor-parallel ranks that share the expert.
+
+    Each of them adds its share of the bias, and has the whole gradient of it, since all have the gradient of the sum.
+    """
+
+    def __init__(self, *sizes: int, **options: Any) -> None:
+        super().__init__(*sizes, **options)
+        self._num_ranks = self.tp_group.size()
+        # The dispatcher sums the outputs. Where there is one rank, Megatron would return a view, to which it then adds.
+        self.explicit_expert_comm = True
+        # Ranks that share an expert have the same bias, and others have other experts.
+        self.bias.sequence_parallel = False
+        set_tensor_model_parallel_attributes(self.bias, self._num_ranks == 1, 0, 1)
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The outputs [T, outputs] for inputs [T, inputs / tp], and this rank's share of the bias [outputs]."""
+        output, bias = super().forward(inputs)
+        return output, bias if self._num_ranks == 1 else _Share.apply(bias, self._num_ranks)
+
+
+class _Share(torch.autograd.Function):
+    """A tensor over a number of ranks; its gradient is that of the share."""
+
+    @staticmethod
+    def forward(_ctx: Any, whole: Tensor, num_ranks: int) -> Tensor:
+        return whole / num_ranks
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
 
 
 class _BiasedAdaptedColumns(_Biased, AdaptedColumnParallelLinear): ...

@@ -5,6 +5,7 @@ Pipeline stages may have unequal numbers of layers.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -302,7 +303,7 @@ def _config(
         add_bias_linear=False,
         add_qkv_bias=spec.qkv_bias,
         gated_linear_unit=True,
-        activation_func=F.silu if spec.activation == "silu" else _gelu_tanh,
+        **_activation(spec),
         bias_activation_fusion=False,
         use_te_activation_func=has_fused_gates(spec, kernels),
         hidden_dropout=0.0,
@@ -372,6 +373,22 @@ _RECOMPUTE: dict[Recompute, dict[str, Any]] = {
     "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
 }
 """Megatron's settings for each kind of recomputation."""
+
+
+def _activation(spec: ModelSpec) -> dict[str, Any]:
+    """The activation of the gates, and what is done to gate and up projection before they are multiplied."""
+    experts = spec.experts
+    if not experts or not experts.clamp:
+        return {"activation_func": F.silu if spec.activation == "silu" else _gelu_tanh}
+    return {
+        "activation_func": functools.partial(_sloped_silu, slope=experts.gate_slope),
+        "activation_func_clamp_value": experts.clamp,
+        "glu_linear_offset": experts.up_offset,
+    }
+
+
+def _sloped_silu(inputs: Tensor, *, slope: float) -> Tensor:
+    return inputs * torch.sigmoid(inputs * slope)
 
 
 def _gelu_tanh(inputs: Tensor) -> Tensor:

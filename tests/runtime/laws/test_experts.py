@@ -106,6 +106,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "MiniMaxM2": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "rotary_dim": 16},
     **LATENT,
+    "GptOss": {
+        "num_local_experts": 8,
+        "num_experts_per_tok": 3,
+        "head_dim": 32,
+        "sliding_window": 6,
+        "swiglu_limit": 0.4,
+        "swiglu_alpha": 1.5,
+        "rope_parameters": _YARN | {"truncate": False},
+        "tie_word_embeddings": False,
+    },
 }
 
 
@@ -169,6 +179,12 @@ def test_latent_attention_agrees_with_transformers(tmp_path: Path, layout: str, 
     check_logprobs(directory, layout, expected_logprobs(directory, tokens()))
 
 
+@cases("layout", ["tp2,pp2,ep2,etp1,sp", "tp1", "tp2", "pp2", "tp2,dp2,ep2,sp", *DIVIDED], few=1)
+def test_sinks_and_clamped_experts_with_biases_agree_with_transformers(tmp_path: Path, layout: str) -> None:
+    directory = mixture(tmp_path / "model", "GptOss")
+    check_logprobs(directory, layout, expected_logprobs(directory, tokens()))
+
+
 def test_weights_of_a_tokens_experts_need_not_sum_to_one(tmp_path: Path) -> None:
     changes = FAMILIES["Qwen3Moe"] | {"norm_topk_prob": False}
     directory = write_checkpoint(tmp_path / "model", "Qwen3Moe", **changes)
@@ -197,7 +213,7 @@ HOWS = {
             How("tp2,dp2,ep2,etp1,sp", 1, "selective"),
             How("pp2,dp2,ep2,vpp2", 1),
         ]
-        for family in LATENT
+        for family in (*LATENT, "GptOss")
     },
     "Glm4Moe": [
         How("tp2,sp", 2, "full"),
@@ -288,7 +304,7 @@ def write_mixture_job(directory: Path, family: str = "Mixtral") -> Path:
 
 
 @pytest.mark.check_all
-@pytest.mark.parametrize("family", ["Mixtral", "Qwen2Moe", "Glm4Moe", "MiniMaxM2", *LATENT])
+@pytest.mark.parametrize("family", ["Mixtral", "Qwen2Moe", "Glm4Moe", "MiniMaxM2", *LATENT, "GptOss"])
 def test_a_job_whose_experts_are_divided_runs_and_is_resumed_in_other_layouts(tmp_path: Path, family: str) -> None:
     """At first two replicas hold half of the experts each, then two ranks of one half of each expert, and half of them
     whole in the end."""
@@ -323,7 +339,7 @@ def test_experts_are_moved_to_those_who_hold_them(tmp_path: Path, source: Place,
     check_refit(mixture(tmp_path / "model"), source, target)
 
 
-@cases("family", ["Glm4Moe", "MiniMaxM2", "Mixtral", "Qwen2Moe", *LATENT], few=["Glm4Moe"])
+@cases("family", ["Glm4Moe", "MiniMaxM2", "Mixtral", "Qwen2Moe", *LATENT, "GptOss"], few=["Glm4Moe"])
 @cases("layout", ["tp2", "pp2,dp2,ep2", "dp4,ep4", "tp2,dp2,ep4,etp1", "tp2,pp2,ep2,etp1"], few=1)
 def test_written_experts_are_those_that_were_read(tmp_path: Path, layout: str, family: str) -> None:
     directory = mixture(tmp_path / "model", family)

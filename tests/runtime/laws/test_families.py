@@ -103,7 +103,7 @@ def _gradients(directory: Path, ids: Tensor) -> dict[str, Tensor] | None:
 
 @cases(
     "family",
-    [*OTHERS, "Gemma", "Qwen3", "Qwen2Moe", "Glm4Moe", "MiniMaxM2", *LATENT],
+    [*OTHERS, "Gemma", "Qwen3", "Qwen2Moe", "Glm4Moe", "MiniMaxM2", *LATENT, "GptOss"],
     few=["Gemma2", "Olmo2", "Granite", "DeepseekV3"],
 )
 def test_gradients_are_those_of_transformers(tmp_path: Path, family: str) -> None:
