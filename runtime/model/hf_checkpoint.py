@@ -31,6 +31,9 @@ OUTPUT = "output_layer.weight"
 SELECTION_BIAS = "mlp.router.selection_bias"
 """What a router adds to the scores by which it selects experts, in each layer that has one; it is not trained."""
 
+SINKS = "self_attention.core_attention.softmax_offset"
+"""The sinks of the heads of a layer."""
+
 _LAYER = re.compile(r"decoder\.layers\.([0-9]+)\.(.+)")
 _EXPERT = re.compile(r"(mlp\.experts\.local_experts\.)([0-9]+)\.(linear_fc[12])")
 
@@ -183,6 +186,8 @@ def recipe(spec: ModelSpec, parameter: str) -> Recipe:
     layer = _LAYER.fullmatch(parameter)
     if layer:
         block = f"model.layers.{layer[1]}.self_attn"
+        if layer[2] == SINKS:
+            return Recipe(tensors=(StoredTensor(f"{block}.sinks", (spec.num_heads,)),), axis=0)
         latent = _latent_recipes(spec, spec.latent, block) if spec.latent and "attention" in layer[2] else {}
         return latent.get(layer[2]) or _layer_recipe(spec, int(layer[1]), layer[2])
     if parameter == FINAL_NORM:
@@ -214,8 +219,6 @@ def _layer_recipe(spec: ModelSpec, number: int, parameter: str) -> Recipe:
         if _family(spec) in _FUSED_GATES:
             tensors = _rows_of(f"{layer}.mlp.gate_up_proj.{kind}", tensors)
         return Recipe(tensors=tensors, axis=0)
-    if kind == "softmax_offset":
-        return Recipe(tensors=(StoredTensor(f"{layer}.self_attn.sinks", (spec.num_heads,)),), axis=0)
     if module in _QK_NORMS:
         heads = (spec.num_kv_heads if "k_" in module else spec.num_heads) if spec.whole_qk_norm else 1
         stored = StoredTensor(f"{layer}.self_attn.{_QK_NORMS[module]}.weight", (heads * spec.head_dim,))
@@ -384,7 +387,7 @@ def _parameters_of_layer(spec: ModelSpec, number: int) -> list[str]:
         layer = [*_latent_recipes(spec, spec.latent, "")]
     layer += _linear("self_attention.linear_proj", spec.output_bias)
     if spec.attention_sinks:
-        layer += ["self_attention.core_attention.softmax_offset"]
+        layer += [SINKS]
     if spec.qk_norm or spec.whole_qk_norm:
         layer += [f"{norm}.weight" for norm in _QK_NORMS]
     layer += [f"{norm}.weight" for norm in _norms(spec)]

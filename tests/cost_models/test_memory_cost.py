@@ -116,6 +116,8 @@ def test_capped_scores_and_logits_are_counted_by_hand(
     plain, found = (terms(ask("actor_train", "tp4", 2, workload=fixed, model=model)) for model in (llama, capped))
     assert found.keys() - plain.keys() == {"capped scores"}
     assert found["capped scores"] == 256 * 8 * 128 * 4 * 6
+    sinks = terms(ask("actor_train", "tp4", 2, workload=fixed, model=replace(llama, attention_sinks=True)))
+    assert sinks["capped scores"] == found["capped scores"]
     many = terms(ask("actor_train", "tp1", 64, workload=fixed, model=capped))
     assert many["capped scores"] == 2**23 * 4 * 6
     assert found["logits"] - plain["logits"] == 256 * llama.padded_vocab_size // 4 * 2

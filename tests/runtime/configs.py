@@ -105,6 +105,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "mlp_bias": False,
     },
     "DeepseekV3": _LATENT | {"q_lora_rank": 24, "n_shared_experts": 2, "norm_topk_prob": True, "rope_interleave": True},
+    "GptOss": _BASE
+    | {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 3,
+        "head_dim": 16,
+        "sliding_window": 6,
+        "attention_bias": True,
+        "swiglu_limit": 0.3,
+        "swiglu_alpha": 1.5,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     "MiniMaxM2": _BASE | {"num_local_experts": 4, "num_experts_per_tok": 3, "head_dim": 16, "rotary_dim": 8},
     "Olmo2": _BASE | {"attention_bias": True, "head_dim": 16},
     "Phi3": _BASE | {"sliding_window": None, "partial_rotary_factor": 0.5, "head_dim": 16},
@@ -297,6 +308,13 @@ def _of_families() -> Iterator[Case]:
         yield Case(family=family, changes={"first_k_dense_replace": 0})
         yield Case(family=family, changes={"q_lora_rank": 16})
         yield Case(family=family, changes={"q_lora_rank": None})
+    yield Case(family="GptOss", changes={"swiglu_limit": 0.0})
+    yield Case(family="GptOss", changes={"swiglu_limit": 7.0})
+    yield Case(family="GptOss", changes={"swiglu_alpha": 0.5})
+    yield Case(family="GptOss", changes={"layer_types": None})
+    yield Case(family="GptOss", changes={"attention_bias": False})
+    yield Case(family="GptOss", changes={"rope_theta": ABSENT})
+    yield Case(family="GptOss", changes={"num_local_experts": ABSENT, "num_experts": 4})
     yield Case(family="DeepseekV2", changes={"topk_method": "greedy"})
     yield Case(family="DeepseekV2", changes={"topk_method": None})
     yield Case(family="DeepseekV2", changes={"topk_method": "noaux_tc"})

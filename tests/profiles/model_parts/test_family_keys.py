@@ -83,7 +83,7 @@ PREDICTION_LAYERS = {"num_mtp_layers", "num_nextn_predict_layers"}
 
 RUN = (
     *("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3", "Olmo3", "Mixtral", "Qwen3Moe"),
-    *("DeepseekV2", "DeepseekV3"),
+    *("DeepseekV2", "DeepseekV3", "GptOss"),
 )
 TEXT_MODELS = ("Gemma3", "Llama4", "Qwen3_5", "Qwen3_5Moe")
 

@@ -339,6 +339,15 @@ def test_experts_are_moved_to_those_who_hold_them(tmp_path: Path, source: Place,
     check_refit(mixture(tmp_path / "model"), source, target)
 
 
+@pytest.mark.check_all
+@pytest.mark.parametrize("family", ["DeepseekV3", "GptOss"])
+@pytest.mark.parametrize(("source", "target"), [MOVES[3], MOVES[6], MOVES[7]])
+def test_projections_to_latent_vectors_sinks_and_biases_of_experts_are_moved(
+    tmp_path: Path, family: str, source: Place, target: Place
+) -> None:
+    check_refit(mixture(tmp_path / "model", family), source, target)
+
+
 @cases("family", ["Glm4Moe", "MiniMaxM2", "Mixtral", "Qwen2Moe", *LATENT, "GptOss"], few=["Glm4Moe"])
 @cases("layout", ["tp2", "pp2,dp2,ep2", "dp4,ep4", "tp2,dp2,ep4,etp1", "tp2,pp2,ep2,etp1"], few=1)
 def test_written_experts_are_those_that_were_read(tmp_path: Path, layout: str, family: str) -> None:
@@ -353,13 +362,22 @@ WHOLE_AND_CUT = [("tp2,dp2,ep4,etp1,sp", "tp2,dp2,ep2,sp"), ("tp2,sp", "tp2,dp2,
 
 
 @cases(
-    ("first", "then"),
-    [("dp2", "pp2"), ("dp2,ep2", "tp2,sp"), ("tp2,dp2,sp", "pp2,dp2,ep2"), ("dp4,ep2", "dp2,ep2"), *WHOLE_AND_CUT],
+    ("first", "then", "family"),
+    [
+        ("dp2", "pp2", "Qwen3Moe"),
+        ("dp2,ep2", "tp2,sp", "Glm4Moe"),
+        ("tp2,dp2,sp", "pp2,dp2,ep2", "Qwen3Moe"),
+        ("dp4,ep2", "dp2,ep2", "Qwen3Moe"),
+        (*WHOLE_AND_CUT[0], "Mixtral"),
+        (*WHOLE_AND_CUT[1], "Qwen3Moe"),
+        (*WHOLE_AND_CUT[1], "DeepseekV3"),
+        (*WHOLE_AND_CUT[1], "GptOss"),
+        ("tp2,dp2,sp", "pp2,dp2,ep2", "GptOss"),
+    ],
     few=1,
 )
-def test_a_saved_trainer_of_experts_goes_on_where_it_was(tmp_path: Path, first: str, then: str) -> None:
+def test_a_saved_trainer_of_experts_goes_on_where_it_was(tmp_path: Path, first: str, then: str, family: str) -> None:
     """The layers of the second case differ, and its routers have biases that are kept."""
-    family = "Mixtral" if "ep4" in first else "Glm4Moe" if first == "dp2,ep2" else "Qwen3Moe"
     mixture(tmp_path / "actor", family)
     places, others = ({"actor": (layout, 0)} for layout in (first, then))
     whole = _merge(tmp_path, Run(places=places, num_updates=3))
