@@ -180,6 +180,7 @@ class AnalyticModel(QueryLoop):
             not trainer.flash_attention,
             trainer.logit_bytes,
             frees_windows=engine is not None and engine.frees_windows,
+            latent_copies=(engine or engine_named(EAGER)).latent_copies,
         )
         self._engine = engine
         generates = engine or (None if framework else engine_named(EAGER))

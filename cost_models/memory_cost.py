@@ -76,6 +76,10 @@ _SCORE_BYTES = 5
 """Bytes per head and pair of tokens that attention keeps where it stores scores in 16 bits: the output of the softmax,
 the mask of the dropout, and the output of the dropout (Korthikanti et al., arXiv:2205.05198, section 4.1)."""
 
+_PREFILL_HEADS = 4
+"""Copies of queries, key and value alive at once in a prefill over the cache of latent attention: as they are
+projected, rotated, gathered for attention, and its output (`runtime.inference.decode_step`)."""
+
 _SAMPLING_BYTES = 16
 """Bytes per logit of a token being sampled, besides the logit itself: an fp64 copy and an fp64 log-probability."""
 
@@ -113,12 +117,14 @@ class ShardSizes(Generic[N]):
 class Operators(NamedTuple):
     """The facts that decide which tensors are kept: whether the operators of a layer are fused or those of torch,
     whether attention stores its scores, the bytes per logit in training (None: those of this project's loss, which
-    is computed in chunks), and whether the generation engine frees the blocks that a sliding window has passed."""
+    is computed in chunks), whether the generation engine frees the blocks that a sliding window has passed, and how
+    often its cache holds the vector of a token that latent attention caches."""
 
     is_fused: bool
     stores_scores: bool = False
     logit_bytes: int | None = None
     frees_windows: bool = False
+    latent_copies: int = 1
 
 
 def shard_sizes(
@@ -138,7 +144,10 @@ def shard_sizes(
     if not is_fused:
         working += _unfused_working_elements(shard, imbalance, replicated_share)
     return ShardSizes(
-        block_bytes=BLOCK_TOKENS * shard.cached_elements * element_bytes,
+        block_bytes=BLOCK_TOKENS
+        * shard.cached_elements
+        * element_bytes
+        * (operators.latent_copies if shard.latent else 1),
         state_bytes=shard.linear.state_bytes(element_bytes) if shard.linear else 0.0,
         cached_elements=shard.cached_elements,
         inputs_bytes=shard.hidden_size * replicated_share * element_bytes,
@@ -148,7 +157,7 @@ def shard_sizes(
         unfused_bytes=0.0 if is_fused else _unfused_elements(shard, imbalance, replicated_share) * element_bytes,
         backward_bytes=0.0 if is_fused else _backward_elements(shard, imbalance, replicated_share) * element_bytes,
         vocab_size=shard.padded_vocab_size,
-        capped_heads=float(shard.num_heads if shard.attention_cap else 0),
+        capped_heads=float(shard.num_heads if shard.attention_cap or shard.attention_sinks else 0),
     )
 
 
@@ -195,9 +204,13 @@ def _unfused_elements(shard: ModelSpec, imbalance: float, replicated_share: floa
     """Return the elements per token that one layer saves in addition if its operators are not fused.
 
     They are the normalised inputs of both norms, a copy of the queries and the rotated queries and keys beside the
-    projection that holds all of them, and the up projection of a gated MLP plus its offset.
+    projection that holds all of them, and the up projection of a gated MLP plus its offset. In latent attention they
+    are the padding of values and outputs to the size of keys, and the latent vectors before and after their norms.
     """
-    rotated = 0 if shard.latent else 2 * shard.attention_size + shard.kv_size
+    rotated = 2 * shard.attention_size + shard.kv_size
+    if shard.latent:
+        padding = 2 * shard.num_heads * (shard.head_dim - shard.value_dim)
+        rotated = padding + 2 * (shard.latent.query_rank + shard.latent.vector_size)
     gate = shard.active_ffn_size(imbalance) * shard.gated_mlp
     return _NORM_ELEMENTS * shard.hidden_size * replicated_share + rotated + gate
 
@@ -326,7 +339,7 @@ class RankMemory(Generic[N]):
     ) -> None:
         self._stage, self._model, self._workload, self._size = stage, shards.model, workload, element_bytes
         self._is_fused, self._logit_bytes = operators.is_fused, operators.logit_bytes
-        self._frees_windows = operators.frees_windows
+        self._frees_windows, self._latent_copies = operators.frees_windows, operators.latent_copies
         self._layout: Degrees[N] = shards.layout
         self._shards: ShardedModel[N] = shards
         self._part: StagePart[N] = part
@@ -502,8 +515,8 @@ class RankMemory(Generic[N]):
         tally.add("gathered keys and values", where(cp > 1, num_bytes, 0 * num_bytes))
 
     def _add_capped_scores(self, tally: TermSums[N], tokens: N, *, trains: bool) -> None:
-        """Add the scores of one block of queries in a layer that caps them."""
-        if not self._model.attention_cap:
+        """Add the scores of one block of queries in a layer that caps them, or that has sinks."""
+        if not (self._model.attention_cap or self._model.attention_sinks):
             return
         pairs = tokens * self._sizes.capped_heads
         scores = minimum(pairs * self._workload.max_tokens, maximum(_MIN_BLOCK_QUERIES * pairs, _BLOCK_SCORES))
@@ -565,13 +578,22 @@ class GenerationMemory(RankMemory[float]):
     def _generation_memory(self, schedule: Schedule) -> TermSums[float]:
         """Return the larger of a prefill's working set and that of attention in a decode step, plus sampling."""
         slot_group = int(-(-self._slots(schedule) // self._layout.pp))  # pipeline stages work on different slot groups
-        prefill = max_prefill_tokens(slot_group, self._workload.prompt.max) * self._sizes.working_bytes
+        token_bytes = max(self._sizes.working_bytes, self._latent_prefill_bytes())
+        prefill = max_prefill_tokens(slot_group, self._workload.prompt.max) * token_bytes
         tally = TermSums[float]()
         tally.add("working set", max(prefill, self._blocks(schedule) * self._decode_attention_bytes()))
         self._add_capped_scores(tally, max_prefill_tokens(slot_group, self._workload.prompt.max), trains=False)
         if self._part.is_last:
             tally.add("logits", slot_group * self._model.padded_vocab_size * (self._size + _SAMPLING_BYTES))
         return tally
+
+    def _latent_prefill_bytes(self) -> float:
+        """Return the bytes per token of the heads of latent attention in a prefill whose queries have the size of the
+        cached vectors."""
+        if not self._shard.latent or self._latent_copies == 1:
+            return 0.0
+        num_keys, queries, size = self._shard.cached_heads()
+        return _PREFILL_HEADS * num_keys * (queries + 2) * size * self._size
 
     def _decode_attention_bytes(self) -> float:
         """Return the bytes per KV block in a decode step of one layer.
@@ -581,8 +603,8 @@ class GenerationMemory(RankMemory[float]):
         """
         shard = self._shard
         scores = BLOCK_TOKENS * shard.num_heads * (_FP32_BYTES + self._size)
-        sums = 2 * shard.num_heads * shard.head_dim * _FP32_BYTES
-        return BLOCK_TOKENS * shard.cached_elements * self._size + scores + sums
+        sums = 2 * shard.num_heads * shard.cached_heads().size * _FP32_BYTES
+        return self._sizes.block_bytes + scores + sums
 
 
 def _total(addends: Sequence[Addend[N]]) -> N:

@@ -120,9 +120,19 @@ class Experts:
     normalized: bool = True  # the weights of a token's experts sum to one
     gated: bool = True  # gate, up and down projections; False: up and down only (Nemotron-H)
     router: Router = "softmax"
+    fp32_softmax: bool = False  # a softmax router computes its logits in fp32 (DeepSeek-V2)
     num_groups: int = 1  # equal groups of experts, of which a token is routed to the best `groups_per_token`
     groups_per_token: int = 1
+    group_scorers: int = 2  # the score of a group is the sum of this many of its largest scores
     weight_scale: float = 1.0  # multiplies the weights of a token's experts
+    clamp: float = 0.0  # gates are at most this, and up projections at most this in size (gpt-oss); 0: no limit
+    gate_slope: float = 1.0  # a gate x is x sigmoid(gate_slope x)
+    up_offset: float = 0.0  # is added to the up projection before the gate multiplies it
+
+    @property
+    def routes_in_fp32(self) -> bool:
+        """True if the router computes its logits in fp32, as all with sigmoids do."""
+        return self.fp32_softmax or self.router == "sigmoid"
 
     @property
     def num_matrices(self) -> int:
@@ -182,7 +192,12 @@ class LatentAttention:
     @property
     def cached_size(self) -> int:
         """Elements per token in the KV cache of one layer, replicated on every rank."""
-        return self.kv_rank + self.rope_dim + (self.indexer.head_dim if self.indexer else 0)
+        return self.vector_size + (self.indexer.head_dim if self.indexer else 0)
+
+    @property
+    def vector_size(self) -> int:
+        """Elements of the latent vector of a token and its rotary key."""
+        return self.kv_rank + self.rope_dim
 
     def linears(self, hidden_size: int, num_heads: int) -> tuple[tuple[int, int], ...]:
         """The (input size, output size) of each projection.
@@ -193,14 +208,9 @@ class LatentAttention:
         queries, expanded = num_heads * (self.nope_dim + self.rope_dim), num_heads * (self.nope_dim + self.value_dim)
         output = (num_heads * self.value_dim, hidden_size)
         if not self.query_rank:
-            return (hidden_size, queries), (hidden_size, self._down_size), (self.kv_rank, expanded), output
-        down = (hidden_size, self.query_rank + self._down_size)
+            return (hidden_size, queries), (hidden_size, self.vector_size), (self.kv_rank, expanded), output
+        down = (hidden_size, self.query_rank + self.vector_size)
         return down, (self.query_rank, queries), (self.kv_rank, expanded), output, *indexing
-
-    @property
-    def _down_size(self) -> int:
-        """Width of the joint projection of keys and values, and of the rotary key."""
-        return self.kv_rank + self.rope_dim
 
     @property
     def norm_params(self) -> int:
@@ -225,8 +235,11 @@ class Indexer:
         return (query_rank, self.num_heads * self.head_dim), (hidden_size, self.head_dim + self.num_heads)
 
 
-RUN_EXPERT_FAMILIES = ("Mixtral", "Qwen2Moe", "Qwen3Moe", "Glm4Moe", "MiniMaxM2")
+RUN_EXPERT_FAMILIES = ("Mixtral", "Qwen2Moe", "Qwen3Moe", "Glm4Moe", "MiniMaxM2", "DeepseekV2", "DeepseekV3", "GptOss")
 """MoE families that the runtime can run."""
+
+_TOPK_METHODS = ("greedy", "group_limited_greedy")
+"""Ways to select experts: among all of them, or among those of the best groups."""
 
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
@@ -239,7 +252,12 @@ def experts_from_config(config: Mapping[str, Any], family: str, name: str) -> Ex
     parts = FAMILIES[family].parts
     num_experts = next(required_size(config, key, name) for key in _COUNTS if key in config)
     ffn_size = required_size(config, parts.expert_size, name)
-    num_groups, groups_per_token = _groups_from_config(config, num_experts, name)
+    group_scorers = 1 if parts.grouped_softmax else 2
+    if parts.grouped_softmax and config.get("norm_topk_prob"):
+        raise BadInput(
+            f"model {name}: config key 'norm_topk_prob' is true, which {family} models ignore; remove the key."
+        )
+    num_groups, groups_per_token = _groups_from_config(config, num_experts, group_scorers, name)
     return Experts(
         num_experts=num_experts,
         experts_per_token=required_size(config, "num_experts_per_tok", name),
@@ -249,28 +267,51 @@ def experts_from_config(config: Mapping[str, Any], family: str, name: str) -> Ex
         num_dense_layers=min(
             count_or_zero(config, "first_k_dense_replace", name), required_size(config, "num_hidden_layers", name)
         ),
-        normalized=_is_normalized(config, name, default=parts.normalizes_experts),
+        normalized=not parts.grouped_softmax and _is_normalized(config, name, default=parts.normalizes_experts),
         gated=parts.gated_mlp,
         router="sigmoid" if parts.sigmoid_router else "softmax",
+        fp32_softmax=parts.grouped_softmax,
         num_groups=num_groups,
         groups_per_token=groups_per_token,
+        group_scorers=group_scorers,
         weight_scale=number(config, "routed_scaling_factor", name) if "routed_scaling_factor" in config else 1.0,
+        **_clamped_gates(config, name),
     )
 
 
-def _groups_from_config(config: Mapping[str, Any], num_experts: int, name: str) -> tuple[int, int]:
+def _clamped_gates(config: Mapping[str, Any], name: str) -> dict[str, float]:
+    """The clamp, slope and offset of the activation of experts in families that have the keys.
+
+    Raises BadInput for a limit of 0, with which nothing passes.
+    """
+    if "swiglu_limit" not in config:
+        return {}
+    limit = number(config, "swiglu_limit", name)
+    if not limit:
+        raise BadInput(f"model {name}: config key 'swiglu_limit' is {limit:g}; it must be above 0.")
+    return {"clamp": limit, "gate_slope": number(config, "swiglu_alpha", name), "up_offset": 1.0}
+
+
+def _groups_from_config(config: Mapping[str, Any], num_experts: int, group_scorers: int, name: str) -> tuple[int, int]:
     """The number of groups of experts and of groups per token.
 
-    A group is scored by its two best experts. There is one group in families without the key.
+    A group is scored by its `group_scorers` best experts. There is one group in families without the key, and without
+    the method that uses it.
     """
-    if "n_group" not in config:
+    method = config.get("topk_method", "group_limited_greedy")
+    if method not in _TOPK_METHODS:
+        raise BadInput(
+            f"model {name}: config key 'topk_method' is {method!r}; known methods are {' and '.join(_TOPK_METHODS)}."
+        )
+    if "n_group" not in config or method == "greedy":
         return 1, 1
     num_groups, per_token = required_size(config, "n_group", name), required_size(config, "topk_group", name)
     selected = required_size(config, "num_experts_per_tok", name)
-    if num_experts % num_groups or (num_groups > 1 and num_experts < 2 * num_groups) or per_token > num_groups:
+    is_small = num_groups > 1 and num_experts < group_scorers * num_groups
+    if num_experts % num_groups or is_small or per_token > num_groups:
         raise BadInput(
             f"model {name}: {num_experts} experts in n_group={num_groups} groups of which a token has topk_group="
-            f"{per_token}; groups must be equal, of two experts or more, and at least topk_group."
+            f"{per_token}; groups must be equal, of {group_scorers} or more experts, and at least topk_group."
         )
     if selected * num_groups > num_experts * per_token:
         raise BadInput(

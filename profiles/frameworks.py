@@ -137,6 +137,11 @@ class Engine(Document):
         description="layers with a sliding window keep only the blocks of a sequence that the window touches; false: "
         "they keep all, as the other layers do"
     )
+    latent_copies: int = Field(
+        default=1,
+        ge=1,
+        description="how often the KV cache holds a token's vector of latent attention: 2 as key and as value, or 1",
+    )
     refit: EngineRefit
     source: str = Field(min_length=1)
 

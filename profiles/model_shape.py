@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshwright.profiles.errors import BadInput, suggestion
 from meshwright.profiles.experts import (
@@ -26,6 +26,7 @@ from meshwright.profiles.experts import (
 from meshwright.profiles.model_parts.adapter import ATTENTION_LINEARS, MLP_LINEARS, Adapter
 from meshwright.profiles.model_parts.family_keys import FAMILIES, Family, NormPlaces
 from meshwright.profiles.model_parts.hf_config import (
+    Rope,
     RotaryScaling,
     SlidingWindow,
     activation_of,
@@ -51,6 +52,15 @@ MAX_CONFIG_BYTES = 2**20
 
 VOCAB_MULTIPLE = 64
 """Embedding rows are padded to this multiple so that every tp up to it divides them."""
+
+
+class CachedHeads(NamedTuple):
+    """The keys and values that a KV cache holds for a token of one layer: the number of key heads, the queries that
+    share one of them, and the elements of a key and of a value."""
+
+    num_keys: int
+    queries_per_key: int
+    size: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +95,7 @@ class ModelSpec:
     logits_cap: float = 0.0  # as `attention_cap`, for the logits
     rope_theta: float = 10000.0
     local_rope_theta: float = 0.0  # unscaled rotary base of layers with a sliding window; 0: as in the others
-    rotary_share: float = 1.0  # the first part of a head that is rotated
+    rotary_share: float = 1.0  # the first part of a head, or of the rotary part of a latent head, that is rotated
     adjacent_pairs: bool = False  # a head is rotated in pairs of adjacent elements (GLM 4), not of its two halves
     unrotated_layers: tuple[int, ...] = ()  # layers whose attention has no rotary embedding (SmolLM3)
     rope_scaling: RotaryScaling | None = None
@@ -174,6 +184,26 @@ class ModelSpec:
     def kv_size(self) -> int:
         """Width of the concatenated key heads (and of the value heads)."""
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def num_rotated(self) -> int:
+        """Elements of a head that are rotated: its last ones in latent attention, else its first ones."""
+        return int((self.latent.rope_dim if self.latent else self.head_dim) * self.rotary_share)
+
+    @property
+    def value_dim(self) -> int:
+        """Size of a value head."""
+        return self.latent.value_dim if self.latent else self.head_dim
+
+    def cached_heads(self, tp: int = 1) -> CachedHeads:
+        """The heads of this project's KV cache on one of `tp` tensor-parallel ranks.
+
+        Of latent attention every rank caches the latent vector and the rotary key, as the only key and once more as its
+        value; the queries are brought to its size (DeepSeek-V2, arXiv:2405.04434, section 2.1.2).
+        """
+        if self.latent:
+            return CachedHeads(1, self.num_heads // tp, self.latent.vector_size)
+        return CachedHeads(self.num_kv_heads // tp, self.num_heads // self.num_kv_heads, self.head_dim)
 
     @property
     def up_size(self) -> int:
@@ -472,6 +502,11 @@ def model_from_config(config: Mapping[str, Any], *, name: str, scalar_head: bool
     rope = rope_from_config(original_config, need("max_position_embeddings"), family, name)
     is_costed_only = parts.has_experts and family not in RUN_EXPERT_FAMILIES
     latent = latent_from_config(config, name) if parts.latent else None
+    if latent and size_or(config, "num_key_value_heads", heads, name) != heads:
+        raise BadInput(
+            f"model {name}: config key 'num_key_value_heads' is {config['num_key_value_heads']}, and latent attention "
+            f"has a key for each of its {heads} heads; set it to {heads}."
+        )
     head_dim = latent.nope_dim + latent.rope_dim if latent else size_or(config, "head_dim", hidden // heads, name)
     scale = parts.scales_embedding and float(hidden) ** 0.5
     return ModelSpec(
@@ -493,7 +528,7 @@ def model_from_config(config: Mapping[str, Any], *, name: str, scalar_head: bool
         embedding_scale=scale or multiplier("embedding_multiplier", 1.0),
         residual_scale=multiplier("residual_multiplier", 1.0),
         logits_scale=1 / (multiplier("logits_scaling", 1.0) or 1.0),
-        attention_scale=_attention_scale(config, name),
+        attention_scale=_latent_scale(rope, head_dim) if latent else _attention_scale(config, name),
         attention_cap=multiplier("attn_logit_softcapping", 0.0),
         logits_cap=multiplier("final_logit_softcapping", 0.0),
         rope_theta=rope.theta,
@@ -508,7 +543,7 @@ def model_from_config(config: Mapping[str, Any], *, name: str, scalar_head: bool
         qk_norm=parts.qk_norm or (flag(config, "use_qk_norm", name) and family != "Llama4"),
         whole_qk_norm=parts.whole_qk_norm,
         attention_gate=parts.attention_gate,
-        adjacent_pairs=parts.adjacent_pairs,
+        adjacent_pairs=parts.adjacent_pairs or bool(config.get("rope_interleave")),
         unrotated_layers=unrotated_layers_from_config(config, name),
         scalar_head=has_scalar_head if scalar_head is None else scalar_head,
         experts=experts,
@@ -556,6 +591,11 @@ def _attention_scale(config: Mapping[str, Any], name: str) -> float | None:
     if config.get("query_pre_attn_scalar") is not None:
         return 1 / math.sqrt(required_size(config, "query_pre_attn_scalar", name))
     return number(config, "attention_multiplier", name) if "attention_multiplier" in config else None
+
+
+def _latent_scale(rope: Rope, head_dim: int) -> float | None:
+    """Factor of the scores in latent attention if its rotary scaling changes it."""
+    return None if rope.latent_score_factor == 1.0 else rope.latent_score_factor / math.sqrt(head_dim)
 
 
 def _linear_from_config(config: Mapping[str, Any], known: Family, name: str) -> LinearAttention | None:
@@ -654,8 +694,9 @@ def _planned_parts(spec: ModelSpec) -> list[str]:
     """Parts of the model that can be planned but not run, except those with a sentence of their own."""
     named = {
         f"the activation {spec.activation}": spec.activation not in ("silu", "gelu_tanh"),
-        "latent attention": spec.latent is not None,
-        "an odd number of rotated elements of a head": int(spec.head_dim * spec.rotary_share) % 2 == 1,
+        "an odd number of rotated elements of a head": spec.num_rotated % 2 == 1,
+        "latent attention of odd sizes": bool(spec.latent and (spec.latent.nope_dim % 2 or spec.latent.kv_rank % 2)),
+        "values that are larger than keys": spec.value_dim > spec.head_dim,
         "a gate of the output of attention": spec.attention_gate,
         "layers with a state": spec.linear is not None,
         "experts in some layers between others": bool(spec.layer_kinds) and spec.linear is None,

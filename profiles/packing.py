@@ -125,8 +125,7 @@ def row_work(model: ModelSpec, lengths: Sequence[int]) -> list[int]:
     attends to those that it selects. A backward pass takes twice as many.
     """
     weights = sum(model.active_layer_params) + model.active_head_params
-    value_dim = model.latent.value_dim if model.latent else model.head_dim
-    pair_work, window_layers = model.num_heads * (model.head_dim + value_dim), model.num_window_layers
+    pair_work, window_layers = model.num_heads * (model.head_dim + model.value_dim), model.num_window_layers
 
     indexer = model.latent.indexer if model.latent else None
     selected = SlidingWindow(num_tokens=indexer.num_tokens if indexer else 1)

@@ -113,6 +113,11 @@ DEEPSEEK_V2: dict[str, Any] = _LATENT | {
     "moe_intermediate_size": 1407,
     "norm_topk_prob": False,
     "mlp_bias": False,
+    "num_key_value_heads": None,
+    "topk_method": "greedy",
+    "n_group": None,
+    "topk_group": None,
+    "routed_scaling_factor": 1.0,
 }
 DEEPSEEK_V3: dict[str, Any] = _LATENT | {
     "vocab_size": 129280,
@@ -127,6 +132,11 @@ DEEPSEEK_V3: dict[str, Any] = _LATENT | {
     "num_experts_per_tok": 8,
     "moe_intermediate_size": 2048,
     "norm_topk_prob": True,
+    "n_group": 8,
+    "topk_group": 4,
+    "routed_scaling_factor": 2.5,
+    "num_key_value_heads": 128,
+    "rope_interleave": True,
 }
 GPT_OSS: dict[str, Any] = MISTRAL | {
     "vocab_size": 201088,
@@ -141,7 +151,18 @@ GPT_OSS: dict[str, Any] = MISTRAL | {
     "layer_types": None,
     "num_experts_per_tok": 4,
     "num_local_experts": 128,
+    "swiglu_alpha": 1.702,
+    "swiglu_limit": 7.0,
 }
+GPT_OSS_ROPE: dict[str, Any] = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""The rotary embedding of a gpt-oss config that has none."""
 GEMMA: dict[str, Any] = _DECODER | {
     "vocab_size": 256000,
     "hidden_size": 3072,
@@ -366,7 +387,8 @@ NEMOTRON_H: dict[str, Any] = {
     "hybrid_override_pattern": None,
     "num_hidden_layers": None,
 }
-DEEPSEEK_V32: dict[str, Any] = DEEPSEEK_V3 | {
+_V3_ONLY = ("rope_interleave", "num_key_value_heads")
+DEEPSEEK_V32: dict[str, Any] = {key: DEEPSEEK_V3[key] for key in DEEPSEEK_V3 if key not in _V3_ONLY} | {
     "max_position_embeddings": 163840,
     "mlp_layer_types": None,
     "index_topk": 2048,

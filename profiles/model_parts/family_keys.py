@@ -59,6 +59,8 @@ class Parts:
     """The weights of a token's experts sum to one, unless a key of the config says otherwise."""
     sigmoid_router: bool = False
     """The score of an expert is a sigmoid, and a bias of its own decides with it which are selected."""
+    grouped_softmax: bool = False
+    """Routers compute a softmax over all experts in fp32, and may select groups of experts first."""
     expert_bias: bool = False
     """The router and both matrices of each expert have biases."""
     expert_size: str = "moe_intermediate_size"
@@ -86,6 +88,8 @@ class Family:
     """Alternative names that transformers accepts for a key."""
     rope_theta: float = 10000.0
     """The rotary base if the config has none."""
+    rope: Mapping[str, Any] = field(default_factory=dict)
+    """The parameters of the rotary embedding, besides its base, if the config has none."""
     added: frozenset[str] = frozenset()
     """Keys with a default here that are not fields of the class but are read by it or its model."""
     parts: Parts = Parts()
@@ -109,7 +113,7 @@ _PARTIAL = frozenset({"partial_rotary_factor"})
 _DELTA_KEYS = frozenset({"partial_rotary_factor", "full_attention_interval"})
 
 _GEMMA = Parts(norm_offset=1.0, scales_embedding=True)
-_DEEPSEEK = Parts(latent=True, has_experts=True)
+_DEEPSEEK = Parts(latent=True, has_experts=True, sigmoid_router=True)
 _DELTA = Parts(
     norm_offset=1.0,
     qk_norm=True,
@@ -163,15 +167,25 @@ FAMILIES: Mapping[str, Family] = {
     "DeepseekV2": Family(
         model_type="deepseek_v2",
         defaults=defaults.DEEPSEEK_V2,
-        nullable=frozenset({"q_lora_rank", "norm_topk_prob"}),
+        nullable=frozenset({"q_lora_rank", "norm_topk_prob", "topk_method"}),
         aliases={"num_experts": "n_routed_experts"},
-        parts=_DEEPSEEK,
+        parts=Parts(latent=True, has_experts=True, grouped_softmax=True, normalizes_experts=False, adjacent_pairs=True),
     ),
     "DeepseekV3": Family(
         model_type="deepseek_v3",
         defaults=defaults.DEEPSEEK_V3,
         nullable=frozenset(
-            {"q_lora_rank", "norm_topk_prob", "first_k_dense_replace", "num_experts_per_tok", "v_head_dim"}
+            {
+                "q_lora_rank",
+                "norm_topk_prob",
+                "first_k_dense_replace",
+                "num_experts_per_tok",
+                "v_head_dim",
+                "n_group",
+                "topk_group",
+                "rope_interleave",
+                _HEADS,
+            }
         ),
         aliases={"num_local_experts": "n_routed_experts"},
         parts=_DEEPSEEK,
@@ -189,6 +203,7 @@ FAMILIES: Mapping[str, Family] = {
         nullable=frozenset({_WINDOW}),
         aliases={"num_experts": "num_local_experts"},
         rope_theta=150_000.0,
+        rope=defaults.GPT_OSS_ROPE,
         parts=Parts(sinks=True, expert_bias=True, has_experts=True, expert_size="intermediate_size", full_every=2),
     ),
     "Gemma2": Family(

@@ -249,7 +249,8 @@ RotaryScaling: TypeAlias = RopeScaling | YarnScaling | LinearScaling
 class Rope(NamedTuple):
     """The base `theta`, the scaling of its frequencies, and the type if it can only be planned.
 
-    Only the first `share` of a head is rotated. Layers with a sliding window have the base `local_theta`, unscaled.
+    Only the first `share` of a head is rotated. Layers with a sliding window have the base `local_theta`, unscaled. In
+    latent attention the scaling multiplies the scores by `latent_score_factor`.
     """
 
     theta: float
@@ -257,6 +258,7 @@ class Rope(NamedTuple):
     planned_type: str = ""
     share: float = 1.0
     local_theta: float = 0.0
+    latent_score_factor: float = 1.0
 
 
 def rope_from_config(config: Mapping[str, Any], max_positions: int, family: str, name: str) -> Rope:
@@ -272,7 +274,7 @@ def rope_from_config(config: Mapping[str, Any], max_positions: int, family: str,
             f"model {name}: config keys 'rope_scaling' and 'rope_parameters' contradict each other, "
             f"{config['rope_scaling']} and {config['rope_parameters']}; keep the one that the model was trained with."
         )
-    form = next(iter(forms.values()), None) or _completed({}, config, family)
+    form = next(iter(forms.values()), None) or _completed(known.rope, config, family)
     theta = number(form, "rope_theta", name)
     if not theta:
         raise BadInput(f"model {name}: config key 'rope_theta' is {theta}; it must be above 0.")
@@ -303,7 +305,14 @@ def rope_from_config(config: Mapping[str, Any], max_positions: int, family: str,
         raise BadInput(
             f"model {name}: config key {_TRUNCATE!r} is false, which {family} models ignore; remove the key."
         )
-    return Rope(theta, scaling, share=share, local_theta=local_theta)
+    scale_all = form.get("mscale_all_dim") or 0.0
+    score_factor = _temperature(scale_all, scaling.factor) ** 2 if isinstance(scaling, YarnScaling) else 1.0
+    return Rope(theta, scaling, share=share, local_theta=local_theta, latent_score_factor=score_factor)
+
+
+def _temperature(scale: float, factor: float) -> float:
+    """YaRN's factor of queries and keys of sequences that are `factor` times as long, which grows with `scale`."""
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _scaling(kind: str, form: Mapping[str, Any], max_positions: int, name: str) -> RotaryScaling | None:
@@ -336,11 +345,10 @@ def _yarn(form: Mapping[str, Any], factor: float, original: int, name: str) -> Y
     def given(key: str, default: float) -> float:
         return number(form, key, name) if form.get(key) is not None else default
 
-    def temperature(scale: float) -> float:
-        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
     scale, scale_all = given("mscale", 0.0), given("mscale_all_dim", 0.0)
-    default = temperature(scale) / temperature(scale_all) if scale and scale_all else temperature(1.0)
+    default = _temperature(1.0, factor)
+    if scale and scale_all:
+        default = _temperature(scale, factor) / _temperature(scale_all, factor)
     return YarnScaling(
         factor=factor,
         beta_fast=given("beta_fast", 32.0) or 32.0,

@@ -3,7 +3,7 @@
 The plan decides the device, and `choose` is called once with it; the presence of a GPU decides nothing. A process on
 the CPU sees no GPU. megatron-core names CUDA in some two hundred places and needs it in none of those reached here, so
 there it gets a copy of the `torch` namespace whose factories and `torch.cuda` use the CPU. `torch` itself is unchanged,
-so nothing outside megatron-core sees the stand-in. In a process on CUDA nothing is replaced.
+so nothing outside megatron-core sees the stand-in. In a process on CUDA no function is replaced.
 
 Only this file knows of the stand-in, and only here the number of CUDA devices is queried. Each workaround links the
 lines of megatron-core that it is for.
@@ -107,7 +107,7 @@ def synchronise() -> None:
 
 
 def install() -> None:
-    """Make megatron-core run on the device of this process; on CUDA this only imports it.
+    """Make megatron-core run on the device of this process; on CUDA this imports it and corrects one fact.
 
     It may be called repeatedly: a later call covers modules imported since.
     """
@@ -116,6 +116,7 @@ def install() -> None:
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     for name in _MODULES:
         importlib.import_module(name)
+    _find_transformer_engine()
     if on_cuda():
         return
     _use_cpu_generator_for_cuda()
@@ -126,6 +127,16 @@ def install() -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith("megatron.core") and getattr(module, "torch", None) is torch:
             vars(module)["torch"] = _torch_for_megatron()
+
+
+def _find_transformer_engine() -> None:
+    """Correct what latent attention knows of Transformer Engine: it takes it to be installed if the stand-ins for its
+    classes can be imported, which are mocks, and passes them to isinstance.
+
+    https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/transformer/multi_latent_attention.py#L62
+    """
+    module: Any = sys.modules["megatron.core.transformer.multi_latent_attention"]
+    module.HAVE_TE = isinstance(module.TELinear, type)
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TypeAlias
 
@@ -106,7 +106,8 @@ class GatheredAttention:
         limits, outputs = self._limits[layer], list[Tensor]()
         for part, blocks in self._parts[limits.window]:
             keys, values = (blocks.gather(cached[layer]) for cached in (self._cache.keys, self._cache.values))
-            outputs.append(attend_masked(query[part], keys, values, blocks.mask, limits.cap))
+            sinks = None if limits.sinks is None else limits.sinks.view(1, *query.shape[1:3], 1)
+            outputs.append(attend_masked(query[part], keys, values, blocks.mask, limits.cap, sinks))
         return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).flatten(1)
 
 
@@ -364,6 +365,9 @@ class PackedAttention:
             key, value = cached_heads.view(2, self._groups, 1, -1, size)
         limits, num_keys = self._limits[layer], part.num_cached + part.num_tokens
         if limits.apply_to(num_keys):
+            if limits.sinks is not None:  # a key head of a row is a row here
+                sinks = limits.sinks.view(self._groups, -1).repeat(len(query) // self._groups, 1)
+                limits = replace(limits, sinks=sinks)
             output = attend_limited(query, key[:, :, :num_keys], value[:, :, :num_keys], limits)
             return output.transpose(1, 2).reshape(-1, size)
         # A key-value head is expanded to the queries of its group as a view; the kernel does not copy it.

@@ -134,13 +134,14 @@ class ChunkScorer:
         self._micro_batch_size, self._temperature = micro_batch_size, temperature
         self._max_tokens = max_tokens
         self._device, self._dtype = parameter.device, parameter.dtype
+        heads = model.spec.cached_heads(mesh.layout.tp)
         self._cache = PagedCache(
             num_layers=len(model.decoder.layers),
             num_blocks=max_rows * num_blocks_for(max_tokens),
             num_rows=max_rows,
-            num_kv_heads=model.spec.num_kv_heads // mesh.layout.tp,
+            num_kv_heads=heads.num_keys,
             max_tokens=max_tokens,
-            head_dim=model.spec.head_dim,
+            head_dim=heads.size,
             dtype=self._dtype,
             device=self._device,
         )

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from meshwright.runtime.model.adapters import AdaptedColumnParallelLinear, AdaptedRowParallelLinear
 from meshwright.runtime.model.attention import has_local_angles, score_scale
 from meshwright.runtime.model.fp8_linears import QuantisedWeight
+from meshwright.runtime.model.latent_attention import LatentSelfAttention
 from meshwright.runtime.model.layers import Residual, RMSNorm, WholeNorm
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder
@@ -120,16 +121,17 @@ class RotaryAttention:
 def allocate_scratch(num_rows: int, model: Decoder, mesh: Mesh) -> Scratch:
     """Allocate scratch tensors for `num_rows` rows."""
     spec, like = model.spec, next(model.parameters())
-    kv_heads, per_group = spec.num_kv_heads // mesh.layout.tp, spec.num_heads // spec.num_kv_heads + 2
+    kv_heads, queries, size = spec.cached_heads(mesh.layout.tp)
+    per_group = queries + 2
     tensors = {
         "norms": like.new_empty(num_rows, 1),
         "normed": like.new_empty(num_rows, spec.hidden_size),
-        "heads": like.new_empty(num_rows, kv_heads, per_group, spec.head_dim),
-        "rotated": like.new_empty(num_rows, kv_heads, per_group, spec.head_dim),
-        "angles": like.new_ones(num_rows, 2, per_group, spec.head_dim),
+        "heads": like.new_empty(num_rows, kv_heads, per_group, size),
+        "rotated": like.new_empty(num_rows, kv_heads, per_group, size),
+        "angles": like.new_ones(num_rows, 2, per_group, size),
     }
     if has_local_angles(spec):
-        tensors["local_angles"] = like.new_ones(num_rows, 2, per_group, spec.head_dim)
+        tensors["local_angles"] = like.new_ones(num_rows, 2, per_group, size)
     if not spec.experts or spec.experts.num_dense_layers:
         width = spec.ffn_size // mesh.layout.tp
         tensors["up"] = like.new_empty(num_rows, 2 * width)
@@ -150,10 +152,14 @@ class DecodeLayer:
         self._attention_residual = layer.self_attn_bda if isinstance(layer.self_attn_bda, Residual) else None
         self._mlp_residual = layer.mlp_bda if isinstance(layer.mlp_bda, Residual) else None
         self._score_scale = score_scale(model.spec)
-        self._query_norm, self._key_norm = attention.q_layernorm, attention.k_layernorm
-        self._qkv, self._projection = _ColumnParallel(attention.linear_qkv), _RowParallel(attention.linear_proj, group)
+        self._latent = attention if isinstance(attention, LatentSelfAttention) else None
+        self._projection = _RowParallel(attention.linear_proj, group)
         self._experts: Callable[[Tensor], tuple[Tensor, None]] | None = mlp if isinstance(mlp, MoELayer) else None
-        self.linears: list[_Linear] = [self._qkv, self._projection]
+        self.linears: list[_Linear] = [self._projection]
+        if self._latent is None:
+            self._query_norm, self._key_norm = attention.q_layernorm, attention.k_layernorm
+            self._qkv = _ColumnParallel(attention.linear_qkv)
+            self.linears.append(self._qkv)
         if self._experts is None:
             self._up, self._down = _ColumnParallel(mlp.linear_fc1), _RowParallel(mlp.linear_fc2, group)
             self.linears += [self._up, self._down]
@@ -175,7 +181,20 @@ class DecodeLayer:
 
     def attention_output(self, hidden: Tensor, scratch: Scratch, index: int, cache: StepAttention) -> Tensor:
         """Return the output of the heads of layer `index` of this stage, before the projection, [B, heads * D]."""
-        self._qkv.into(scratch.projected, hidden if self._input_norm is None else self._input_norm(hidden, scratch))
+        heads = scratch.heads
+        normed = hidden if self._input_norm is None else self._input_norm(hidden, scratch)
+        if self._latent is not None:
+            self._latent.project_into(heads, normed)
+        else:
+            self._project_heads(normed, scratch)
+        if self._score_scale != 1.0:
+            heads[:, :, :-2].mul_(self._score_scale)
+        attended = cache.attend(index, heads)
+        return attended if self._latent is None else self._latent.expand_output(attended)
+
+    def _project_heads(self, normed: Tensor, scratch: Scratch) -> None:
+        """Write the projected heads of `normed` [B, hidden], with their norms, to the scratch."""
+        self._qkv.into(scratch.projected, normed)
         heads = scratch.heads
         if isinstance(self._query_norm, WholeNorm):
             for norm, part in ((self._query_norm, heads[:, :, :-2]), (self._key_norm, heads[:, :, -2:-1])):
@@ -184,9 +203,6 @@ class DecodeLayer:
             query, key = heads[:, :, :-2], heads[:, :, -2:-1]
             query.copy_(self._query_norm(query))
             key.copy_(self._key_norm(key))
-        if self._score_scale != 1.0:
-            heads[:, :, :-2].mul_(self._score_scale)
-        return cache.attend(index, heads)
 
     def project(self, hidden: Tensor, attended: Tensor) -> None:
         """Add the projection of the heads' output [B, heads * D] to `hidden` [B, hidden]."""

@@ -86,7 +86,7 @@ class ForwardPasses:
         parameter = next(model.parameters())
         self._device, self._dtype = parameter.device, parameter.dtype
         self._uses_modules = parameter.is_cuda
-        self._queries_per_group = model.spec.num_heads // model.spec.num_kv_heads
+        self._queries_per_group = model.spec.cached_heads(mesh.layout.tp).queries_per_key
 
     def count(self, num_steps: int, num_batches: int) -> int:
         """Return how often the layers run for these steps and prefill batches: on a CPU the steps join a batch."""

@@ -77,10 +77,10 @@ class DecodeStep:
         by_kernel = model.kernels.decode == "paged"
         self._norm = Norm(model.decoder.final_layernorm, by_kernel=by_kernel) if mesh.is_last_stage else None
         self._are_fetched = set_read_ahead(self._layers, self._head_weight() if mesh.is_last_stage else None)
-        self._limits = [attention_limits(model.spec, layer) for layer in model.layers]
+        self._limits = [layer.self_attention.core_attention.limits for layer in model.decoder.layers]
         like, kinds = next(model.parameters()), [_rotary_kind(model.spec, layer) for layer in model.layers]
         tables = [
-            tuple(angles.flatten(1) for angles in model.rotary.table(cache.max_tokens, like, is_local=is_local))
+            tuple(angles.flatten(1) for angles in model.cache_rotary.table(cache.max_tokens, like, is_local=is_local))
             for is_local in (False, *([True] if has_local_angles(model.spec) else []))
         ]
         self._signed_angles = [_signed(cos, sin) for cos, sin in tables]
@@ -145,6 +145,7 @@ class DecodeStep:
         if isinstance(reads, TableReads):
             reads = reads.to(self.cache.keys.device)
             if self._model.kernels.decode == "paged":
+                assert not self._model.spec.attention_sinks, "the kernel has no sinks"
                 return PagedAttention(self.cache, reads, self._angles, self._limits, self._queries_per_group)
         self._set_angles(scratch, reads.lengths)
         return RotaryAttention(scratch, self._rotated_attention(reads), self._rotary_kinds)
@@ -167,7 +168,7 @@ class DecodeStep:
     @property
     def _queries_per_group(self) -> int:
         """Query heads per key-value head."""
-        return self._model.spec.num_heads // self._model.spec.num_kv_heads
+        return self._model.spec.cached_heads(self._mesh.layout.tp).queries_per_key
 
     def _scratch_for(self, hidden: Tensor) -> Scratch:
         """Return scratch tensors for these hidden states: on a CPU a view on those of earlier steps if they have enough

@@ -98,13 +98,14 @@ class Generator(ReplicaEngine):
         self._sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
         self._uniforms = Uniforms(seed, num_slots)
         self._flight: Flight[Prompt, LiveGroup, Response] = Flight(LiveGroup.split(num_slots, mesh.layout.pp))
+        heads = spec.cached_heads(mesh.layout.tp)
         self._cache = PagedCache(
             num_layers=len(model.decoder.layers),
             num_blocks=num_blocks,
             num_rows=num_slots,
-            num_kv_heads=spec.num_kv_heads // mesh.layout.tp,
+            num_kv_heads=heads.num_keys,
             max_tokens=max_tokens,
-            head_dim=spec.head_dim,
+            head_dim=heads.size,
             dtype=parameter.dtype,
             device=parameter.device,
         )

@@ -13,21 +13,30 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
 
 from meshwright.profiles.model_parts.hf_config import LinearScaling, RopeScaling, YarnScaling
-from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.model_shape import CachedHeads, ModelSpec
+from meshwright.runtime.device import host
 from meshwright.runtime.model.context_parallel import Gathered, SequenceShard
 from meshwright.runtime.model.kv_cache import ContinuedRows, EqualRows, group_equal_rows
 from meshwright.runtime.model.limited_attention import AttentionLimits, attend_limited, attention_limits
 
+LARGEST_FLASH_HEAD = 256
+"""Elements of the largest head that FlashAttention-2 computes; heads of a latent cache have more.
+https://github.com/Dao-AILab/flash-attention
+"""
 _CAUSAL = (-1, 0)
 """The window with which torch's kernel is causal."""
 
@@ -149,18 +158,24 @@ class CoreAttention(nn.Module):
         varlen: VarlenKernel | None = None,
         rotate_kernel: Rotate | None = None,
         spec: ModelSpec,
+        config: TransformerConfig | None = None,
+        pg_collection: ProcessGroupCollection | None = None,
         **_: Any,
     ) -> None:
         """`layer_number` counts from 1 through the whole model; `first_layer` layers are on earlier stages.
 
-        `varlen` computes passes without cached tokens, and `rotate_kernel` replaces `rotate`. The ignored arguments are
-        Megatron's for its own kinds of attention.
+        `varlen` computes passes without cached tokens, and `rotate_kernel` replaces `rotate`. `config` and groups are
+        needed for sinks. The ignored arguments are Megatron's for its own kinds of attention.
         """
         super().__init__()
         number = layer_number - 1
         self.layer = number - first_layer
         self._limits = attention_limits(spec, number)
-        self._varlen, self._rotate = None if self._limits.cap else varlen, rotate_kernel or rotate
+        no_varlen = self._limits.cap or spec.attention_sinks
+        self._varlen, self._rotate = None if no_varlen else varlen, rotate_kernel or rotate
+        self.tp_group = pg_collection.tp if pg_collection else None
+        self.softmax_offset = _sinks(spec, config) if spec.attention_sinks and config else None
+        """The sinks of this rank's heads, [heads / tp], under Megatron's name for them."""
         self._score_scale, self._is_rotated = score_scale(spec), number not in spec.unrotated_layers
 
     def forward(
@@ -169,24 +184,53 @@ class CoreAttention(nn.Module):
         """The output [S, 1, heads * D] for query [S, 1, heads, D], key and value [S, 1, kv_heads, D]."""
         packing = packed_seq_params
         if self._is_rotated:
-            local = packing.local_angles if self._limits.window else None
+            local = packing.local_angles if self.limits.window else None
             cos, sin = local or (packing.cos, packing.sin)
             query, key = (self._rotate(heads, cos, sin) for heads in (query, key))
         if self._score_scale != 1.0:
             query = query * self._score_scale
         if packing.shard is not None:
-            return _attend_parts(query, key, value, packing, parts=packing.shard, limits=self._limits)
+            return _attend_parts(query, key, value, packing, parts=packing.shard, limits=self.limits)
         if packing.cache is not None:
             packing.cache.store(self.layer, key, value)
             if any(run.cached for run in packing.runs):
-                return _attend(query, packing.cache.keys_and_values(self.layer), packing, self._limits)
-        if self._varlen:
+                return _attend(query, packing.cache.keys_and_values(self.layer), packing, self.limits)
+        if self._varlen and query.shape[-1] <= LARGEST_FLASH_HEAD:
             num_tokens = sum(packing.sizes)
             rows, key, value = (heads[:num_tokens] for heads in (query, key, value))
             attended = attend_rows(rows, key, value, packing.bounds, self._varlen, window=self._limits.window)
             return _padded([attended], query)
         keys_and_values = (_batches(heads, packing) for heads in (key, value))
-        return _attend(query, zip(*keys_and_values, strict=True), packing, self._limits)
+        return _attend(query, zip(*keys_and_values, strict=True), packing, self.limits)
+
+    @property
+    def limits(self) -> AttentionLimits:
+        """The limits of the layer, with the sinks of this rank's heads."""
+        return replace(self._limits, sinks=self.softmax_offset)
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The state for a checkpoint: the sinks, sharded along their only axis."""
+        state: dict[str, Any] = make_sharded_tensors_for_checkpoint(
+            self.state_dict(prefix="", keep_vars=True),
+            prefix,
+            {"softmax_offset": 0},
+            sharded_offsets,
+            tp_group=self.tp_group,
+            dp_cp_group=(metadata or {}).get("dp_cp_group"),
+        )
+        return state
+
+
+def _sinks(spec: ModelSpec, config: TransformerConfig) -> nn.Parameter:
+    sinks = nn.Parameter(
+        torch.zeros(
+            spec.num_heads // config.tensor_model_parallel_size, device=host.device(), dtype=config.params_dtype
+        )
+    )
+    set_tensor_model_parallel_attributes(sinks, True, 0, 1)
+    return sinks
 
 
 def _attend_parts(
@@ -263,12 +307,14 @@ class Rotary:
     """The rotary position embedding of one model, whose angles all its layers share, or all without and all with a
     sliding window."""
 
-    def __init__(self, spec: ModelSpec, device: torch.device) -> None:
-        self._frequencies = {False: frequencies(spec).to(device)}
+    def __init__(self, spec: ModelSpec, device: torch.device, heads: CachedHeads | None = None) -> None:
+        """With `heads` it is that of passes over the cache."""
+        size = heads.size if heads else spec.head_dim
+        self._frequencies = {False: frequencies(spec, head_size=size).to(device)}
         if has_local_angles(spec):
-            self._frequencies[True] = frequencies(spec, is_local=True).to(device)
-        self._scales = angle_scales(spec).to(device)
-        self._heads_per_group = spec.num_heads // spec.num_kv_heads
+            self._frequencies[True] = frequencies(spec, is_local=True, head_size=size).to(device)
+        self._scales = angle_scales(spec, size).to(device)
+        self._heads_per_group = heads.queries_per_key if heads else spec.num_heads // spec.num_kv_heads
         self._tables: dict[bool, tuple[Tensor, Tensor]] = {}
 
     def pack(
@@ -351,15 +397,16 @@ def has_local_angles(spec: ModelSpec) -> bool:
     return spec.window is not None and spec.local_rope_theta > 0
 
 
-def frequencies(spec: ModelSpec, *, is_local: bool = False) -> Tensor:
+def frequencies(spec: ModelSpec, *, is_local: bool = False, head_size: int = 0) -> Tensor:
     """Radians per position, [head_dim / 2], as Hugging Face computes them in fp32; 0 for pairs that are not rotated.
 
-    With `is_local` those of layers with a sliding window that have their own, which are never scaled.
+    With a `head_size` they are those of heads of this size, in which the same elements are rotated. With `is_local`
+    they are those of layers with a sliding window that have their own, which are never scaled.
     """
-    rotated = int(spec.head_dim * spec.rotary_share)
+    rotated = spec.num_rotated
     steps = torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated
     theta = spec.local_rope_theta if is_local else spec.rope_theta
-    plain = F.pad(1.0 / theta**steps, (0, (spec.head_dim - rotated) // 2))
+    plain = F.pad(1.0 / theta**steps, (0, ((head_size or spec.head_dim) - rotated) // 2))
     if spec.rope_scaling is None or is_local:
         return plain
     match spec.rope_scaling:
@@ -371,12 +418,12 @@ def frequencies(spec: ModelSpec, *, is_local: bool = False) -> Tensor:
             return _scale_frequencies(plain, scaling)
 
 
-def angle_scales(spec: ModelSpec) -> Tensor:
-    """The factors of the cosines and sines of scaled rotary angles, [head_dim / 2]: 1 for pairs that are not
-    rotated."""
-    scales = torch.ones(spec.head_dim // 2)
+def angle_scales(spec: ModelSpec, head_size: int = 0) -> Tensor:
+    """The factors of the cosines and sines of scaled rotary angles, [head_dim / 2], or [head_size / 2]: 1 for pairs
+    that are not rotated."""
+    scales = torch.ones((head_size or spec.head_dim) // 2)
     if isinstance(spec.rope_scaling, YarnScaling):
-        scales[: int(spec.head_dim * spec.rotary_share) // 2] = spec.rope_scaling.attention_factor
+        scales[: spec.num_rotated // 2] = spec.rope_scaling.attention_factor
     return scales
 
 

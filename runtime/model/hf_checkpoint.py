@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.experts import Experts
+from meshwright.profiles.experts import Experts, LatentAttention
 from meshwright.profiles.layout import chunk_layers
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.untrusted_text import MAX_JSON_BYTES, is_file_name, json_value, read_text, require_file
@@ -31,19 +31,35 @@ OUTPUT = "output_layer.weight"
 SELECTION_BIAS = "mlp.router.selection_bias"
 """What a router adds to the scores by which it selects experts, in each layer that has one; it is not trained."""
 
+SINKS = "self_attention.core_attention.softmax_offset"
+"""The sinks of the heads of a layer."""
+
 _LAYER = re.compile(r"decoder\.layers\.([0-9]+)\.(.+)")
 _EXPERT = re.compile(r"(mlp\.experts\.local_experts\.)([0-9]+)\.(linear_fc[12])")
+
+
+class Stacked(NamedTuple):
+    """The place of a tensor in a stack of the same tensor of all experts: that of number `index` of `count`.
+
+    Matrices in the stack are transposed, and each `step`-th of their columns, from `column` on, is a row here.
+    """
+
+    index: int
+    count: int
+    column: int = 0
+    step: int = 1
 
 
 @dataclass(frozen=True)
 class StoredTensor:
     """A tensor of a checkpoint, by its name and shape; or some rows of a tensor of `num_rows` rows, from `first_row`
-    on."""
+    on; or one of a stack of tensors."""
 
     name: str
     shape: tuple[int, ...]
     first_row: int = 0
     num_rows: int = 0
+    stacked: Stacked | None = None
 
     @property
     def num_elements(self) -> int:
@@ -53,6 +69,9 @@ class StoredTensor:
     @property
     def whole_shape(self) -> tuple[int, ...]:
         """The shape of the tensor in the checkpoint."""
+        if self.stacked:
+            rows, *columns = self.shape
+            return (self.stacked.count, *columns, rows * self.stacked.step)
         return (self.num_rows, *self.shape[1:]) if self.num_rows else self.shape
 
 
@@ -92,11 +111,14 @@ class Recipe:
         return torch.cat([part.unflatten(0, (heads, -1)) for part in parts], dim=1).flatten(0, 1)
 
     def split(self, shards: Sequence[Tensor]) -> dict[str, Tensor]:
-        """The stored tensors [rows, ...] by name, from the shards of all tensor-parallel ranks in order.
+        """The stored tensors [rows, ...] by name, from the shards of all tensor-parallel ranks in order; of a stack of
+        tensors, one of them.
 
         It is the inverse of `span` and `join`.
         """
         in_stored_order = sorted(range(len(self.head_order)), key=self.head_order.__getitem__)
+        if self.is_stacked:
+            return {self.tensors[0].name: self._element_of_stack(shards)}
         if self.axis is None:
             return {self.tensors[0].name: _reordered(shards[0], in_stored_order) if self.head_order else shards[0]}
         tp = len(shards)
@@ -111,6 +133,20 @@ class Recipe:
                 whole = _reordered(whole, in_stored_order)
             rows_of.setdefault(stored.name, []).append(whole)
         return {name: rows[0] if len(rows) == 1 else torch.cat(rows) for name, rows in rows_of.items()}
+
+    @property
+    def is_stacked(self) -> bool:
+        """True if the stored tensors are stacks over experts."""
+        return self.tensors[0].stacked is not None
+
+    def _element_of_stack(self, shards: Sequence[Tensor]) -> Tensor:
+        """One expert's element of a stack, from all shards of its parameter."""
+        if self.axis is None:
+            return shards[0]
+        num_parts = len(self.tensors)
+        by_shard = [shard.chunk(num_parts) if num_parts > 1 else (shard,) for shard in shards]
+        parts = [torch.cat([shard[i] for shard in by_shard], dim=self.axis) for i in range(num_parts)]
+        return torch.stack(parts, dim=1).flatten(0, 1).t().contiguous()
 
     def _is_reordered(self, index: int) -> bool:
         """True for queries, keys and their norms; values, the last of three tensors, keep the order of rows."""
@@ -128,22 +164,32 @@ def head_order(spec: ModelSpec) -> tuple[int, ...]:
 
     The rows that are not rotated take the places of pairs whose angle is always 0 (`attention.frequencies`).
     """
-    rotated, half = int(spec.head_dim * spec.rotary_share), spec.head_dim // 2
+    rotated, half = spec.num_rotated, spec.head_dim // 2
     if rotated == spec.head_dim and not spec.adjacent_pairs:
         return ()
+    first, second = _rotated_pairs(spec, spec.latent.nope_dim if spec.latent else 0)
+    rest = range(spec.latent.nope_dim) if spec.latent else range(rotated, spec.head_dim)
     pairs = rotated // 2
-    first, second = (
-        (range(0, rotated, 2), range(1, rotated, 2)) if spec.adjacent_pairs else (range(pairs), range(pairs, rotated))
-    )
-    rest = range(rotated, spec.head_dim)
     return (*first, *rest[: half - pairs], *second, *rest[half - pairs :])
+
+
+def _rotated_pairs(spec: ModelSpec, start: int) -> tuple[range, range]:
+    """The first and second elements of the rotated pairs of a head, whose rotated part begins at `start`."""
+    end = start + spec.num_rotated
+    if spec.adjacent_pairs:
+        return range(start, end, 2), range(start + 1, end, 2)
+    return range(start, start + spec.num_rotated // 2), range(start + spec.num_rotated // 2, end)
 
 
 def recipe(spec: ModelSpec, parameter: str) -> Recipe:
     """The recipe that builds `parameter` from stored tensors."""
     layer = _LAYER.fullmatch(parameter)
     if layer:
-        return _layer_recipe(spec, int(layer[1]), layer[2])
+        block = f"model.layers.{layer[1]}.self_attn"
+        if layer[2] == SINKS:
+            return Recipe(tensors=(StoredTensor(f"{block}.sinks", (spec.num_heads,)),), axis=0)
+        latent = _latent_recipes(spec, spec.latent, block) if spec.latent and "attention" in layer[2] else {}
+        return latent.get(layer[2]) or _layer_recipe(spec, int(layer[1]), layer[2])
     if parameter == FINAL_NORM:
         return _whole("model.norm.weight", spec.hidden_size)
     if parameter == OUTPUT and spec.scalar_head:
@@ -178,7 +224,7 @@ def _layer_recipe(spec: ModelSpec, number: int, parameter: str) -> Recipe:
         stored = StoredTensor(f"{layer}.self_attn.{_QK_NORMS[module]}.weight", (heads * spec.head_dim,))
         return Recipe(tensors=(stored,), axis=0 if spec.whole_qk_norm else None, head_order=head_order(spec))
     output = {
-        "self_attention.linear_proj": ("self_attn.o_proj", spec.attention_size),
+        "self_attention.linear_proj": ("self_attn.o_proj", spec.num_heads * spec.value_dim),
         "mlp.linear_fc2": ("mlp.down_proj", spec.ffn_size),
     }
     if module in output and kind == "weight":
@@ -191,6 +237,30 @@ def _layer_recipe(spec: ModelSpec, number: int, parameter: str) -> Recipe:
     }
     name, size = whole[module]
     return _whole(f"{layer}.{name}.{kind}", size)
+
+
+def _latent_recipes(spec: ModelSpec, latent: LatentAttention, block: str) -> dict[str, Recipe]:
+    """The recipes of the projections and norms of latent attention before its output projection, in the order of the
+    layer."""
+    queries, expanded = spec.num_heads * spec.head_dim, spec.num_heads * (latent.nope_dim + latent.value_dim)
+    query = "q_b_proj" if latent.query_rank else "q_proj"
+    wide = StoredTensor(f"{block}.{query}.weight", (queries, latent.query_rank or spec.hidden_size))
+    down = StoredTensor(f"{block}.kv_a_proj_with_mqa.weight", (latent.vector_size, spec.hidden_size))
+    up = StoredTensor(f"{block}.kv_b_proj.weight", (expanded, latent.kv_rank))
+    first, second = _rotated_pairs(spec, latent.kv_rank)
+    queries_in_order = Recipe(tensors=(wide,), axis=0, head_order=head_order(spec))
+    with_rank = {
+        "linear_q_down_proj": _whole(f"{block}.q_a_proj.weight", latent.query_rank, spec.hidden_size),
+        "q_layernorm": _whole(f"{block}.q_a_layernorm.weight", latent.query_rank),
+        "linear_q_up_proj": queries_in_order,
+    }
+    recipes = {
+        **(with_rank if latent.query_rank else {"linear_q_proj": queries_in_order}),
+        "linear_kv_down_proj": Recipe(tensors=(down,), axis=None, head_order=(*range(latent.kv_rank), *first, *second)),
+        "kv_layernorm": _whole(f"{block}.kv_a_layernorm.weight", latent.kv_rank),
+        "linear_kv_up_proj": Recipe(tensors=(up,), axis=0),
+    }
+    return {f"self_attention.{module}.weight": recipe for module, recipe in recipes.items()}
 
 
 _QK_NORMS = {"self_attention.q_layernorm": "q_norm", "self_attention.k_layernorm": "k_norm"}
@@ -244,6 +314,8 @@ def _experts_recipe(spec: ModelSpec, experts: Experts, layer: str, parameter: st
     weights of an expert."""
     mixtral = _family(spec) in _NAMED_AS_MIXTRAL
     block = f"{layer}.block_sparse_moe" if mixtral else f"{layer}.mlp"
+    if spec.expert_bias:
+        return _stacked_experts_recipe(spec, experts, block, parameter)
     router = block if mixtral else f"{block}.gate"
     shared = f"{block}.shared_expert" if experts.shared_gate else f"{block}.shared_experts"
     whole = {
@@ -269,6 +341,27 @@ def _experts_recipe(spec: ModelSpec, experts: Experts, layer: str, parameter: st
     return Recipe(tensors=(StoredTensor(f"{expert}.{down}.weight", wide[::-1]),), axis=1)
 
 
+def _stacked_experts_recipe(spec: ModelSpec, experts: Experts, block: str, parameter: str) -> Recipe:
+    """The recipe of a router's weight or bias, or of an expert that is stored in stacks over all experts, with the rows
+    of gate and up projection one after the other (gpt-oss)."""
+    if parameter.startswith("mlp.router"):
+        columns = (spec.hidden_size,) if parameter.endswith("weight") else ()
+        return _whole(f"{block}.router.{parameter.rsplit('.', 1)[1]}", experts.num_experts, *columns)
+    match = _EXPERT.match(parameter)
+    assert match, parameter
+    index, is_bias = int(match[2]), parameter.endswith("bias")
+    suffix = "_bias" if is_bias else ""
+    if match[3] == "linear_fc1":
+        shape = (experts.ffn_size,) if is_bias else (experts.ffn_size, spec.hidden_size)
+        name = f"{block}.experts.gate_up_proj{suffix}"
+        places = [Stacked(index, experts.num_experts, column, 2) for column in (0, 1)]
+        return Recipe(tensors=tuple(StoredTensor(name, shape, stacked=place) for place in places), axis=0)
+    place = Stacked(index, experts.num_experts)
+    name, shape = f"{block}.experts.down_proj{suffix}", (spec.hidden_size, experts.ffn_size)
+    stored = StoredTensor(name, shape[:1] if is_bias else shape, stacked=place)
+    return Recipe(tensors=(stored,), axis=None if is_bias else 1)
+
+
 def _whole(name: str, *shape: int) -> Recipe:
     return Recipe(tensors=(StoredTensor(name, shape),), axis=None)
 
@@ -290,14 +383,22 @@ def parameters_of_stage(spec: ModelSpec, pp: int, stage: int, vpp: int = 1) -> t
 def _parameters_of_layer(spec: ModelSpec, number: int) -> list[str]:
     """What layer `number` of the whole model stores, parameters and constants, without its prefix."""
     layer = _linear("self_attention.linear_qkv", spec.qkv_bias)
+    if spec.latent:
+        layer = [*_latent_recipes(spec, spec.latent, "")]
     layer += _linear("self_attention.linear_proj", spec.output_bias)
+    if spec.attention_sinks:
+        layer += [SINKS]
     if spec.qk_norm or spec.whole_qk_norm:
         layer += [f"{norm}.weight" for norm in _QK_NORMS]
     layer += [f"{norm}.weight" for norm in _norms(spec)]
     if not spec.experts or not spec.expert_layers_between(number, number + 1):
         return layer + _linear("mlp.linear_fc1", spec.mlp_bias) + _linear("mlp.linear_fc2", spec.mlp_bias)
     experts = [f"mlp.experts.local_experts.{expert}" for expert in range(spec.experts.num_experts)]
-    layer += ["mlp.router.weight", *(f"{e}.linear_fc{i}.weight" for e in experts for i in (1, 2))]
+    layer += _linear("mlp.router", spec.expert_bias)
+    if spec.expert_bias:  # stack by stack
+        layer += [f"{e}.linear_fc{i}.{kind}" for i in (1, 2) for kind in ("weight", "bias") for e in experts]
+    else:
+        layer += [f"{e}.linear_fc{i}.weight" for e in experts for i in (1, 2)]
     if spec.experts.router == "sigmoid":
         layer += [SELECTION_BIAS]
     if spec.experts.shared_ffn_size:
@@ -378,6 +479,8 @@ class TensorFiles:
                 f"checkpoint {self._directory}: tensor {stored.name!r} has shape {shape} and model {self._model} "
                 f"needs {stored.whole_shape}; give the weights that belong to its config.json."
             )
+        if stored.stacked:
+            return _from_stack(view, stored, axis, start, stop)
         if stored.num_rows:
             assert axis == 0, stored
             start, stop = start + stored.first_row, stored.first_row + (stored.shape[0] if stop is None else stop)
@@ -424,6 +527,20 @@ class TensorFiles:
                 raise BadInput(f"checkpoint file {self._directory / name} cannot be read: {error}.") from None
             self._open[name] = handle
         return self._open[name]
+
+
+def _from_stack(view: Any, stored: StoredTensor, axis: int, start: int, stop: int | None) -> Tensor:
+    """The slice of one element of a stack [experts, (columns,) rows * step]."""
+    assert stored.stacked is not None
+    index, _, column, step = stored.stacked
+    stop = stored.shape[axis] if stop is None else stop
+    if len(stored.shape) == 1:
+        part: Tensor = view[index : index + 1, step * start : step * stop]
+    elif axis == 0:
+        part = view[index : index + 1, :, step * start : step * stop]
+    else:
+        part = view[index : index + 1, start:stop]
+    return part[0, ..., column::step].t()
 
 
 def _read_index(index: Path) -> dict[str, str]:

@@ -62,12 +62,16 @@ def choose_kernels(capabilities: DeviceCapabilities, precision: str, specs: Iter
     """
     if capabilities.kind != "cuda":
         return PLAIN
+    specs = tuple(specs)
     fits = all(spec.head_dim <= 256 and spec.head_dim % 8 == 0 for spec in specs)
+    # A tile of keys as large as a latent vector does not fit in the shared memory of a multiprocessor, and the kernel
+    # has no sinks.
+    pages = capabilities.runs_triton and not any(spec.latent or spec.attention_sinks for spec in specs)
     flash = capabilities.has_flash and capabilities.capability >= _FLASH_CAPABILITY and precision == "bf16" and fits
     return ChosenKernels(
         attention="varlen" if flash else "sdpa",
         operators="fused" if capabilities.runs_triton else "plain",
-        decode="paged" if capabilities.runs_triton else "torch",
+        decode="paged" if pages else "torch",
         overlaps_replicas=True,
     )
 

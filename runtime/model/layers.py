@@ -31,6 +31,7 @@ from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
+from megatron.core.transformer.multi_latent_attention import MLASelfAttentionSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -45,6 +46,7 @@ from meshwright.runtime.device import host
 from meshwright.runtime.model.adapters import AdaptedColumnParallelLinear, AdaptedRowParallelLinear, linear_class
 from meshwright.runtime.model.attention import CoreAttention, Rotate, torch_varlen_kernel
 from meshwright.runtime.model.kernel_choice import PLAIN, ChosenKernels
+from meshwright.runtime.model.latent_attention import LatentCoreAttention, LatentSelfAttention
 from meshwright.runtime.model.mesh import Mesh
 
 
@@ -68,7 +70,9 @@ def block_of_layers(
                 self_attention=attention,
                 self_attn_bda=bda,
                 pre_mlp_layernorm=norm,
-                mlp=_experts(spec.experts) if spec.experts and has_experts(spec, layer) else _gated_mlp(spec, kernels),
+                mlp=_experts(spec, spec.experts)
+                if spec.experts and has_experts(spec, layer)
+                else _gated_mlp(spec, kernels),
                 mlp_bda=bda,
             ),
         )
@@ -107,18 +111,32 @@ class Residual(nn.Module):
 
 
 def _attention(spec: ModelSpec, first_layer: int, kernels: ChosenKernels) -> ModuleSpec:
+    core_attention = ModuleSpec(
+        module=LatentCoreAttention if spec.latent else CoreAttention,
+        params={
+            "first_layer": first_layer,
+            "varlen": torch_varlen_kernel() if kernels.attention == "varlen" else None,
+            "rotate_kernel": _rotary_kernel() if kernels.operators == "fused" else None,
+            "spec": spec,
+        },
+    )
+    if spec.latent:
+        return ModuleSpec(
+            module=LatentSelfAttention,
+            params={"spec": spec},
+            submodules=MLASelfAttentionSubmodules(
+                core_attention=core_attention,
+                linear_proj=RowParallelLinear,
+                q_layernorm=RMSNorm,
+                kv_layernorm=RMSNorm,
+            ),
+        )
     return ModuleSpec(
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal},
         submodules=SelfAttentionSubmodules(
             linear_qkv=_columns(spec, "linear_qkv", has_bias=False),  # megatron adds the bias by add_qkv_bias
-            core_attention=functools.partial(
-                CoreAttention,
-                first_layer=first_layer,
-                varlen=torch_varlen_kernel() if kernels.attention == "varlen" else None,
-                rotate_kernel=_rotary_kernel() if kernels.operators == "fused" else None,
-                spec=spec,
-            ),
+            core_attention=core_attention,
             linear_proj=_rows(spec, "linear_proj", has_bias=spec.output_bias),
             q_layernorm=_head_norm(spec, spec.num_heads),
             k_layernorm=_head_norm(spec, spec.num_kv_heads),
@@ -163,11 +181,13 @@ def _rows(spec: ModelSpec, name: Linear, *, has_bias: bool) -> type:
     return linear_class(RowParallelLinear, AdaptedRowParallelLinear, spec, name)
 
 
-def _experts(experts: Experts) -> ModuleSpec:
+def _experts(spec: ModelSpec, experts: Experts) -> ModuleSpec:
     linears = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
-    routed = ModuleSpec(module=SequentialMLP, submodules=linears)
     shared = ModuleSpec(module=_SharedExperts, submodules=linears) if experts.shared_ffn_size else None
-    router = functools.partial(_Router, experts=experts)
+    if spec.expert_bias:
+        linears = MLPSubmodules(linear_fc1=_BiasedColumnParallelLinear, linear_fc2=_BiasedExpertRows)
+    routed = ModuleSpec(module=SequentialMLP, submodules=linears)
+    router = functools.partial(_Router, experts=experts, has_bias=spec.expert_bias)
     return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=routed, router=router, shared_experts=shared))
 
 
@@ -222,8 +242,8 @@ class _ColumnDispatcher(MoEAlltoAllTokenDispatcher):
 class _Router(TopKRouter):
     """Megatron's router with a `gating` of its own: Megatron's calls Transformer Engine even if it is not installed.
 
-    Scores that are sigmoids are computed in fp32, with the bias in a buffer: no gradient reaches it, and nothing
-    updates it. Megatron would normalise their weights always, and score groups by another number of experts.
+    In fp32 it also routes, with the bias of sigmoids in a buffer: no gradient reaches it, and nothing updates it.
+    Megatron would normalise the weights of sigmoids always, and score groups by another number of experts.
 
     Megatron makes the weight on the CPU and moves it in `gating`, so here it is moved at construction.
     https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/transformer/moe/moe_utils.py#L1192
@@ -231,26 +251,38 @@ class _Router(TopKRouter):
     """
 
     def __init__(
-        self, config: TransformerConfig, pg_collection: ProcessGroupCollection | None = None, *, experts: Experts
+        self,
+        config: TransformerConfig,
+        pg_collection: ProcessGroupCollection | None = None,
+        *,
+        experts: Experts,
+        has_bias: bool = False,
     ) -> None:
         super().__init__(config, pg_collection)
         self._experts = experts
+        if has_bias:
+            self.bias = nn.Parameter(torch.zeros(experts.num_experts, dtype=config.params_dtype))
+            self.bias.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
         if experts.router == "sigmoid":
             self.register_buffer("selection_bias", torch.zeros(experts.num_experts, dtype=torch.float32))
         self.to(host.device())
 
     def gating(self, input: Tensor) -> Tensor:
-        if self._experts.router == "sigmoid":
+        if self._experts.routes_in_fp32:
             return F.linear(input.float(), self.weight.float())
-        return F.linear(input, self.weight)
+        return F.linear(input, self.weight, self.bias)
 
     def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Weights and selection of the experts of each token, [S * B, experts] each, from logits [S, B, experts]."""
-        if self._experts.router == "softmax":
+        if not self._experts.routes_in_fp32:
             routed: tuple[Tensor, Tensor] = super().routing(logits, padding_mask)
             return routed
-        scores = logits.flatten(0, 1).sigmoid()
-        eligible = scores + self.selection_bias
+        logits = logits.flatten(0, 1)
+        if self._experts.router == "sigmoid":
+            scores = logits.sigmoid()
+            eligible = scores + self.selection_bias
+        else:
+            scores = eligible = logits.softmax(-1)
         if self._experts.num_groups > 1:
             eligible = self._in_groups(eligible)
         selected = eligible.topk(self._experts.experts_per_token, dim=-1).indices
@@ -261,10 +293,15 @@ class _Router(TopKRouter):
         return weights, torch.zeros_like(scores, dtype=torch.bool).scatter(1, selected, True)
 
     def _in_groups(self, scores: Tensor) -> Tensor:
-        """The scores [tokens, experts], minus infinity outside of each token's groups: those whose two best experts
+        """The scores [tokens, experts], minus infinity outside of each token's groups: those whose best experts
         together have the largest scores."""
         groups = scores.unflatten(1, (self._experts.num_groups, -1))
-        best = groups.topk(2, dim=-1).values.sum(-1).topk(self._experts.groups_per_token, dim=-1).indices
+        best = (
+            groups.topk(self._experts.group_scorers, dim=-1)
+            .values.sum(-1)
+            .topk(self._experts.groups_per_token, dim=-1)
+            .indices
+        )
         is_outside = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter(1, best, False)
         return groups.masked_fill(is_outside.unsqueeze(-1), -torch.inf).flatten(1)
 
@@ -307,6 +344,39 @@ class _BiasedColumnParallelLinear(_Biased, ColumnParallelLinear): ...
 
 
 class _BiasedRowParallelLinear(_Biased, RowParallelLinear): ...
+
+
+class _BiasedExpertRows(_BiasedRowParallelLinear):
+    """The second linear of an expert, whose outputs are summed over the tensor-parallel ranks that share the expert.
+
+    Each of them adds its share of the bias, and has the whole gradient of it, since all have the gradient of the sum.
+    """
+
+    def __init__(self, *sizes: int, **options: Any) -> None:
+        super().__init__(*sizes, **options)
+        self._num_ranks = self.tp_group.size()
+        # The dispatcher sums the outputs. Where there is one rank, Megatron would return a view, to which it then adds.
+        self.explicit_expert_comm = True
+        # Ranks that share an expert have the same bias, and others have other experts.
+        self.bias.sequence_parallel = False
+        set_tensor_model_parallel_attributes(self.bias, self._num_ranks == 1, 0, 1)
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The outputs [T, outputs] for inputs [T, inputs / tp], and this rank's share of the bias [outputs]."""
+        output, bias = super().forward(inputs)
+        return output, bias if self._num_ranks == 1 else _Share.apply(bias, self._num_ranks)
+
+
+class _Share(torch.autograd.Function):
+    """A tensor over a number of ranks; its gradient is that of the share."""
+
+    @staticmethod
+    def forward(_ctx: Any, whole: Tensor, num_ranks: int) -> Tensor:
+        return whole / num_ranks
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
 
 
 class _BiasedAdaptedColumns(_Biased, AdaptedColumnParallelLinear): ...

@@ -5,6 +5,7 @@ Pipeline stages may have unequal numbers of layers.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -15,11 +16,12 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
-from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from megatron.core.utils import make_tp_sharded_tensor_for_checkpoint
 from torch import Tensor, nn
 
 from meshwright.profiles.errors import require_none
+from meshwright.profiles.experts import LatentAttention
 from meshwright.profiles.layout import Layout, chunk_layers, layout_violations, unequal_layers_per_stage
 from meshwright.profiles.model_shape import ModelSpec, run_violations
 from meshwright.runtime.device import host
@@ -118,6 +120,7 @@ class Decoder(GPTModel):
         self.mesh = mesh
         self.kernels = kernels
         self.rotary = Rotary(spec, host.device())
+        self.cache_rotary = Rotary(spec, host.device(), spec.cached_heads(layout.tp)) if spec.latent else self.rotary
         if is_last and spec.scalar_head:
             self._attach_scalar_head()
         for module in self.modules():
@@ -145,7 +148,8 @@ class Decoder(GPTModel):
         if shard:
             packing = self.rotary.pack_shard(shard, like, tail=tail)
         else:
-            packing = self.rotary.pack(lengths, like, tail=tail, cache=cache, ends_only=ends_only)
+            rotary = self.rotary if cache is None else self.cache_rotary
+            packing = rotary.pack(lengths, like, tail=tail, cache=cache, ends_only=ends_only)
         output: Tensor = super().forward(
             input_ids=F.pad(tokens, (0, tail)), position_ids=None, attention_mask=None, packed_seq_params=packing
         )
@@ -284,7 +288,7 @@ def _config(
     spec: ModelSpec, mesh: Mesh, dtype: torch.dtype, recompute: Recompute, kernels: ChosenKernels
 ) -> TransformerConfig:
     layout = mesh.layout
-    return TransformerConfig(
+    return (MLATransformerConfig if spec.latent else TransformerConfig)(
         num_layers=spec.num_layers,
         hidden_size=spec.hidden_size,
         ffn_hidden_size=spec.ffn_size,
@@ -299,7 +303,7 @@ def _config(
         add_bias_linear=False,
         add_qkv_bias=spec.qkv_bias,
         gated_linear_unit=True,
-        activation_func=F.silu if spec.activation == "silu" else _gelu_tanh,
+        **_activation(spec),
         bias_activation_fusion=False,
         use_te_activation_func=has_fused_gates(spec, kernels),
         hidden_dropout=0.0,
@@ -325,7 +329,22 @@ def _config(
         calculate_per_token_loss=True,
         **_RECOMPUTE[recompute],
         **_routing(spec, layout),
+        **_latent_sizes(spec.latent),
     )
+
+
+def _latent_sizes(latent: LatentAttention | None) -> dict[str, Any]:
+    """The sizes of latent attention. This project's rotary embedding is used, not Megatron's."""
+    if latent is None:
+        return {}
+    return {
+        "q_lora_rank": latent.query_rank or None,
+        "kv_lora_rank": latent.kv_rank,
+        "qk_head_dim": latent.nope_dim,
+        "qk_pos_emb_head_dim": latent.rope_dim,
+        "v_head_dim": latent.value_dim,
+        "rope_type": "rope",
+    }
 
 
 def _routing(spec: ModelSpec, layout: Layout) -> dict[str, Any]:
@@ -354,6 +373,22 @@ _RECOMPUTE: dict[Recompute, dict[str, Any]] = {
     "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
 }
 """Megatron's settings for each kind of recomputation."""
+
+
+def _activation(spec: ModelSpec) -> dict[str, Any]:
+    """The activation of the gates, and what is done to gate and up projection before they are multiplied."""
+    experts = spec.experts
+    if not experts or not experts.clamp:
+        return {"activation_func": F.silu if spec.activation == "silu" else _gelu_tanh}
+    return {
+        "activation_func": functools.partial(_sloped_silu, slope=experts.gate_slope),
+        "activation_func_clamp_value": experts.clamp,
+        "glu_linear_offset": experts.up_offset,
+    }
+
+
+def _sloped_silu(inputs: Tensor, *, slope: float) -> Tensor:
+    return inputs * torch.sigmoid(inputs * slope)
 
 
 def _gelu_tanh(inputs: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ _UNUSED = re.compile(r"lm_head\.weight|.*\.rotary_emb\.inv_freq")
 transformers saved."""
 
 
-_WITH_PREDICTION_LAYERS = ("Glm4Moe",)
+_WITH_PREDICTION_LAYERS = ("Glm4Moe", "DeepseekV3")
 """Families whose published weights have more layers than transformers builds."""
 
 

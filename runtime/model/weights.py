@@ -119,7 +119,9 @@ def save_weights(
     dtype = next(model.parameters()).dtype
     files = _plan_files(spec, mesh.layout, file_bytes // dtype.itemsize)
     for name, file in files.items():
-        if (file.stage, file.replica, 0) == (mesh.pp_rank, mesh.dp_rank, mesh.cp_rank):
+        if file.is_stacked and mesh.pp_rank == file.stage and _gathers_stacks(mesh):
+            _write_stacks(model, spec, mesh, partial / name, file)
+        elif not file.is_stacked and (file.stage, file.replica, 0) == (mesh.pp_rank, mesh.dp_rank, mesh.cp_rank):
             _write_file(model, spec, mesh, partial / name, file)
     if dist.get_rank() == mesh.first_rank:
         _write_index(spec, files, dtype.itemsize, partial / INDEX)
@@ -139,28 +141,36 @@ class _File:
     replica: int
     tp_rank: int
     parameters: list[str]
+    is_stacked: bool = False
+    """True for parameters that are stored in stacks over all experts, which the first rank of the stage writes."""
 
 
 def _plan_files(spec: ModelSpec, layout: Layout, max_elements: int) -> dict[str, _File]:
     """The files of a checkpoint by name, in the order of the model; the same on every rank."""
     files: list[_File] = []
     for stage, ep_rank in itertools.product(range(layout.pp), range(layout.ep)):
-        elements = max_elements
+        elements, stack = max_elements, ""
         for parameter in parameters_of_stage(spec, layout.pp, stage, layout.vpp):
             if _ep_rank(spec, layout, parameter) != ep_rank:
                 continue
-            size = sum(stored.num_elements for stored in recipe(spec, parameter).tensors)
-            if elements + size > max_elements:
-                files.append(_File(stage, *divmod(ep_rank, layout.fold_size), []))
+            instructions = recipe(spec, parameter)
+            size = sum(stored.num_elements for stored in instructions.tensors)
+            name = instructions.tensors[0].name if instructions.is_stacked else ""
+            is_full = elements + size > max_elements and not (name and name == stack)  # a stack is in one file
+            if is_full or bool(name) is not bool(stack):
+                files.append(_File(stage, *divmod(ep_rank, layout.fold_size), [], is_stacked=bool(name)))
                 elements = 0
+            stack = name
             files[-1].parameters.append(parameter)
             elements += size
     return {f"model-{i:05d}-of-{len(files):05d}.safetensors": file for i, file in enumerate(files, 1)}
 
 
 def _ep_rank(spec: ModelSpec, layout: Layout, parameter: str) -> int:
-    """The expert-parallel rank that writes the parameter; 0 for a parameter of no expert."""
+    """The expert-parallel rank that writes the parameter; 0 for a parameter of no expert, and for stacks of all."""
     expert = expert_of(parameter)
+    if spec.expert_bias:
+        return 0
     return expert * layout.ep // spec.experts.num_experts if spec.experts and expert is not None else 0
 
 
@@ -182,6 +192,42 @@ def _write_file(model: ModelChunks, spec: ModelSpec, mesh: Mesh, path: Path, fil
             stored = recipe(spec, parameter).split(shards)
             tensors |= {name: tensor.cpu().contiguous() for name, tensor in stored.items()}
     if mesh.tp_rank == file.tp_rank:
+        save_file(tensors, path, metadata={"format": "pt"})
+
+
+def _gathers_stacks(mesh: Mesh) -> bool:
+    """True on the ranks of a pipeline stage that together hold the experts once, the stage's first rank among them."""
+    return mesh.first_rank + mesh.layout.index(pp=mesh.pp_rank) in dist.get_process_group_ranks(mesh.groups.tp_ep)
+
+
+def _write_stacks(model: ModelChunks, spec: ModelSpec, mesh: Mesh, path: Path, file: _File) -> None:
+    """Writes stacks of the parameters of all experts on the first rank of a pipeline stage, which gathers them."""
+    local, layout, ranks = dict(named_global_parameters(model)), mesh.layout, mesh.groups.tp_ep
+    assert spec.experts is not None
+    num_local = spec.experts.num_experts // layout.ep
+    writer = mesh.first_rank + layout.index(pp=mesh.pp_rank)
+    tensors: dict[str, Tensor] = {}
+    for first in range(0, len(file.parameters), spec.experts.num_experts):
+        parameters = file.parameters[first : first + spec.experts.num_experts]
+        mine = torch.stack([local[parameter].detach() for parameter in parameters if parameter in local])
+        gathered = [torch.empty_like(mine) for _ in range(ranks.size())] if dist.get_rank() == writer else None
+        dist.gather(mine, gathered, dst=writer, group=ranks)
+        if gathered is None:
+            continue
+        places = [layout.coordinates(rank - mesh.first_rank) for rank in dist.get_process_group_ranks(ranks)]
+        by_place = {
+            (layout.ep_rank(place.tp, place.dp), place.tp % layout.etp): part
+            for place, part in zip(places, gathered, strict=True)
+        }
+        elements = [
+            recipe(spec, parameter).split(
+                [by_place[expert // num_local, etp_rank][expert % num_local] for etp_rank in range(layout.etp)]
+            )
+            for expert, parameter in enumerate(parameters)
+        ]
+        [name] = elements[0]
+        tensors[name] = torch.stack([element[name] for element in elements]).cpu()
+    if dist.get_rank() == writer:
         save_file(tensors, path, metadata={"format": "pt"})
 
 

@@ -11,6 +11,7 @@ from meshwright.cost_models.params import StagePart
 from meshwright.cost_models.protocol import StageQuery
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.experts import LatentAttention
 from meshwright.profiles.frameworks import GRAPH, EngineName, engine_named
 from meshwright.profiles.hardware import Cluster, local_cluster
 from meshwright.profiles.layout import Layout
@@ -88,6 +89,22 @@ def test_layers_with_a_sliding_window_keep_no_more_of_a_row_than_that_lies_in(
     assert cache[GRAPH] == cache[None] == one_layer * each * 2 * (blocks + 1)
 
 
+def test_this_projects_cache_of_latent_attention_holds_each_vector_as_key_and_as_value(
+    ask: Callable[..., Memory], long_tail: Workload, llama: ModelSpec
+) -> None:
+    """A vector of 512 + 64 elements of 2 bytes in each of 32 layers, on every tensor-parallel rank."""
+    latent = LatentAttention(query_rank=0, kv_rank=512, nope_dim=64, rope_dim=64, value_dim=64)
+    model = replace(llama, latent=latent)
+    blocks = long_tail.cache_need(Schedule(generation_slots=100, batches_in_flight=2), 1).blocks
+    for layout in ("tp1", "tp2"):
+        own, none, other = (
+            terms(ask("actor_generate", layout, slots=100, model=model, engine=engine, batches_in_flight=2))["kv cache"]
+            for engine in (GRAPH, None, "vllm")
+        )
+        assert other == (blocks + 1) * BLOCK_TOKENS * 32 * (512 + 64) * 2
+        assert own == none == 2 * other
+
+
 def test_capped_scores_and_logits_are_counted_by_hand(
     ask: Callable[..., Memory], fixed: Workload, llama: ModelSpec
 ) -> None:
@@ -99,6 +116,8 @@ def test_capped_scores_and_logits_are_counted_by_hand(
     plain, found = (terms(ask("actor_train", "tp4", 2, workload=fixed, model=model)) for model in (llama, capped))
     assert found.keys() - plain.keys() == {"capped scores"}
     assert found["capped scores"] == 256 * 8 * 128 * 4 * 6
+    sinks = terms(ask("actor_train", "tp4", 2, workload=fixed, model=replace(llama, attention_sinks=True)))
+    assert sinks["capped scores"] == found["capped scores"]
     many = terms(ask("actor_train", "tp1", 64, workload=fixed, model=capped))
     assert many["capped scores"] == 2**23 * 4 * 6
     assert found["logits"] - plain["logits"] == 256 * llama.padded_vocab_size // 4 * 2

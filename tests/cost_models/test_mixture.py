@@ -102,7 +102,7 @@ def test_latent_attention_leaves_less_in_the_cache_whatever_tp(
     for layout in ("tp1", "tp8"):
         terms = memory(query("actor_generate", layout, slots=10, model=latent, batches_in_flight=2)).resident.terms
         blocks = fixed.cache_need(Schedule(generation_slots=10, batches_in_flight=2), 1).blocks + 1
-        assert {t.name: t.amount for t in terms}["kv cache"] == blocks * BLOCK_TOKENS * 32 * (512 + 32) * 2
+        assert {t.name: t.amount for t in terms}["kv cache"] == 2 * blocks * BLOCK_TOKENS * 32 * (512 + 32) * 2
 
 
 def test_decoding_over_a_long_cache_is_quicker_with_latent_attention(

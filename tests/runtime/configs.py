@@ -37,6 +37,20 @@ _GEMMA: dict[str, Any] = {key: value for key, value in _BASE.items() if key != "
     "query_pre_attn_scalar": 24,
     "sliding_window": 6,
 }
+_LATENT: dict[str, Any] = _BASE | {
+    "num_key_value_heads": 8,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "n_group": 3,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "Llama": _BASE | {"attention_bias": True, "mlp_bias": True, "head_dim": 16},
     "Mistral": _BASE | {"sliding_window": None, "head_dim": 16},
@@ -80,6 +94,27 @@ SHAPES: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
         "use_qk_norm": True,
         "head_dim": 16,
+    },
+    "DeepseekV2": _LATENT
+    | {
+        "q_lora_rank": None,
+        "num_experts_per_tok": 3,
+        "n_shared_experts": 1,
+        "topk_method": "group_limited_greedy",
+        "norm_topk_prob": False,
+        "mlp_bias": False,
+    },
+    "DeepseekV3": _LATENT | {"q_lora_rank": 24, "n_shared_experts": 2, "norm_topk_prob": True, "rope_interleave": True},
+    "GptOss": _BASE
+    | {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 3,
+        "head_dim": 16,
+        "sliding_window": 6,
+        "attention_bias": True,
+        "swiglu_limit": 0.3,
+        "swiglu_alpha": 1.5,
+        "layer_types": ["sliding_attention", "full_attention"],
     },
     "MiniMaxM2": _BASE | {"num_local_experts": 4, "num_experts_per_tok": 3, "head_dim": 16, "rotary_dim": 8},
     "Olmo2": _BASE | {"attention_bias": True, "head_dim": 16},
@@ -259,6 +294,36 @@ def _of_families() -> Iterator[Case]:
     yield Case(family="Glm4Moe", changes={"topk_group": 1})
     yield Case(family="Glm4Moe", changes={"use_qk_norm": False, "attention_bias": True})
     yield Case(family="Glm4Moe", changes={"n_shared_experts": 2, "partial_rotary_factor": 1.0})
+    for family in ("DeepseekV2", "DeepseekV3"):
+        yield Case(family=family, changes={"rope_scaling": {**_YARN, "mscale_all_dim": 0}})
+        yield Case(family=family, changes={"rope_scaling": {**_YARN, "mscale": 1.2}})
+        yield Case(family=family, changes={"n_group": 1, "topk_group": 1})
+        yield Case(family=family, changes={"n_group": None, "topk_group": None})
+        yield Case(family=family, changes={"n_group": 6})
+        yield Case(family=family, changes={"v_head_dim": 24})
+        yield Case(family=family, changes={"v_head_dim": 32})
+        yield Case(family=family, changes={"qk_nope_head_dim": 14})
+        yield Case(family=family, changes={"kv_lora_rank": 18})
+        yield Case(family=family, changes={"first_k_dense_replace": 2})
+        yield Case(family=family, changes={"first_k_dense_replace": 0})
+        yield Case(family=family, changes={"q_lora_rank": 16})
+        yield Case(family=family, changes={"q_lora_rank": None})
+    yield Case(family="GptOss", changes={"swiglu_limit": 0.0})
+    yield Case(family="GptOss", changes={"swiglu_limit": 7.0})
+    yield Case(family="GptOss", changes={"swiglu_alpha": 0.5})
+    yield Case(family="GptOss", changes={"layer_types": None})
+    yield Case(family="GptOss", changes={"attention_bias": False})
+    yield Case(family="GptOss", changes={"rope_theta": ABSENT})
+    yield Case(family="GptOss", changes={"num_local_experts": ABSENT, "num_experts": 4})
+    yield Case(family="DeepseekV2", changes={"topk_method": "greedy"})
+    yield Case(family="DeepseekV2", changes={"topk_method": None})
+    yield Case(family="DeepseekV2", changes={"topk_method": "noaux_tc"})
+    yield Case(family="DeepseekV2", changes={"norm_topk_prob": True})
+    yield Case(family="DeepseekV3", changes={"kv_lora_rank": 19})
+    yield Case(family="DeepseekV3", changes={"qk_nope_head_dim": 15})
+    yield Case(family="DeepseekV3", changes={"rope_interleave": False})
+    yield Case(family="DeepseekV3", changes={"rope_interleave": None})
+    yield Case(family="DeepseekV3", changes={"topk_method": "noaux_tc"})
     yield Case(family="Gemma2", changes={"attn_logit_softcapping": None, "final_logit_softcapping": None})
     yield Case(family="Gemma2", changes={"layer_types": ["sliding_attention", "sliding_attention"]})
     yield Case(family="Gemma3", changes={"attn_logit_softcapping": 2.0})

@@ -25,8 +25,8 @@ def test_experts_of_a_family_that_is_not_built_are_told_those_that_are() -> None
     experts = Experts(num_experts=4, experts_per_token=2, ffn_size=32)
     assert not list(run_violations(SPEC))
     assert not list(run_violations(replace(SPEC, architecture="MixtralForCausalLM", experts=experts)))
-    [said] = run_violations(replace(SPEC, architecture="DeepseekV3ForCausalLM", experts=experts))
-    assert "not run in DeepseekV3ForCausalLM; use Mixtral or Qwen2Moe or" in said
+    [said] = run_violations(replace(SPEC, architecture="Llama4ForCausalLM", experts=experts))
+    assert "not run in Llama4ForCausalLM; use Mixtral or Qwen2Moe or" in said
 
 
 def test_chunks_of_attention_are_planned_and_not_run() -> None:

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
+from typing import Any
 
 import pytest
 import torch
@@ -42,7 +43,39 @@ pytestmark = pytest.mark.slow
 
 FACTS = small_facts(batch_size=16, num_minibatches=4)
 
-FAMILIES: dict[str, dict[str, int | bool | float]] = {
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 4,
+    "beta_slow": 1,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.1,
+}
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.7,
+    "rope_parameters": _YARN,
+    "tie_word_embeddings": False,
+}
+LATENT: dict[str, dict[str, Any]] = {
+    "DeepseekV2": _LATENT | {"q_lora_rank": None, "n_shared_experts": 2, "topk_method": "group_limited_greedy"},
+    "DeepseekV3": _LATENT | {"q_lora_rank": 24, "n_shared_experts": 1},
+}
+"""Families with latent attention, in whose rotary embeddings the scaling changes the scores too."""
+
+FAMILIES: dict[str, dict[str, Any]] = {
     "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "Qwen3Moe": {
         "num_experts": 6,
@@ -72,10 +105,21 @@ FAMILIES: dict[str, dict[str, int | bool | float]] = {
         "head_dim": 32,
     },
     "MiniMaxM2": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "rotary_dim": 16},
+    **LATENT,
+    "GptOss": {
+        "num_local_experts": 8,
+        "num_experts_per_tok": 3,
+        "head_dim": 32,
+        "sliding_window": 6,
+        "swiglu_limit": 0.4,
+        "swiglu_alpha": 1.5,
+        "rope_parameters": _YARN | {"truncate": False},
+        "tie_word_embeddings": False,
+    },
 }
 
 
-def mixture(directory: Path, family: str = "Mixtral", **changes: int | bool | float) -> Path:
+def mixture(directory: Path, family: str = "Mixtral", **changes: Any) -> Path:
     return write_checkpoint(directory, family, **FAMILIES[family], **changes)
 
 
@@ -128,6 +172,19 @@ def test_a_norm_over_all_heads_that_are_rotated_in_part_agrees_with_transformers
     check_logprobs(directory, layout, expected_logprobs(directory, tokens()))
 
 
+@cases("family", LATENT, few=["DeepseekV2"])
+@cases("layout", ["tp2,pp2,ep2,etp1,sp", "tp1", "tp2", "pp2", "tp2,dp2,ep2,sp", *DIVIDED], few=1)
+def test_latent_attention_agrees_with_transformers(tmp_path: Path, layout: str, family: str) -> None:
+    directory = mixture(tmp_path / "model", family)
+    check_logprobs(directory, layout, expected_logprobs(directory, tokens()))
+
+
+@cases("layout", ["tp2,pp2,ep2,etp1,sp", "tp1", "tp2", "pp2", "tp2,dp2,ep2,sp", *DIVIDED], few=1)
+def test_sinks_and_clamped_experts_with_biases_agree_with_transformers(tmp_path: Path, layout: str) -> None:
+    directory = mixture(tmp_path / "model", "GptOss")
+    check_logprobs(directory, layout, expected_logprobs(directory, tokens()))
+
+
 def test_weights_of_a_tokens_experts_need_not_sum_to_one(tmp_path: Path) -> None:
     changes = FAMILIES["Qwen3Moe"] | {"norm_topk_prob": False}
     directory = write_checkpoint(tmp_path / "model", "Qwen3Moe", **changes)
@@ -150,6 +207,14 @@ HOWS = {
         How("pp2,dp2,ep2,vpp2", 1),
     ],
     "MiniMaxM2": [How("tp2,dp2,ep2,etp1,sp", 1, "selective"), How("pp2,dp2,ep2", 1, "full")],
+    **{
+        family: [
+            How("tp2,sp", 2, "full"),
+            How("tp2,dp2,ep2,etp1,sp", 1, "selective"),
+            How("pp2,dp2,ep2,vpp2", 1),
+        ]
+        for family in (*LATENT, "GptOss")
+    },
     "Glm4Moe": [
         How("tp2,sp", 2, "full"),
         How("tp2,dp2,ep2,etp1,sp", 1, "selective"),
@@ -159,7 +224,7 @@ HOWS = {
 }
 
 
-@cases("family", FAMILIES, few=1)
+@cases("family", FAMILIES, few=["Mixtral"])
 def test_an_update_of_experts_is_the_same_however_it_is_computed(tmp_path: Path, family: str) -> None:
     assert_updates_are_those_of_one_rank(mixture(tmp_path / "model", family), HOWS[family], tmp_path)
 
@@ -239,7 +304,7 @@ def write_mixture_job(directory: Path, family: str = "Mixtral") -> Path:
 
 
 @pytest.mark.check_all
-@pytest.mark.parametrize("family", ["Mixtral", "Qwen2Moe", "Glm4Moe", "MiniMaxM2"])
+@pytest.mark.parametrize("family", ["Mixtral", "Qwen2Moe", "Glm4Moe", "MiniMaxM2", *LATENT, "GptOss"])
 def test_a_job_whose_experts_are_divided_runs_and_is_resumed_in_other_layouts(tmp_path: Path, family: str) -> None:
     """At first two replicas hold half of the experts each, then two ranks of one half of each expert, and half of them
     whole in the end."""
@@ -274,7 +339,16 @@ def test_experts_are_moved_to_those_who_hold_them(tmp_path: Path, source: Place,
     check_refit(mixture(tmp_path / "model"), source, target)
 
 
-@cases("family", ["Glm4Moe", "MiniMaxM2", "Mixtral", "Qwen2Moe"], few=1)
+@pytest.mark.check_all
+@pytest.mark.parametrize("family", ["DeepseekV3", "GptOss"])
+@pytest.mark.parametrize(("source", "target"), [MOVES[3], MOVES[6], MOVES[7]])
+def test_projections_to_latent_vectors_sinks_and_biases_of_experts_are_moved(
+    tmp_path: Path, family: str, source: Place, target: Place
+) -> None:
+    check_refit(mixture(tmp_path / "model", family), source, target)
+
+
+@cases("family", ["Glm4Moe", "MiniMaxM2", "Mixtral", "Qwen2Moe", *LATENT, "GptOss"], few=["Glm4Moe"])
 @cases("layout", ["tp2", "pp2,dp2,ep2", "dp4,ep4", "tp2,dp2,ep4,etp1", "tp2,pp2,ep2,etp1"], few=1)
 def test_written_experts_are_those_that_were_read(tmp_path: Path, layout: str, family: str) -> None:
     directory = mixture(tmp_path / "model", family)
@@ -288,13 +362,22 @@ WHOLE_AND_CUT = [("tp2,dp2,ep4,etp1,sp", "tp2,dp2,ep2,sp"), ("tp2,sp", "tp2,dp2,
 
 
 @cases(
-    ("first", "then"),
-    [("dp2", "pp2"), ("dp2,ep2", "tp2,sp"), ("tp2,dp2,sp", "pp2,dp2,ep2"), ("dp4,ep2", "dp2,ep2"), *WHOLE_AND_CUT],
+    ("first", "then", "family"),
+    [
+        ("dp2", "pp2", "Qwen3Moe"),
+        ("dp2,ep2", "tp2,sp", "Glm4Moe"),
+        ("tp2,dp2,sp", "pp2,dp2,ep2", "Qwen3Moe"),
+        ("dp4,ep2", "dp2,ep2", "Qwen3Moe"),
+        (*WHOLE_AND_CUT[0], "Mixtral"),
+        (*WHOLE_AND_CUT[1], "Qwen3Moe"),
+        (*WHOLE_AND_CUT[1], "DeepseekV3"),
+        (*WHOLE_AND_CUT[1], "GptOss"),
+        ("tp2,dp2,sp", "pp2,dp2,ep2", "GptOss"),
+    ],
     few=1,
 )
-def test_a_saved_trainer_of_experts_goes_on_where_it_was(tmp_path: Path, first: str, then: str) -> None:
+def test_a_saved_trainer_of_experts_goes_on_where_it_was(tmp_path: Path, first: str, then: str, family: str) -> None:
     """The layers of the second case differ, and its routers have biases that are kept."""
-    family = "Mixtral" if "ep4" in first else "Glm4Moe" if first == "dp2,ep2" else "Qwen3Moe"
     mixture(tmp_path / "actor", family)
     places, others = ({"actor": (layout, 0)} for layout in (first, then))
     whole = _merge(tmp_path, Run(places=places, num_updates=3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from pathlib import Path
 from shutil import rmtree
 
@@ -30,7 +31,7 @@ from tests.runtime.checkpoints import (
     write_checkpoint,
 )
 from tests.runtime.laws.test_experts import FAMILIES as EXPERTS
-from tests.runtime.laws.test_experts import mixture
+from tests.runtime.laws.test_experts import LATENT, mixture
 from tests.runtime.model.test_weights import _check as check_logprobs
 from tests.runtime.model.test_weights import _convert
 from tests.runtime.ranks import run_on_ranks
@@ -95,23 +96,36 @@ def _gradients(directory: Path, ids: Tensor) -> dict[str, Tensor] | None:
     packed = model(ids.view(1, -1), (length,) * rows)[..., : spec.vocab_size]
     _loss(packed.view(rows, length, -1), ids).backward()
     found: dict[str, Tensor] = {}
+    stacks = defaultdict[str, list[Tensor]](list)
     for name, parameter in named_global_parameters(model):
         assert parameter.grad is not None, name
-        found |= {stored: grad.clone() for stored, grad in recipe(spec, name).split([parameter.grad]).items()}
-    return found
+        instructions = recipe(spec, name)
+        for stored, grad in instructions.split([parameter.grad]).items():
+            if instructions.is_stacked:
+                stacks[stored].append(grad)
+            else:
+                found[stored] = grad.clone()
+    return found | {stored: torch.stack(grads) for stored, grads in stacks.items()}
 
 
-@cases("family", [*OTHERS, "Gemma", "Qwen3", "Qwen2Moe", "Glm4Moe", "MiniMaxM2"], few=["Gemma2", "Olmo2", "Granite"])
+@cases(
+    "family",
+    [*OTHERS, "Gemma", "Qwen3", "Qwen2Moe", "Glm4Moe", "MiniMaxM2", *LATENT, "GptOss"],
+    few=["Gemma2", "Olmo2", "Granite", "DeepseekV3"],
+)
 def test_gradients_are_those_of_transformers(tmp_path: Path, family: str) -> None:
-    """But those of routed experts, which transformers holds as one parameter."""
+    """But those of routed experts where transformers holds as one parameter what is stored in several."""
     directory, ids = tmp_path / "model", tokens()
     mixture(directory, family) if family in EXPERTS else write_checkpoint(directory, family)
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     _loss(model(ids).logits, ids).backward()
     [stored] = filter(None, run_on_ranks(4, _gradients, directory, ids))
     found = {name.replace(".block_sparse_moe.", ".mlp."): gradient for name, gradient in stored.items()}
-    expected = {name: parameter.grad for name, parameter in model.named_parameters() if ".experts." not in name}
-    assert {name for name in found if ".experts." not in name} == expected.keys()
+    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
+    if family != "GptOss":
+        expected = {name: gradient for name, gradient in expected.items() if ".experts." not in name}
+        found = {name: gradient for name, gradient in found.items() if ".experts." not in name}
+    assert found.keys() == expected.keys()
     for name, gradient in expected.items():
         assert gradient is not None
         rows = found[name][: len(gradient)]

@@ -28,7 +28,11 @@ def by_equation(query: Tensor, keys: Tensor, values: Tensor, limits: AttentionLi
     queries, tokens = scores.shape[2:]
     distance = torch.arange(tokens - queries, tokens)[:, None] - torch.arange(tokens)
     is_seen = (distance >= 0) & ((distance < limits.window) if limits.window else True)
-    return scores.masked_fill(~is_seen, -torch.inf).softmax(-1) @ values
+    scores = scores.masked_fill(~is_seen, -torch.inf)
+    if limits.sinks is not None:
+        sinks = limits.sinks.view(1, -1, 1, 1).expand(len(scores), -1, queries, 1)
+        return torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1] @ values
+    return scores.softmax(-1) @ values
 
 
 @pytest.mark.parametrize("scores", [2**23, 1])
@@ -53,6 +57,26 @@ def test_outputs_and_gradients_are_those_of_the_equation(
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("scores", [2**23, 1])
+@pytest.mark.parametrize("limits", [AttentionLimits(), AttentionLimits(5), AttentionLimits(3, 0.7)], ids=str)
+@pytest.mark.parametrize(("queries", "tokens"), [(37, 37), (1, 9)])
+def test_sinks_take_their_share_of_the_weights_and_learn(
+    queries: int, tokens: int, limits: AttentionLimits, scores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limited_attention, "BLOCK_SCORES", scores)
+    generator = torch.Generator().manual_seed(0)
+    shapes = (2, 6, queries, 8), (2, 2, tokens, 8), (2, 2, tokens, 8), (6,)
+    given = [torch.randn(shape, generator=generator) for shape in shapes]
+    answers = []
+    for attention in (attend_limited, by_equation):
+        leaves = [tensor.clone().requires_grad_() for tensor in given]
+        output = attention(*leaves[:3], replace(limits, sinks=leaves[3]))
+        output.square().sum().backward()
+        answers.append([output.detach(), *(leaf.grad for leaf in leaves)])
+    for found, expected in zip(*answers, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
 def test_memory_is_planned_for_blocks_of_these_sizes() -> None:
     planned = memory_cost._BLOCK_SCORES, memory_cost._MIN_BLOCK_QUERIES
     assert planned == (limited_attention.BLOCK_SCORES, limited_attention.MIN_BLOCK_QUERIES)
@@ -63,6 +87,7 @@ def test_limits_matter_where_a_row_is_longer_than_the_window_or_scores_are_cappe
     assert not AttentionLimits(8).apply_to(8)
     assert AttentionLimits(8).apply_to(9)
     assert AttentionLimits(8, 2.0).apply_to(1)
+    assert AttentionLimits(8, sinks=torch.zeros(4)).apply_to(1)
 
 
 def test_only_layers_of_the_window_have_it() -> None:

@@ -173,8 +173,9 @@ def test_a_head_that_is_stored_beside_the_embedding_it_is_tied_to_must_be_the_sa
     )
 
 
-def test_layers_that_predict_further_tokens_may_be_stored_and_are_not_read(tmp_path: Path) -> None:
-    directory = mixture(tmp_path, "Glm4Moe")
+@pytest.mark.parametrize("family", ["Glm4Moe", "DeepseekV3"])
+def test_layers_that_predict_further_tokens_may_be_stored_and_are_not_read(tmp_path: Path, family: str) -> None:
+    directory = mixture(tmp_path, family)
     change(directory, model__layers__4__eh_proj__weight=torch.zeros(3))
     assert said(directory) == []
     edit_config(directory, num_nextn_predict_layers=0)
