@@ -142,6 +142,8 @@ def run(
     require_number("max_restarts", max_restarts, minimum=0)
     require_number("replan_every", replan_every, minimum=0)
     require_number("sample_every", sample_every, minimum=0)
+    if resample and not resume:
+        raise BadInput("--resample samples the responses in flight of a resumed run again; give --resume too.")
     job_directory = Path(directory).resolve()
     job = with_model_paths(job, models, job_directory)
     plan.require_made_for(job, job_directory)
