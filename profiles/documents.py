@@ -95,16 +95,37 @@ _NAME_PREFIX_LENGTH = 40
 
 def read_yaml(kind: type[D], path: Path, what: str) -> D:
     """Read a document from a YAML file. Raises BadInput for invalid YAML or an invalid document."""
-    return parse_yaml(kind, read_text(path, what, MAX_YAML_BYTES), f"{what} {path}")
+    text = read_text(path, what, MAX_YAML_BYTES)
+    if path.suffix == ".json":
+        _require_kind(json_value(text, f"{what} {path}"), what, path)
+    return parse_yaml(kind, text, f"{what} {path}")
 
 
 def read_json(kind: type[D], path: Path, what: str) -> D:
     """Read a document from a JSON file. Raises BadInput for invalid JSON, another version or an invalid document."""
     text = read_text(path, what, MAX_JSON_BYTES)
+    if path.suffix in (".yaml", ".yml"):
+        raise BadInput(f"{path} is YAML, as a job is, and a {what} is JSON; give the {what} that was written for it.")
     value = json_value(text, f"{what} {path}")
+    _require_kind(value, what, path)
     if issubclass(kind, VersionedDocument):
         require_version(value, f"{what} {path}", kind.remedy)
     return parse(kind, text, f"{what} {path}")
+
+
+_KINDS = {
+    "plan": {"placements", "pools", "solver"},
+    "table": {"collectives", "measurements", "provenance"},
+    "proof": {"bound_seconds", "trees"},
+}
+"""Keys by which a document that was given in the place of another is recognised."""
+
+
+def _require_kind(value: Any, what: str, path: Path) -> None:
+    """Raises BadInput for a mapping with the keys of another kind of document than `what`."""
+    for name, keys in _KINDS.items():
+        if name != what and isinstance(value, dict) and keys <= value.keys():
+            raise BadInput(f"{path} is a {name}, and a {what} is needed here; give the {what}.")
 
 
 def parse(kind: type[D], text: str, what: str) -> D:
@@ -259,6 +280,9 @@ def _sentence(error: ValidationError, kind: type[BaseModel]) -> str:
     message = first["msg"].removeprefix("Value error, ").rstrip(".")
     if first["type"] == "value_error":
         return f"{path}: {message}." if keys else f"{message}."
+    if first["type"] in _RECORD_TYPES and (names := _keys_of(_records_at(kind, location))):
+        listed = ", ".join(names[:_MAX_LISTED_KEYS]) + (", ..." if len(names) > _MAX_LISTED_KEYS else "")
+        return f"{path} is {_short(first['input'])} and has keys of its own ({listed}); give {names[0]}."
     return f"{path} is {_short(first['input'])}: {message[0].lower()}{message[1:]}."
 
 
@@ -291,12 +315,24 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+_RECORD_TYPES = ("model_type", "model_attributes_type", "dataclass_type")
+"""Errors of a plain value where a document has keys."""
+
+_MAX_LISTED_KEYS = 8
+"""Keys of a document that a message about a plain value lists."""
+
+
+def _keys_of(records: Sequence[Any]) -> tuple[str, ...]:
+    """The keys of a value that may be one of these records, without duplicates."""
+    return tuple(dict.fromkeys(name for record in records for name in _annotations(record)))
+
+
 def _hint(records: Sequence[Any], key: str) -> str:
     """The end of a sentence on a key that none of these records has."""
     for record in records:
         if issubclass(record, Document) and (explanation := record.explain_unknown_key(key)):
             return str(explanation)
-    known = tuple(name for record in records for name in _annotations(record))
+    known = _keys_of(records)
     return suggestion(key, known) if known else "remove it."
 
 

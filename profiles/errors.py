@@ -60,13 +60,21 @@ def require_none(violations: Iterable[str], of: str = "") -> None:
 
 
 def suggestion(unknown: str, known: Iterable[str]) -> str:
-    """Return "did you mean X?" for known names that start with or resemble the unknown one, else all known names."""
+    """Return "did you mean X?" for known names that start with or resemble the unknown one, or have it as a part
+    between hyphens or underscores; else all known names."""
     names = sorted(known)
     completions = [name for name in names if unknown and name.startswith(unknown)]
     matches = completions or difflib.get_close_matches(unknown, names, n=1)
+    matches = matches or [name for name in names if unknown in name.replace("_", "-").split("-")]
     if matches:
-        return f"did you mean {' or '.join(map(repr, matches))}?"
+        return f"did you mean {one_of(map(repr, matches))}?"
     return f"known: {', '.join(names)}."
+
+
+def one_of(values: Iterable[object]) -> str:
+    """Return the values as in "1, 2 or 4"."""
+    *others, last = map(str, values)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def nearest(value: int, legal: Iterable[int]) -> int:

@@ -326,7 +326,7 @@ _VENDORS = ("nvidia-", "amd-")
 
 def _full_name(what: str, name: str, known: Mapping[str, _Datasheet] | Mapping[str, _Network]) -> str:
     """Return the key of `known` that a name in any case or a nickname denotes. Raises BadInput for any other name."""
-    text = "-".join(re.split(r"[\s_-]+", name.strip().lower()))
+    text = "-".join(re.split(r"[\s_-]+", name.strip().lower())).replace("infiniband", "ib")
     for vendor in _VENDORS:
         text = text.removeprefix(vendor)
     if text in known:

@@ -461,7 +461,10 @@ def read_model(path: Path, *, scalar_head: bool | None = None) -> ModelSpec:
     """
     config_path = path / "config.json" if path.is_dir() else path
     if not config_path.exists():
-        raise BadInput(f"model {path}: there is no {config_path}; give a Hugging Face directory or a config.json.")
+        raise BadInput(
+            f"model {path}: there is no {config_path}; give a Hugging Face directory or a config.json that is on this "
+            "machine (`hf download NAME --local-dir DIR` fetches one)."
+        )
     config = json_value(read_text(config_path, "model config", MAX_CONFIG_BYTES), f"model config {config_path}")
     if not isinstance(config, dict):
         raise BadInput(f"model config {config_path} holds {type(config).__name__}; a JSON object is needed.")

@@ -133,6 +133,34 @@ def test_an_empty_environment_with_the_wheel_serves_the_explorer(installed: Path
         assert process.wait(60) == 0
 
 
+OUTSIDE = """
+from meshwright import api
+
+def seconds_on(path: str, sizes: tuple[int, ...]) -> float:
+    facts = api.resolve(api.read_job(path))
+    plan = api.plan(facts, limits=api.Limits(gap=0.2))
+    if isinstance(plan, api.NoPlan):
+        raise SystemExit(plan.limits[0].sentence)
+    api.fit(facts, sizes=sizes, price=2.0)
+    degree: str = plan.placement("actor_train").layout.tp
+    api.plan(facts, pin=["actor_train.tp=2"])
+    return plan.period_seconds
+"""
+
+
+@pytest.mark.check_all
+def test_a_type_checker_sees_the_types_of_the_wheel(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "outside.py").write_text(OUTSIDE)
+    python = ("--python-executable", installed / "python")
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", *python, "outside.py"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stdout
+    errors = [line.partition(": error: ")[2] for line in found.splitlines() if ": error: " in line]
+    assert errors == [
+        'Incompatible types in assignment (expression has type "int", variable has type "str")  [assignment]',
+        'Unexpected keyword argument "pin" for "plan"; did you mean "pins"?  [call-arg]',
+    ]
+
+
 MAX_MEGABYTES = 225
 """Limit on what is installed, byte code excluded: 211 on Python 3.11, of which OR-Tools has 82, numpy 57, and pandas,
 which OR-Tools requires and a plan does not import, 44."""

@@ -6,7 +6,7 @@
     PYTHONPATH=examples/functions meshwright run plan.json job.yaml --allow-module brevity --out run
 
 A function takes a list of samples and returns a list of as many numbers. A sample has `id`, `prompt`, `response`,
-`prompt_ids`, `response_ids` and, where the prompt's line in the data has one, `answer`.
+`prompt_ids`, `response_ids`, where the prompt's line in the data has one, `answer` and, where it is a chat, `messages`.
 """
 
 LONGEST = 512

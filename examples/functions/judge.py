@@ -6,7 +6,7 @@
       - {name: judge, url: "http://localhost:8000/score", timeout_seconds: 30, retry_seconds: 600, failure_score: 0}
 
 It is asked by POST with {"samples": [{"id": ..., "prompt": ..., "response": ..., "answer": ...}, ...]} and answers
-{"scores": [...]}, a number for each sample in their order.
+{"scores": [...]}, a number for each sample in their order. Samples of prompts that are chats also have "messages".
 """
 
 import argparse

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.planner.plan.cost_queries import cost_model_of, query_for_placement
-from meshwright.planner.plan.plan import Plan, read_plan
+from meshwright.planner.plan.plan import Plan, read_run_plan
 from meshwright.planner.search.re_evaluate import re_evaluate
 from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput
@@ -79,7 +79,7 @@ class Calibration:
 def read_run(plan: Plan, directory: Path) -> tuple[Span, ...]:
     """Return the trace of a run of this plan; of a long run, its last steps. Raises BadInput for a directory without a
     trace, and for a run of another plan."""
-    if read_plan(directory / "plan.json") != plan:
+    if read_run_plan(directory) != plan:
         raise BadInput(f"{directory} is a run of another plan; give the plan.json in that directory.")
     return read_recent_spans(directory / "trace.jsonl")
 

@@ -33,7 +33,7 @@ from meshwright.planner.compile import best_plan
 from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.plan.pins import Pin, parse_pins
-from meshwright.planner.plan.plan import Placement, Plan, read_plan
+from meshwright.planner.plan.plan import Placement, Plan, read_plan, read_run_plan
 from meshwright.planner.search.neighbourhood import best_plan_nearby
 from meshwright.planner.search.re_evaluate import re_evaluate, re_evaluated_or_violation
 from meshwright.planner.search.search_control import ProgressCallback
@@ -345,7 +345,7 @@ def observed_run(
     `table` is the one that the plan was made with, if any. Raises BadInput for a directory of another plan, for a run
     that is too short, and like `facts_of_run`.
     """
-    if read_plan(directory / "plan.json") != plan:
+    if read_run_plan(directory) != plan:
         raise BadInput(f"{directory} is a run of another plan; give the plan.json in that directory.")
     spans, earlier_plans = _last_steps(directory / "trace.jsonl"), tuple(_earlier_plans(directory, table))
     observed_facts, factors = (

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from meshwright.planner.job.job import SETTINGS_KEYS, Job, resolve
+from meshwright.planner.job.sections import holds_language_model
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.documents import parse_yaml
 from meshwright.profiles.errors import BadInput
@@ -22,7 +23,7 @@ _MODELS = {
   actor: {{path: {path}}}
   critic: {{path: {path}}}  # with a value head; often the reward model's directory
   ref: {{path: {path}}}
-  reward: {{path: {path}}}
+  reward: {{path: {scalar_path}}}{scalar_note}
 """,
     "groups": """\
   actor: {{path: {path}}}
@@ -67,6 +68,10 @@ class FirstJob:
 
     def _text(self, directory: Path) -> str:
         path = json.dumps(os.path.relpath(self.model, directory))
+        scalar_path, scalar_note = path, ""
+        if holds_language_model(self.model):  # whose weights have no scalar head, so only its shape can be used
+            scalar_path = json.dumps(os.path.relpath(self.model / "config.json", directory))
+            scalar_note = "  # its shape, to plan with; `meshwright run` needs a model with a scalar head"
         nodes, ranks_per_node = self._cluster_shape()
         network = self.network or usual_network(self.device)
         fabric = f"\n  network: {json.dumps(network)}  # between nodes; `meshwright devices` lists them"
@@ -77,7 +82,7 @@ class FirstJob:
 # An RLHF job under {self.algorithm}. `meshwright fit` says how many devices it needs, `meshwright plan` finds its
 # fastest plan, and `meshwright schema job` has every key.
 {algorithm_line}models:  # each a Hugging Face directory or, when only planning, a config.json
-{_MODELS[self._template].format(path=path)}cluster:
+{_MODELS[self._template].format(path=path, scalar_path=scalar_path, scalar_note=scalar_note)}cluster:
   device: {json.dumps(device)}  # `meshwright devices` lists them; local is this machine
   nodes: {nodes}
   ranks_per_node: {ranks_per_node}{fabric if nodes > 1 else ""}

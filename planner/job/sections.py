@@ -32,7 +32,7 @@ from meshwright.profiles.hardware import (
     usual_network,
 )
 from meshwright.profiles.model_parts.adapter import Adapter
-from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec, read_model
 from meshwright.profiles.stages import TEACHERS, Role
 from meshwright.profiles.untrusted_text import load_json, read_text
 
@@ -89,6 +89,15 @@ class Models(Document):
         return source
 
 
+def holds_language_model(directory: Path) -> bool:
+    """True if a directory has the weights of a model with a vocabulary head. Raises BadInput for an unknown model."""
+    return _has_weights(directory) and read_model(directory).architecture.endswith(_LANGUAGE_MODEL[0])
+
+
+def _has_weights(directory: Path) -> bool:
+    return any(any(directory.glob(name)) for name in _WEIGHT_FILES)
+
+
 def require_heads(
     specs: Mapping[Role, ModelSpec], directories: Mapping[Role, Path], *, has_judge: bool = False
 ) -> None:
@@ -101,7 +110,7 @@ def require_heads(
         if role not in specs:
             continue
         architecture, directory = specs[role].architecture, directories[role]
-        if not architecture.endswith(required[0]) and any(any(directory.glob(name)) for name in _WEIGHT_FILES):
+        if not architecture.endswith(required[0]) and _has_weights(directory):
             missing = "scalar head (score.weight)" if required is _SCALAR_HEAD_MODEL else "vocabulary head"
             raise BadInput(
                 f"models.{role.value}: {directory} holds a {architecture}, which has no {missing}; the {role.value} "
@@ -217,6 +226,11 @@ class ClusterSpec(Document):
     network: str | Link | None = Field(default=None, description=_NETWORK)
     host_memory_gib: float = Field(default=1024.0, gt=0, description="memory of one host, in GiB; not used by local")
     host_cpus: int | None = Field(default=None, gt=0, le=2**16, description=_CPUS)
+
+    @classmethod
+    def explain_unknown_key(cls, key: str, /) -> str | None:
+        """Return how a number of devices is written."""
+        return "write nodes and ranks_per_node." if key in ("gpus", "num_gpus", "devices", "num_devices") else None
 
     def resolve(self) -> Cluster:
         """Return the cluster with every name looked up. Raises BadInput for an unknown name."""

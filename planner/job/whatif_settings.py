@@ -18,7 +18,7 @@ from meshwright.planner.job.job import Facts
 from meshwright.planner.job.limits import require_within_limits
 from meshwright.profiles.documents import parse
 from meshwright.profiles.environment.latency import LatencySpec
-from meshwright.profiles.errors import BadInput
+from meshwright.profiles.errors import BadInput, one_of
 from meshwright.profiles.hardware import AnyCluster, device_named, network_named, require_uniform
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.untrusted_text import DuplicateKeyError, load_json
@@ -33,6 +33,9 @@ _LINKS = ("intra_node", "inter_node", "between")
 
 _SCALE = "scale"
 """Last name of the path of a factor on lengths or latencies."""
+
+_SIZES = ("gpus", "num_gpus", "devices", "num_devices", "ranks")
+"""Other names of the size of a cluster."""
 
 _MAX_SUGGESTIONS = 3
 """Maximum number of similar fields that an error message suggests."""
@@ -165,11 +168,16 @@ def _paths(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 def _suggestion(path: str, known: Sequence[str]) -> str:
     """The clause "did you mean ...?" with fields of the same last name, or else the most similar paths; without any,
     the known roots."""
+    root, dot, rest = path.partition(".")
+    if dot and root in known and not any(name.startswith(f"{root}.") for name in known):
+        return f"{root} has no field {rest} in this job."
+    if path.rpartition(".")[2] in _SIZES:
+        return "did you mean cluster.nodes or cluster.ranks_per_node?"
     last = path.rpartition(".")[2]
     same_last_name = [name for name in known if name.rpartition(".")[2] == last]
     close = same_last_name or difflib.get_close_matches(path, known, n=_MAX_SUGGESTIONS)
     if close:
-        return f"did you mean {' or '.join(close[:_MAX_SUGGESTIONS])}?"
+        return f"did you mean {one_of(close[:_MAX_SUGGESTIONS])}?"
     return f"known: {', '.join(sorted({name.partition('.')[0] for name in known}))} and the fields in them."
 
 

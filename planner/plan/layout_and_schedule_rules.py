@@ -157,7 +157,7 @@ def _batch_split_rules(facts: Facts, stage: Stage, layout: Layout) -> Iterator[s
         yield f"dp={dp} is more than the {rows} sequences of a {what}; use dp={rows} at most."
     uneven = f"equally many sequences on every replica, and dp={dp} does not divide the {rows} of a {what}"
     if vpp > 1 and not stage.trains:
-        yield f"vpp={vpp} on a stage that does not train; use vpp=1."
+        yield f"vpp={vpp} is only for a stage that trains; use vpp=1."
     elif vpp > 1 and rows % dp:
         yield f"vpp={vpp} needs {uneven}; use vpp=1."
     elif vpp > 1 and rows // dp % layout.pp:
@@ -178,7 +178,7 @@ def schedule_rules(facts: Facts, stage: Stage, layout: Layout, schedule: Schedul
     else:
         sentences += row_rules(layout, schedule, rows, is_even=is_even)
     if schedule.recompute is not Recompute.NONE and not stage.trains:
-        sentences.append(f"recompute={schedule.recompute} on a stage that does not train; use none.")
+        sentences.append(f"recompute={schedule.recompute} is only for a stage that trains; use none.")
     if schedule.offload not in offloads(stage):
         legal_kinds = " or ".join(offloads(stage))
         sentences.append(f"offload={schedule.offload} is not for this stage; use {legal_kinds}.")

@@ -21,6 +21,7 @@ from meshwright.planner.job.limits import require_within_limits
 from meshwright.planner.job.rewards_and_tools import HostWorkers
 from meshwright.planner.plan.pins import Ranks, Value, value_of
 from meshwright.profiles.documents import Document, VersionedDocument, canonical_json, read_json, write_atomically
+from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import EngineName
 from meshwright.profiles.hardware import replicas_of_parts
 from meshwright.profiles.html_tables import html_paragraphs, html_table
@@ -275,6 +276,14 @@ def read_plan(path: Path) -> Plan:
     plan = read_json(Plan, path, "plan")
     require_within_limits(plan.facts.models.by_name, plan.facts.cluster, plan.facts.workload, f"plan {path}")
     return plan
+
+
+def read_run_plan(directory: Path) -> Plan:
+    """The plan of the run in a directory. Raises BadInput for a directory that holds none, and like `read_plan`."""
+    if not (directory / "plan.json").exists():
+        what = "holds no plan.json" if directory.is_dir() else "is not a directory"
+        raise BadInput(f"{directory} {what}; give the --out of `meshwright run`.")
+    return read_plan(directory / "plan.json")
 
 
 def write_plan(path: Path, plan: Plan) -> None:

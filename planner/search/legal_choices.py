@@ -36,7 +36,7 @@ from meshwright.planner.plan.pool_rules import (
 from meshwright.planner.plan.steps_ahead import SearchCase, search_cases, steps_ahead_patterns, synchronous_case
 from meshwright.profiles.choice_table import ChoiceTable, ScheduleTable
 from meshwright.profiles.elementwise import BoolArray
-from meshwright.profiles.errors import BadInput
+from meshwright.profiles.errors import BadInput, one_of
 from meshwright.profiles.layout import Layout, divisors
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.profiles.stages import Stage
@@ -245,10 +245,10 @@ def _why_illegal(facts: Facts, stage: Stage, pin: Pin, legal: Sequence[Choice]) 
     would be legal with it but is not offered."""
     nearest = min(legal, key=lambda choice: _distance(_value(choice, pin.key), pin.value))
     if pin.key == "layout" or pin.key in DEGREES:
-        layout = pin.value if isinstance(pin.value, Layout) else _with_degree(nearest.layout, pin)
+        layout = pin.value if isinstance(pin.value, Layout) else _nearest_with_degree(legal, pin)
         sizes = sorted({choice.layout.num_ranks for choice in legal})
         if layout is not None and layout.num_ranks not in sizes:
-            return f", since {layout} takes {layout.num_ranks} ranks and its pool has {' or '.join(map(str, sizes))}"
+            return f", since {layout} takes {layout.num_ranks} ranks and its pool has {one_of(sizes)}"
         violations = layout_rules(facts, stage, layout) if layout else ()
     else:
         violations = schedule_rules(facts, stage, nearest.layout, _with_field(nearest.schedule, pin))
@@ -256,6 +256,13 @@ def _why_illegal(facts: Facts, stage: Stage, pin: Pin, legal: Sequence[Choice]) 
         if sentence.startswith(f"{pin.key}={pin.value} "):
             return f", since {sentence.removesuffix('.').partition('; use')[0]}"
     return ""
+
+
+def _nearest_with_degree(legal: Sequence[Choice], pin: Pin) -> Layout | None:
+    """Return the layout of the legal choice with the nearest degree that may have the pinned degree instead, or None if
+    there is none."""
+    by_distance = sorted(legal, key=lambda choice: _distance(_value(choice, pin.key), pin.value))
+    return next((layout for choice in by_distance if (layout := _with_degree(choice.layout, pin))), None)
 
 
 def _with_degree(layout: Layout, pin: Pin) -> Layout | None:

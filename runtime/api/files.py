@@ -1,16 +1,19 @@
-"""Reading and writing of files: jobs, tables and plans."""
+"""Reading and writing of files: jobs, tables, pins and plans; and the schemas of these documents."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Literal
 
 from meshwright.planner.job.job import Facts, Job
 from meshwright.planner.job.job import read_job as read_job_file
 from meshwright.planner.job.job import resolve as resolve_job
 from meshwright.planner.job.rewards_and_tools import from_table
+from meshwright.planner.plan.pin_files import read_pins as read_pin_file
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.plan import read_plan as read_plan_file
 from meshwright.planner.plan.plan import write_plan as write_plan_file
+from meshwright.profiles.documents import Document
 from meshwright.profiles.table import Table
 from meshwright.profiles.table import read_table as read_table_file
 from meshwright.profiles.table import write_table as write_table_file
@@ -60,3 +63,21 @@ def read_table(path: Pathname) -> Table:
 def write_table(path: Pathname, table: Table) -> None:
     """Writes the table's one canonical text, whole or not at all. Raises BadInput where the file cannot be written."""
     write_table_file(Path(path), table)
+
+
+def read_pins(path: Pathname, facts: Facts) -> tuple[str, ...]:
+    """The pins in a file, for the argument `pins` of `plan`: one a line, or all choices of a plan.
+
+    Raises BadInput for a malformed line, a stage that the facts do not have, and a file without pins.
+    """
+    return read_pin_file(Path(path), facts.graph)
+
+
+def schema(document: Literal["job", "plan", "table"]) -> dict[str, Any]:
+    """The JSON Schema of a document.
+
+    >>> api.schema("table")["required"]
+    ['provenance']
+    """
+    kinds: dict[str, type[Document]] = {"job": Job, "plan": Plan, "table": Table}
+    return kinds[document].model_json_schema()

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from meshwright.planner.job.job import Job, read_job
 from meshwright.planner.job.model_paths import with_model_paths
-from meshwright.planner.plan.plan import Plan, read_plan
+from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.planner.plan.verify import require_valid
 from meshwright.planner.program.durations import Durations, Planned
 from meshwright.planner.program.jobset_script import jobset_script
@@ -25,6 +25,7 @@ from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput, suggestion
 from meshwright.profiles.frameworks import require_run_engine
 from meshwright.profiles.table import Table
+from meshwright.profiles.trace import write_spans
 from meshwright.runtime.api.arguments import Pathname, cost_model_builder, require_number, require_run_packages
 from meshwright.runtime.launch.rendezvous import Rendezvous, is_launched_rank
 from meshwright.runtime.records.outputs import require_directory
@@ -69,15 +70,19 @@ def rehearse(
     seed: int = 0,
     ranks_per_process: int | None = None,
     sampled: bool = False,
+    out: Pathname | None = None,
 ) -> Rehearsal:
     """Run the plan with real processes and messages that wait where a device would compute.
 
     A wait is the predicted seconds times `speed`, whose default is large enough for waits to dominate; reported times
     are in the plan's seconds. The processes import the program's main module, which therefore needs
-    `if __name__ == "__main__":`.
-    Raises BadInput for a plan that breaks a rule or has too many ranks for one machine, and RunFailed when one fails.
+    `if __name__ == "__main__":`. Into `out`, a new directory, go the plan and the trace, which `read_run` reads.
+    Raises BadInput for a plan that breaks a rule or has too many ranks for one machine and for an `out` that holds
+    files, and RunFailed when one fails.
     """
     require_valid(plan)
+    if out is not None:
+        _require_new(Path(out))
     require_number("steps", steps, minimum=1)
     require_number("speed", speed, minimum=_MIN_SPEED, maximum=1 / _MIN_SPEED)
     require_number("ranks_per_process", ranks_per_process, minimum=1)
@@ -85,7 +90,19 @@ def rehearse(
     from meshwright.runtime.execution.rehearse import rehearse as rehearsal
 
     durations = _durations(plan, table, seed=seed, sampled=sampled)
-    return rehearsal(plan, durations, steps=steps, time_scale=speed, seed=seed, ranks_per_process=ranks_per_process)
+    result = rehearsal(plan, durations, steps=steps, time_scale=speed, seed=seed, ranks_per_process=ranks_per_process)
+    if out is not None:
+        write_plan(Path(out) / "plan.json", plan)
+        write_spans(Path(out) / "trace.jsonl", result.spans)
+    return result
+
+
+def _require_new(directory: Path) -> None:
+    """Raises BadInput for a directory that is not empty or cannot be made."""
+    require_directory("--out", directory)
+    if directory.exists() and any(directory.iterdir()):
+        contents = "the trace of a run" if (directory / "trace.jsonl").exists() else "files"
+        raise BadInput(f"--out {directory} holds {contents}, and nothing is overwritten; name a new directory.")
 
 
 def _durations(plan: Plan, table: Table | None, *, seed: int, sampled: bool) -> Durations:
@@ -142,6 +159,8 @@ def run(
     require_number("max_restarts", max_restarts, minimum=0)
     require_number("replan_every", replan_every, minimum=0)
     require_number("sample_every", sample_every, minimum=0)
+    if resample and not resume:
+        raise BadInput("--resample samples the responses in flight of a resumed run again; give --resume too.")
     job_directory = Path(directory).resolve()
     job = with_model_paths(job, models, job_directory)
     plan.require_made_for(job, job_directory)

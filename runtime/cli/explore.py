@@ -83,7 +83,7 @@ def explore(
     require_outputs(Output("-o", output, kind) if output else None, inputs=(source, profile, beside))
     state = state_of(setting or (), pin or (), price, per_steps, grid=grid or ())
     explored = read_source(source, profile=profile, gap=gap)
-    explored.facts_of(state)
+    explored.require_known_fields(state)
     if beside:
         state = replace(state, kept=State(pins=tuple(sorted(read_pins(beside, explored.facts.graph))), price=price))
     searches = Searches(explored, limit_memory=limit_memory)

@@ -25,7 +25,9 @@ def init(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A Hugging Face directory, or a config.json.")],
     *,
     device: Annotated[str, typer.Option(help="A device of `meshwright devices`, or local.")],
-    batch: Annotated[int, typer.Option(min=1, max=_MAX_NUMBER, help="Sequences per step.")],
+    batch: Annotated[
+        int, typer.Option(min=1, max=_MAX_NUMBER, help="Prompts per step; grpo and the like sample each 8 times.")
+    ],
     prompt: Annotated[int, typer.Option(min=1, max=_MAX_NUMBER, help="Length limit of prompts, in tokens.")],
     response: Annotated[int, typer.Option(min=1, max=_MAX_NUMBER, help="Length limit of responses, in tokens.")],
     gpus: Annotated[
@@ -41,6 +43,8 @@ def init(
     """Write a first job with a comment on every line; it can be planned as it is."""
     if os.path.lexists(output):
         raise BadInput(f"{output} exists, and a first job overwrites nothing; name a new file with -o.")
+    if not output.parent.is_dir():
+        raise BadInput(f"-o {output}: there is no directory {output.parent}; make it, or name another file.")
     text = first_job(
         model,
         output.parent,

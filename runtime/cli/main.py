@@ -23,6 +23,7 @@ from typer.exceptions import TyperException
 
 from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed, is_disk_failure
 from meshwright.profiles.untrusted_text import printable
+from meshwright.runtime.cli.usage_errors import usage_sentence
 from meshwright.runtime.device.garbage_collection import no_garbage_collection
 from meshwright.runtime.records.lasting_output import open_standard_streams
 
@@ -205,7 +206,7 @@ def main() -> None:
     except MeshwrightError as error:
         code = _print_error(error)
     except TyperException as error:
-        code = _print_error(BadInput(_usage_sentence(error)))
+        code = _print_error(BadInput(usage_sentence(error, tuple(_COMMANDS_BY_NAME))))
     except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
@@ -223,13 +224,6 @@ def main() -> None:
         print("stopped by the user; files that were written before stay.", file=sys.stderr, flush=True)
         os._exit(code)  # at once, because torch takes seconds to shut down
     sys.exit(code or 0)
-
-
-def _usage_sentence(error: TyperException) -> str:
-    """Return a usage error as one sentence that names the help."""
-    message = " ".join(error.format_message().split()).rstrip(".")
-    context = getattr(error, "ctx", None)
-    return f"{message[:1].lower()}{message[1:]}; see `{context.command_path if context else 'meshwright'} --help`."
 
 
 def _print_error(error: MeshwrightError) -> int:

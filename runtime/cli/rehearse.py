@@ -9,10 +9,8 @@ from typing import Annotated
 
 import typer
 
-from meshwright.planner.plan.plan import read_plan, write_plan
+from meshwright.planner.plan.plan import read_plan
 from meshwright.profiles.documents import write_atomically
-from meshwright.profiles.errors import BadInput
-from meshwright.profiles.trace import write_spans
 from meshwright.runtime.api.reports import timeline
 from meshwright.runtime.api.runs import rehearse as rehearse_plan
 from meshwright.runtime.api.runs import simulate as simulate_plan
@@ -29,7 +27,7 @@ from meshwright.runtime.cli.options import (
     finite,
     timeline_output,
 )
-from meshwright.runtime.records.outputs import require_directory, require_outputs
+from meshwright.runtime.records.outputs import require_outputs
 
 EXAMPLES = "Example: meshwright rehearse plan.json --steps 3"
 
@@ -62,8 +60,6 @@ def rehearse(
     """Run the plan with real processes and messages that wait instead of computing."""
     require_outputs(timeline_output(trace), inputs=(plan, profile))
     document = read_plan(plan)
-    if out:
-        _require_new(out)
     table, sampled = read_profile_for(durations, profile), durations is DurationsFrom.SAMPLED
     rehearsal = rehearse_plan(
         document,
@@ -73,22 +69,12 @@ def rehearse(
         seed=seed,
         ranks_per_process=ranks_per_process,
         sampled=sampled,
+        out=out,
     )
     if trace:
         simulation = simulate_plan(document, table, steps=steps, seed=seed, sampled=sampled, traced=True)
         write_atomically(trace, timeline(document, simulation, rehearsal))
-    if out:
-        write_plan(out / "plan.json", document)
-        write_spans(out / "trace.jsonl", rehearsal.spans)
     if as_json:
         typer.echo(json.dumps(asdict(replace(rehearsal, spans=())), indent=2))
     else:
         view_time.print_rehearsal(rehearsal, trace)
-
-
-def _require_new(directory: Path) -> None:
-    """Raises BadInput for a directory that is not empty or cannot be made."""
-    require_directory("--out", directory)
-    if directory.exists() and any(directory.iterdir()):
-        contents = "the trace of a run" if (directory / "trace.jsonl").exists() else "files"
-        raise BadInput(f"--out {directory} holds {contents}, and nothing is overwritten; name a new directory.")

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from meshwright.planner.job.whatif_settings import Setting, parse_settings
+from meshwright.planner.job.whatif_settings import parse_settings
 from meshwright.planner.plan.plan import read_plan
 from meshwright.planner.report.whatif_pages import swept_field
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import write_atomically
-from meshwright.profiles.errors import BadInput
 from meshwright.runtime.api.analyses import whatif as predict
 from meshwright.runtime.api.reports import plot as draw_plot
 from meshwright.runtime.cli import view_time
@@ -50,7 +48,7 @@ def whatif(
     document = read_plan(plan)
     settings = parse_settings(setting)
     if plot:
-        _require_plot(plot, settings)
+        swept_field(settings)  # refuses settings that cannot be drawn before anything is costed
     table = read_profile(profile)
     with limit_memory():
         prediction = predict(document, settings, table, replan=replan, price=price, limits=Limits(gap=gap))
@@ -60,10 +58,3 @@ def whatif(
         typer.echo(json.dumps(asdict(prediction), indent=2))
     else:
         view_time.print_whatif(prediction, plot)
-
-
-def _require_plot(path: Path, settings: Sequence[Setting]) -> None:
-    """Raises BadInput, before anything is costed, for a plot that cannot be drawn."""
-    if path.suffix != ".html":
-        raise BadInput(f"--plot {path} is not an HTML file; name one that ends in .html.")
-    swept_field(settings)

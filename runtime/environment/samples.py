@@ -11,7 +11,10 @@ from typing import Any, Self, TypeAlias
 
 @dataclass(frozen=True, kw_only=True)
 class RewardSample:
-    """A prompt and a response. `id` is step/row of the prompt; `answer` is that of its row in the job's data."""
+    """A prompt and a response. `id` is step/row of the prompt; `answer` is that of its row in the job's data.
+
+    `messages` are those of a prompt that is a chat, each with role and content; a prompt of another form has none.
+    """
 
     id: str
     prompt: str
@@ -19,6 +22,7 @@ class RewardSample:
     prompt_ids: tuple[int, ...] = ()
     response_ids: tuple[int, ...] = ()
     answer: str | None = None
+    messages: tuple[Mapping[str, Any], ...] = ()
 
     def __getitem__(self, name: str) -> Any:
         """Return a field by name, so that `sample["response"]` is `sample.response`.
@@ -38,8 +42,8 @@ class RewardSample:
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> Self:
         """Return the sample of a `message`."""
-        ids = {name: tuple(message[name]) for name in ("prompt_ids", "response_ids")}
-        return cls(**{**message, **ids})
+        lists = {name: tuple(message[name]) for name in ("prompt_ids", "response_ids", "messages")}
+        return cls(**{**message, **lists})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from meshwright.planner.job.custom_graph import OwnGraph
 from meshwright.planner.job.graph_losses import own_functions
 from meshwright.planner.job.job import Job
 from meshwright.planner.plan.plan import Plan
-from meshwright.profiles.errors import BadInput
+from meshwright.profiles.errors import BadInput, one_of
 from meshwright.runtime.environment.allowed_functions import (
     require_allowed_losses,
     require_allowed_rewards,
@@ -23,7 +23,10 @@ def require_nodes(plan: Plan, rendezvous: Rendezvous) -> None:
     """Raises BadInput if the nodes are not those of the plan, or the port cannot be used."""
     nodes = plan.facts.cluster.nodes
     if rendezvous.nodes != nodes:
-        raise BadInput(f"--nodes {rendezvous.nodes} does not match the {nodes} nodes of the plan's cluster.")
+        raise BadInput(
+            f"--nodes {rendezvous.nodes}: the plan's cluster has {nodes}; give --nodes {nodes}, or plan the job again "
+            f"with cluster.nodes: {rendezvous.nodes}."
+        )
     require_node_rank(plan, rendezvous)
     rendezvous.check()
 
@@ -32,7 +35,7 @@ def require_node_rank(plan: Plan, rendezvous: Rendezvous) -> None:
     """Raises BadInput for a node rank that the plan does not have."""
     nodes = plan.facts.cluster.nodes
     if rendezvous.node_rank is not None and rendezvous.node_rank >= nodes:
-        raise BadInput(f"--node-rank {rendezvous.node_rank} is not one of the plan's {nodes} nodes; they count from 0.")
+        raise BadInput(f"--node-rank {rendezvous.node_rank} is not a node of the plan; give {one_of(range(nodes))}.")
 
 
 def require_data(job: Job, directory: Path, allowed_modules: Collection[str]) -> PromptData:

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from meshwright.planner.job.job import Job
 from meshwright.planner.job.model_paths import with_model_paths
-from meshwright.planner.plan.plan import Plan, read_plan
+from meshwright.planner.plan.plan import Plan, read_run_plan
 from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.layout import Layout, layout_violations
 from meshwright.profiles.model_shape import ModelSpec, read_model
@@ -98,7 +98,7 @@ def export_models(
     Raises BadInput for a directory without a checkpoint, a target that exists, models that cannot be divided into
     `num_ranks` pipeline stages, and a directory whose model has another shape.
     """
-    plan, run_file, checkpoint = read_plan(run / "plan.json"), read_run_file(run), latest_checkpoint(run)
+    plan, run_file, checkpoint = read_run_plan(run), read_run_file(run), latest_checkpoint(run)
     if checkpoint is None:
         raise BadInput(f"{run} holds no checkpoint to export; run it with --checkpoint-every, or to its end.")
     if target.exists():

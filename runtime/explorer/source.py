@@ -12,7 +12,7 @@ import yaml
 
 from meshwright.planner.job.engine_limits import engines_of
 from meshwright.planner.job.job import Facts, Job
-from meshwright.planner.job.whatif_settings import with_setting
+from meshwright.planner.job.whatif_settings import parse_settings, with_setting
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.planner.plan.verify import require_valid
 from meshwright.profiles.documents import parse
@@ -50,6 +50,17 @@ class Source:
         """The facts with the fields of a state. Raises BadInput for an unknown field, naming the nearest, and for a
         value that breaks a rule."""
         return with_setting(self.facts, state.values) if state.settings else self.facts
+
+    def require_known_fields(self, state: State) -> None:
+        """Raises BadInput for the first value of a state, or of its grid, that no job of this kind can have.
+
+        A value of the grid is tried alone, since a combination may break a rule that others keep.
+        """
+        self.facts_of(state)
+        for path, texts in state.grid:
+            for text in texts:
+                (setting,) = parse_settings([f"{path}={text}"])
+                with_setting(self.facts, setting)
 
     def engines_for(self, state: State) -> tuple[EngineName, ...]:
         """The engines among which the plan of a state chooses."""

@@ -167,7 +167,9 @@ def _grid(texts: Iterable[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
         fields[path] = tuple(dict.fromkeys(parts))
     number = math.prod(map(len, fields.values()))
     if number > _MAX_POINTS:
-        raise BadInput(f"--grid has {number} combinations of values, and each takes a search; give {_MAX_POINTS}.")
+        raise BadInput(
+            f"--grid has {number} combinations of values, and each takes a search; give {_MAX_POINTS} at most."
+        )
     return tuple(sorted(fields.items()))
 
 

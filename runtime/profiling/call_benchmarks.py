@@ -62,7 +62,7 @@ def made_up_samples(data: PromptData, num_prompts: int, step: str) -> Iterator[t
     """Yield the made-up samples of each of the first prompts of a job's data: with the reference answer as response,
     if the prompt has one, and with the prompt itself. Their ids are those of rows of `step`."""
     for prompt in data.batch(0)[:: data.group_size][:num_prompts]:
-        text, answer = data.text(prompt.tokens), data.answer(prompt)
+        text, answer, messages = data.text(prompt.tokens), data.answer(prompt), data.messages(prompt)
         yield tuple(
             RewardSample(
                 id=f"{step}/{prompt.row}",
@@ -71,6 +71,7 @@ def made_up_samples(data: PromptData, num_prompts: int, step: str) -> Iterator[t
                 prompt_ids=prompt.tokens,
                 response_ids=data.encode(response),
                 answer=answer,
+                messages=messages,
             )
             for response in ((text,) if answer is None else (answer, text))
         )

@@ -20,6 +20,8 @@ from meshwright.profiles.errors import BadInput
 _HEAD_BYTES = 4096
 """Bytes read from an existing file, enough to recognise its kind."""
 
+_PAGE_SUFFIXES = (".html", ".htm")
+
 
 class OutputKind(Enum):
     """A kind of output file: its name in messages, and a pattern that the beginning of its text matches."""
@@ -69,6 +71,7 @@ def require_outputs(*outputs: Output | None, inputs: Iterable[Path | None] = ())
         for other in requested[:index]:
             if _are_same(output.path, other.path):
                 raise BadInput(f"{other.label} and {output.label} are the same file; name two.")
+        _require_suffix(output)
         _require_writable(output.label, output.path)
 
 
@@ -109,6 +112,11 @@ def _require_kind(output: Output) -> None:
         raise BadInput(
             f"{output.label} exists and is not a {output.kind.label}, so it is not replaced; name another file."
         )
+
+
+def _require_suffix(output: Output) -> None:
+    if output.kind is OutputKind.PAGE and output.path.suffix not in _PAGE_SUFFIXES:
+        raise BadInput(f"{output.label} is not an HTML file; name one that ends in .html.")
 
 
 def _require_writable(label: str, path: Path) -> None:

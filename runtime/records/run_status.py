@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.planner.analysis.trace_analysis import Comparison, compare, measured_use, step_ends
-from meshwright.planner.plan.plan import read_plan
+from meshwright.planner.plan.plan import read_run_plan
 from meshwright.planner.simulation.simulate import TimeUse
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.trace import MAX_STEPS_AHEAD, Span, is_finite_number, parse_span, read_last_spans
@@ -51,10 +51,7 @@ class StatusReader:
 
     def __init__(self, directory: Path) -> None:
         """Raises BadInput for a directory that holds no plan of a run."""
-        if not (directory / "plan.json").exists():
-            what = "holds no plan.json" if directory.is_dir() else "is not a directory"
-            raise BadInput(f"{directory} {what}; give the --out of `meshwright run`.")
-        self._directory, self._plan = directory, read_plan(directory / "plan.json")
+        self._directory, self._plan = directory, read_run_plan(directory)
         self._metrics, self._trace = Tail(directory / "metrics.jsonl", RECENT), Tail(directory / "trace.jsonl")
         self._evaluations = Tail(directory / "evaluations.jsonl")
         self._lines: list[dict[str, Any]] = []

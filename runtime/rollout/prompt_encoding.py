@@ -7,6 +7,7 @@ A chat template is third-party code that may loop forever, so it runs with a tim
 from __future__ import annotations
 
 import ctypes
+import json
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -114,6 +115,21 @@ class PromptEncoder:
             raise BadInput(_NO_TOKENS.format(place=place))
         return tokens
 
+    def messages(self, prompt: Any, place: str) -> tuple[Mapping[str, Any], ...]:
+        """Return the messages of a prompt that is a chat, and none for other prompts.
+
+        Raises BadInput, with a message that starts with `place`, for values that JSON does not have.
+        """
+        chat = [{"role": "user", "content": prompt}] if self._chat and isinstance(prompt, str) else prompt
+        if not _are_messages(chat):
+            return ()
+        try:
+            return tuple(json.loads(json.dumps([_without_nothing(message) for message in chat])))
+        except (TypeError, ValueError) as error:
+            raise BadInput(
+                f"{place} has a message that rewards cannot get as JSON: {error}; write texts, numbers and lists."
+            ) from None
+
     def _encode_text(self, text: str, place: str) -> tuple[int, ...]:
         """Encode a text with the special tokens that the tokenizer puts around it, unless the text itself starts or
         ends with them. Return () for a text without tokens of its own."""
@@ -140,7 +156,7 @@ class PromptEncoder:
         """Encode messages as the chat template lays them out, with its special tokens and its generation prompt."""
         if messages[-1]["role"] == "assistant":
             raise BadInput(f"{place} ends with a message of the assistant, which is to answer; take that message out.")
-        fields = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        fields = [_without_nothing(message) for message in messages]
         template = self._template
         try:
             text = self._limited.call(
@@ -200,6 +216,11 @@ def load_with_settings(directory: Path, why: str) -> Any:
 
 
 _NO_TOKENS = "{place} has no tokens; give it a text, or take the row out."
+
+
+def _without_nothing(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message without the keys that are null, which tables have for keys of other rows."""
+    return {key: value for key, value in message.items() if value is not None}
 
 
 def _are_messages(prompt: Any) -> bool:

@@ -54,6 +54,9 @@ class PromptData:
     train_columns: tuple[Mapping[str, Any], ...] = ()
     held_out_columns: tuple[Mapping[str, Any], ...] = ()
     """The columns that the job names besides the prompt, by name, for each prompt."""
+    train_messages: tuple[tuple[Mapping[str, Any], ...], ...] = ()
+    held_out_messages: tuple[tuple[Mapping[str, Any], ...], ...] = ()
+    """The messages of each prompt that is a chat, kept for a job with rewards; empty for a job without."""
     tokenizer: Tokenizer | None = None
 
     def batch(self, step: int) -> tuple[Prompt, ...]:
@@ -105,6 +108,13 @@ class PromptData:
         """Return the answer of a prompt of `batch` or `held_out_batch` as a text."""
         answer = self.columns_of(prompt.sample_id).get(ANSWER)
         return None if answer is None else str(answer)
+
+    def messages(self, prompt: Prompt) -> tuple[Mapping[str, Any], ...]:
+        """Return the messages of a prompt of `batch` or `held_out_batch` that is a chat; none for other prompts."""
+        if prompt.sample_id < 0:
+            return self.held_out_messages[-1 - prompt.sample_id] if self.held_out_messages else ()
+        index = self._training_index(prompt.sample_id // self.group_size)
+        return self.train_messages[index] if self.train_messages else ()
 
     def text(self, tokens: Sequence[int]) -> str:
         """Decode tokens, without special ones."""
@@ -177,6 +187,8 @@ def read_data(job: Job, directory: Path) -> PromptData:
         held_out=held_out.prompts,
         train_columns=train.columns,
         held_out_columns=held_out.columns,
+        train_messages=train.messages,
+        held_out_messages=held_out.messages,
         notes=tuple(file.note for file in (train, held_out) if file.note),
         tokenizer=tokenizer,
         ends=StopConditions(
@@ -225,11 +237,12 @@ def _as_configured(stored: Tokenizer, directory: Path) -> Tokenizer:
 
 @dataclass(frozen=True)
 class _PromptFile:
-    """The encoded prompts of a file, the columns beside them, and a note on prompts that are too long; empty by
-    default."""
+    """The encoded prompts of a file, the columns and messages beside them, and a note on prompts that are too long;
+    empty by default."""
 
     prompts: tuple[tuple[int, ...], ...] = ()
     columns: tuple[Mapping[str, Any], ...] = ()
+    messages: tuple[tuple[Mapping[str, Any], ...], ...] = ()
     note: str = ""
 
 
@@ -240,6 +253,7 @@ def _read_prompts(path: Path, split: str, encoder: PromptEncoder, job: Job) -> _
     longest, policy = job.workload.prompt.max, job.data.long_prompts
     prompts: list[tuple[int, ...]] = []
     columns: list[Mapping[str, Any]] = []
+    messages: list[tuple[Mapping[str, Any], ...]] = []
     num_long = 0
     for row in read_rows(path, job.data.named_columns, split, job.data.optional_columns):
         tokens = encoder.encode(row.values[PROMPT], row.place)
@@ -256,6 +270,8 @@ def _read_prompts(path: Path, split: str, encoder: PromptEncoder, job: Job) -> _
         if not isinstance(row.values.get(ANSWER, ""), str | int | float):
             raise BadInput(f"{row.place} has an answer that is neither a text nor a number; write one.")
         columns.append({name: value for name, value in row.values.items() if name != PROMPT})
+        if job.rewards:
+            messages.append(encoder.messages(row.values[PROMPT], row.place))
     if not prompts:
         filtered = f" but for {num_long} prompts of more than workload.prompt.max={longest} tokens" if num_long else ""
         raise BadInput(f"prompts {path} is empty{filtered}; give at least one line.")
@@ -264,4 +280,4 @@ def _read_prompts(path: Path, split: str, encoder: PromptEncoder, job: Job) -> _
         f"{path}: {num_long} of {num_long * (policy == 'filter') + len(prompts)} prompts have more than {longest} "
         "tokens"
     )
-    return _PromptFile(tuple(prompts), tuple(columns), f"{note} and were {done}" if num_long else "")
+    return _PromptFile(tuple(prompts), tuple(columns), tuple(messages), f"{note} and were {done}" if num_long else "")

@@ -349,6 +349,7 @@ def reward_sample(data: PromptData, prompt: Prompt, tokens: tuple[int, ...]) -> 
         prompt_ids=prompt.tokens,
         response_ids=tokens,
         answer=data.answer(prompt),
+        messages=data.messages(prompt),
     )
 
 

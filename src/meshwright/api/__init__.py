@@ -72,7 +72,16 @@ from meshwright.runtime.api.analyses import (
     sweep,
     whatif,
 )
-from meshwright.runtime.api.files import read_job, read_plan, read_table, resolve, write_plan, write_table
+from meshwright.runtime.api.files import (
+    read_job,
+    read_pins,
+    read_plan,
+    read_table,
+    resolve,
+    schema,
+    write_plan,
+    write_table,
+)
 from meshwright.runtime.api.job_inputs import agent_workload, first_job, known_hardware, observed_lengths
 from meshwright.runtime.api.measurements import calibrate, import_operators, num_missing, profile, try_rewards
 from meshwright.runtime.api.planning import plan, with_observed_lengths
@@ -142,6 +151,7 @@ __all__ = [
     "profile",
     "prove",
     "read_job",
+    "read_pins",
     "read_plan",
     "read_proof",
     "read_run",
@@ -153,6 +163,7 @@ __all__ = [
     "report",
     "resolve",
     "run",
+    "schema",
     "simulate",
     "step_interval",
     "structures",

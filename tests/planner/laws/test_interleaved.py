@@ -38,7 +38,7 @@ TRAIN = PPO_GRAPH.by_name["actor_train"]
 def test_only_training_runs_a_pipeline_in_chunks() -> None:
     facts = small_facts()
     for stage in PPO_GRAPH.stages:
-        expected = () if stage.trains else ("vpp=2 on a stage that does not train; use vpp=1.",)
+        expected = () if stage.trains else ("vpp=2 is only for a stage that trains; use vpp=1.",)
         assert layout_rules(facts, stage, Layout(pp=2, dp=2, vpp=2)) == expected
 
 
@@ -61,7 +61,7 @@ def test_a_pin_to_pieces_that_do_not_divide_is_refused_with_the_nearest_that_do(
     check_pins(small_facts(), parse_pins(["actor_train.layout=pp2,vpp2"], PPO_GRAPH))
     with pytest.raises(BadInput, match=r"vpp=4 does not divide the 2 layers .*; use vpp=2"):
         check_pins(small_facts(), parse_pins(["actor_train.layout=pp2,vpp4"], PPO_GRAPH))
-    with pytest.raises(BadInput, match="vpp=2 on a stage that does not train; use vpp=1"):
+    with pytest.raises(BadInput, match="vpp=2 is only for a stage that trains; use vpp=1"):
         check_pins(small_facts(), parse_pins(["actor_logprob.layout=pp2,vpp2"], PPO_GRAPH))
 
 

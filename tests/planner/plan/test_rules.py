@@ -159,7 +159,7 @@ def test_every_schedule_that_is_offered_breaks_no_rule(stage: Stage, offload: bo
             "pp2,dp3,vpp2",
             "vpp=2 needs equally many sequences on every replica, and dp=3 does not divide the 16 of a minibatch; use",
         ),
-        ("ref_logprob", "pp2,vpp2", "vpp=2 on a stage that does not train; use vpp=1."),
+        ("ref_logprob", "pp2,vpp2", "vpp=2 is only for a stage that trains; use vpp=1."),
         ("actor_generate", "tp2,sp", "sp is on, and a single new token cannot be divided along the sequence"),
         ("actor_generate", "cp2", "cp=2 shards sequences, and generation samples one token at a time; use cp=1."),
         ("ref_logprob", "cp2", "cp=2 leaves 96 of the 192 tokens of the longest sequence to a rank, fewer than 2048"),
@@ -183,7 +183,11 @@ def test_a_gpu_that_multiplies_8_bit_floats_has_no_narrow_parts_of_linears() -> 
     ("stage", "schedule", "says"),
     [
         ("ref_logprob", Schedule(micro_batch_size=3), "micro_batch_size=3 does not divide the 16 sequences of a"),
-        ("ref_logprob", Schedule(recompute=Recompute.FULL), "recompute=full on a stage that does not train; use none."),
+        (
+            "ref_logprob",
+            Schedule(recompute=Recompute.FULL),
+            "recompute=full is only for a stage that trains; use none.",
+        ),
         ("actor_logprob", Schedule(offload=Offload.WEIGHTS), "offload=weights is not for this stage; use none."),
         ("actor_train", Schedule(chunk_tokens=64), "chunk_tokens=64 is only for reward_score, ref_logprob, critic_"),
         ("ref_logprob", Schedule(generation_slots=2), "generation_slots=2 on a stage that does not generate; use 0."),

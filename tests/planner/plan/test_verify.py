@@ -105,7 +105,7 @@ def test_a_compiled_plan_is_clean(plan: Plan) -> None:
         ),
         (
             lambda plan: changed(plan, "ref_logprob", schedule=Schedule(recompute=Recompute.FULL)),
-            "ref_logprob: recompute=full on a stage that does not train; use none.",
+            "ref_logprob: recompute=full is only for a stage that trains; use none.",
         ),
         (
             lambda plan: changed(plan, "actor_generate", schedule=Schedule(generation_slots=3)),

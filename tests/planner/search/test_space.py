@@ -151,8 +151,10 @@ def test_what_is_left_out_is_counted_under_its_rule() -> None:
         ),
         (
             ["actor_train.dp=3"],
-            "since tp1,pp1,dp3 takes 3 ranks and its pool has 1 or 2 or 4; the nearest legal value is 2.",
+            "since tp1,pp1,dp3 takes 3 ranks and its pool has 1, 2 or 4; the nearest legal value is 2.",
         ),
+        (["actor_train.ep=2"], "since ep=2 spreads experts, and actor has none; the nearest legal value is 1."),
+        (["ref_logprob.vpp=2"], "since vpp=2 is only for a stage that trains; the nearest legal value is 1."),
         (
             ["actor_train.vpp=3", "actor_train.pp=2"],
             "since vpp=3 does not divide the 2 layers that actor has on each of pp=2 stages; the nearest",

@@ -41,9 +41,9 @@ def test_the_best_plan_is_compared_with_one_beside_it(call: Call, job: Path, pla
 @pytest.mark.parametrize(
     ("arguments", "end"),
     [
-        (("--set", "workload.batch_sise=8"), (2, "did you mean workload.batch_size or ")),
+        (("--set", "workload.batch_sise=8"), (2, "did you mean workload.batch_size, ")),
         (("--set", "workload.batch_size=8,16"), (2, "--grid takes more")),
-        (("--grid", "workload.batch_sise=8,16", "-o", "PLAN"), (2, "did you mean workload.batch_size or ")),
+        (("--grid", "workload.batch_sise=8,16", "-o", "PLAN"), (2, "did you mean workload.batch_size, ")),
         (("--grid", "workload.batch_size=", "-o", "PLAN"), (2, "is not of the form field=value,value")),
         (("--pin", "actor_train.tp=3", "-o", "PLAN"), (2, "tp=3 does not divide the 4 attention heads")),
         (("--set", "cluster.device.memory_bytes=100000", "-o", "PLAN"), (3, "no plan fits")),

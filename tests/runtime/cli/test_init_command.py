@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+from meshwright.planner.job.job import read_job
 from tests.runtime.command import Call
 
 MODEL = Path(__file__).parents[3] / "examples/models/llama-2-7b"
@@ -31,3 +33,14 @@ def test_a_job_that_cannot_be_is_not_written(call: Call, tmp_path: Path) -> None
     assert outcome.code == 2
     assert "12 devices are not whole nodes of 8" in outcome.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_of_a_language_model_give_a_reward_model_its_shape(call: Call, tmp_path: Path) -> None:
+    shutil.copy(MODEL / "config.json", tmp_path / "config.json")
+    (tmp_path / "model.safetensors").touch()  # as in a downloaded directory
+    job = tmp_path / "job.yaml"
+    assert call("init", tmp_path, *NUMBERS, "-o", job).code == 0
+    written = read_job(job)
+    assert written.models.reward is not None
+    assert (written.models.actor.path, written.models.reward.path) == (".", "config.json")
+    assert "`meshwright run` needs a model with a scalar head" in job.read_text()

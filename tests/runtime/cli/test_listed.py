@@ -38,4 +38,4 @@ def test_a_shell_completes_commands_and_their_options(call: Call, monkeypatch: p
 
 
 def test_a_command_that_is_not_there_is_answered_with_those_that_are_near(call: Call) -> None:
-    assert "Did you mean 'plan'" in call("pln").err
+    assert "there is no command 'pln'; did you mean 'plan'?" in call("pln").err

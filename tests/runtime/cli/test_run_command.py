@@ -51,10 +51,10 @@ def test_a_plan_for_one_node_is_not_run_on_two_nor_as_its_second(
 ) -> None:
     outcome = call("run", plan, job, "--steps", "1", "--out", tmp_path / "out", "--nodes", "2")
     assert outcome.code == 2
-    assert "--nodes 2 does not match the 1 nodes of the plan's cluster" in outcome.err
+    assert "--nodes 2: the plan's cluster has 1; give --nodes 1" in outcome.err
     outcome = call("run", plan, job, "--steps", "1", "--out", tmp_path / "out", "--node-rank", "1")
     assert outcome.code == 2
-    assert "--node-rank 1 is not one of the plan's 1 nodes; they count from 0" in outcome.err
+    assert "--node-rank 1 is not a node of the plan; give 0." in outcome.err
 
 
 def test_models_that_are_elsewhere_are_held_to_the_plan(call: Call, job: Path, plan: Path, tmp_path: Path) -> None:

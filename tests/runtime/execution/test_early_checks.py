@@ -41,8 +41,8 @@ def refused(directory: Path, job: Path, *options: str) -> str:
 @pytest.mark.slow
 def test_nodes_ports_and_columns_are_looked_at_before_torch_is_loaded(directory: Path) -> None:
     job = directory / "job-1.yaml"
-    assert "--nodes 2 does not match the 1 nodes" in refused(directory, job, "--nodes", "2", "--rendezvous", "a:1")
-    assert "--node-rank 1 is not one of the plan's 1 nodes" in refused(directory, job, "--node-rank", "1")
+    assert "--nodes 2: the plan's cluster has 1" in refused(directory, job, "--nodes", "2", "--rendezvous", "a:1")
+    assert "--node-rank 1 is not a node of the plan" in refused(directory, job, "--node-rank", "1")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         place = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -116,7 +116,7 @@ def test_a_job_that_asks_for_controllers_refuses_a_plan_without_them(asked: RunR
 
 
 def test_a_node_rank_that_the_plan_does_not_have_is_refused(asked: RunRequest) -> None:
-    refused(asked, "--node-rank 1 is not one of the plan's 1 nodes; they count from 0", Rendezvous(node_rank=1))
+    refused(asked, "--node-rank 1 is not a node of the plan; give 0.", Rendezvous(node_rank=1))
 
 
 def test_prompts_that_are_not_there_are_refused(asked: RunRequest) -> None:

@@ -111,7 +111,7 @@ def test_what_is_no_file_in_a_directory_is_refused_before_work_begins(
 
 
 def test_two_outputs_are_two_files(call: Call, plan: Path, tmp_path: Path) -> None:
-    sentence = refused(call, "report", plan, "-o", tmp_path / "x", "--trace", tmp_path / "." / "x")
+    sentence = refused(call, "report", plan, "-o", tmp_path / "x.html", "--trace", tmp_path / "." / "x.html")
     assert "are the same file; name two." in sentence
 
 

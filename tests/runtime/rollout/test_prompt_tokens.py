@@ -124,6 +124,15 @@ def test_a_text_without_tokens_of_its_own_is_no_prompt(directory: Path, text: st
         encoder(directory, chat=chat).encode(text, "here")
 
 
+def test_a_reward_gets_the_messages_of_a_chat_and_none_of_other_prompts(directory: Path) -> None:
+    chat = [{"role": "system", "content": "w0", "name": None}, {"role": "user", "content": "w1"}]
+    assert encoder(directory).messages(chat, "here") == ({"role": "system", "content": "w0"}, chat[1])
+    assert encoder(directory, chat=True).messages("w1", "here") == ({"role": "user", "content": "w1"},)
+    assert encoder(directory).messages("w1", "here") == encoder(directory).messages([7, 8], "here") == ()
+    with pytest.raises(BadInput, match="here has a message that rewards cannot get as JSON: Object of type bytes"):
+        encoder(directory).messages([{"role": "user", "content": b"w1"}], "here")
+
+
 def test_a_message_that_calls_tools_needs_no_content(directory: Path) -> None:
     call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
     (directory / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content or 'w3' }} {% endfor %}w4")

@@ -11,6 +11,7 @@ import tokenizers
 from transformers import AutoTokenizer
 
 from meshwright.planner.job.job import Job, read_job
+from meshwright.planner.job.rewards_and_tools import Reward
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.profiles.workload import Workload
 from meshwright.runtime.model.end_tokens import StopConditions
@@ -244,3 +245,17 @@ def test_an_answer_of_a_tool_that_the_tokenizer_gives_up_on_ends_the_run_in_a_se
     found = replace(data(), tokenizer=tokenizer)
     with pytest.raises(RunFailed, match=r"the answer of a tool cannot be encoded: the tokenizer says .*retry-limit"):
         found.encode("a" * 3000 + "b")
+
+
+def test_messages_are_kept_beside_their_prompts_for_a_job_with_rewards(tmp_path: Path) -> None:
+    job = read_job(write_job(tmp_path, num_ranks=1))
+    (tmp_path / "tokenizer" / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
+    (tmp_path / "tokenizer" / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    chats = [[{"role": "user", "content": f"w{number}"}] for number in range(3)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in [*chats, "w9"]))
+    rewards = (Reward(name="words", function="exact_match"),)
+    found = read_data(job.model_copy(update={"rewards": rewards}), tmp_path)
+    messages = {found.text(prompt.tokens): found.messages(prompt) for prompt in found.batch(0)}
+    assert messages == {"w0": tuple(chats[0]), "w1": tuple(chats[1]), "w2": tuple(chats[2]), "w9": ()}
+    assert [found.messages(prompt) for prompt in found.held_out_batch()] == [*map(tuple, chats), ()]
+    assert not any(map(read_data(job, tmp_path).messages, found.batch(0)))
