@@ -279,7 +279,7 @@ def experts_from_config(config: Mapping[str, Any], family: str, name: str) -> Ex
     )
 
 
-def _clamped_gates(config: Mapping[str, Any], name: str) -> dict[str, float]:
+def _clamped_gates(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The clamp, slope and offset of the activation of experts in families that have the keys.
 
     Raises BadInput for a limit of 0, with which nothing passes.

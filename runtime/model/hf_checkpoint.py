@@ -38,7 +38,8 @@ _LAYER = re.compile(r"decoder\.layers\.([0-9]+)\.(.+)")
 _EXPERT = re.compile(r"(mlp\.experts\.local_experts\.)([0-9]+)\.(linear_fc[12])")
 
 
-class Stacked(NamedTuple):
+@dataclass(frozen=True)
+class Stacked:
     """The place of a tensor in a stack of the same tensor of all experts: that of number `index` of `count`.
 
     Matrices in the stack are transposed, and each `step`-th of their columns, from `column` on, is a row here.
