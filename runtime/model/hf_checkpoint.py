@@ -38,15 +38,14 @@ _LAYER = re.compile(r"decoder\.layers\.([0-9]+)\.(.+)")
 _EXPERT = re.compile(r"(mlp\.experts\.local_experts\.)([0-9]+)\.(linear_fc[12])")
 
 
-@dataclass(frozen=True)
-class Stacked:
-    """The place of a tensor in a stack of the same tensor of all experts: that of number `index` of `count`.
+class Stacked(NamedTuple):
+    """The place of a tensor in a stack of the same tensor of all experts: that of number `expert` of `num_experts`.
 
     Matrices in the stack are transposed, and each `step`-th of their columns, from `column` on, is a row here.
     """
 
-    index: int
-    count: int
+    expert: int
+    num_experts: int
     column: int = 0
     step: int = 1
 
@@ -72,7 +71,7 @@ class StoredTensor:
         """The shape of the tensor in the checkpoint."""
         if self.stacked:
             rows, *columns = self.shape
-            return (self.stacked.count, *columns, rows * self.stacked.step)
+            return (self.stacked.num_experts, *columns, rows * self.stacked.step)
         return (self.num_rows, *self.shape[1:]) if self.num_rows else self.shape
 
 
