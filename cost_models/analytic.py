@@ -494,13 +494,17 @@ class AnalyticModel(QueryLoop):
             return Generation(
                 query=query,
                 shard=self._shards(query)[0],
-                groups=self._groups(query.layout),
+                groups=self._generation_groups(query),
                 network=self._network(self._generation_framework),
                 element_bytes=self._size,
                 framework=self._host_framework(query),
             )
 
         return self._generations.memoize((query.model, query.layout), make)
+
+    def _generation_groups(self, query: StageQuery) -> Groups[float]:
+        """Return the groups whose collectives add to the rounds of a layout."""
+        return self._groups(query.layout)
 
     def _host_framework(self, query: StageQuery) -> Framework:
         """Return the framework that says what the host adds to the rounds of a layout."""

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from meshwright.cost_models.analytic import AnalyticModel
-from meshwright.cost_models.communication import Group, Network, SecondsByBytes
+from meshwright.cost_models.communication import Group, Groups, Network, SecondsByBytes
 from meshwright.cost_models.compute import AnalyticShard, PassColumns, Passes, PassSeconds, Shard
 from meshwright.cost_models.cost import Cost, Memory, Source, Term, least_trusted
 from meshwright.cost_models.measured import MeasuredShard, Peaks, with_peaks
@@ -107,16 +107,24 @@ class BlendedModel(AnalyticModel):
         return _corrected_cost(super().transfer_seconds(num_bytes), self._table, Traffic.TRANSFER)
 
     def _load_seconds(self, model: ModelSpec, target: Layout) -> float | None:
-        """Return the measured seconds in which the engine of one rank takes all weights; None if not measured."""
-        if not self._timings or target.num_ranks != target.dp:
+        """Return the measured seconds in which the engine takes all weights; None if not measured."""
+        if not self._timings or target.pp > 1:
             return None
-        return self._timings.load_seconds(shape_of(model, 1), model.num_layers)
+        return self._timings.load_seconds(shape_of(model, target.tp), model.num_layers)
+
+    def _has_timed_rounds(self, query: StageQuery) -> bool:
+        """True if the rounds of a layout were timed with all that the engine's host and collectives add to them."""
+        return self._timings is not None and self._timings.has_rounds_of(shape_of(query.model, query.layout.tp))
 
     def _host_framework(self, query: StageQuery) -> Framework:
         framework = super()._host_framework(query)
-        if not self._timings or not self._timings.has_rounds_of(shape_of(query.model, query.layout.tp)):
+        if not self._has_timed_rounds(query):
             return framework
-        return framework.model_copy(update={"round_seconds": 0.0, "row_seconds": 0.0})  # timed rounds include the host
+        return framework.model_copy(update={"round_seconds": 0.0, "row_seconds": 0.0})
+
+    def _generation_groups(self, query: StageQuery) -> Groups[float]:
+        groups = super()._generation_groups(query)
+        return replace(groups, tensor=Group(1, 1)) if self._has_timed_rounds(query) else groups
 
     def _make_network(self, peer_reductions: bool) -> Network:
         if self._table.has_correction(Traffic.COLLECTIVE):

@@ -1,6 +1,7 @@
 """Engines that a plan may generate with: those that a job names, and what `run` does with vLLM.
 
-Everything here is known from the facts of a job, before a plan is searched.
+Everything here is known from the facts of a job, before a plan is searched; `planner/plan/engine_rules.py` has the
+rules that layouts and schedules follow.
 """
 
 from __future__ import annotations
@@ -9,11 +10,22 @@ from collections.abc import Iterator
 
 from meshwright.planner.job.job import AUTO, Facts, Job
 from meshwright.profiles.frameworks import OWN_ENGINES, EngineName, own_engine
-from meshwright.profiles.schedule import WhileWaiting
-from meshwright.profiles.stages import GENERATE, Role
+from meshwright.profiles.stages import Role
 
-_ARCHITECTURES = tuple(f"{family}ForCausalLM" for family in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma"))
-"""The architectures whose greedy responses are compared with transformers
+VLLM_FAMILIES = (
+    "Llama",
+    "Mistral",
+    "Qwen2",
+    "Qwen3",
+    "Gemma",
+    "Olmo2",
+    "Phi3",
+    "Granite",
+    "Glm4",
+    "SmolLM3",
+    "Ministral",
+)
+"""The families whose greedy responses from vLLM are compared with transformers
 (`tests/runtime/inference/test_replica_engines.py`)."""
 _HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """The sizes of a head that attention on a CPU has (v1/attention/backends/cpu_attn.py of vLLM 0.32)."""
@@ -33,8 +45,8 @@ def vllm_violations(facts: Facts) -> Iterator[str]:
     actor = facts.models.spec(Role.ACTOR)
     if facts.cluster.kind != "cpu":
         yield f"it is started on CPUs only, and the cluster is {facts.cluster.kind}; {_OURS}, or export the plan."
-    if actor.architecture not in _ARCHITECTURES:
-        yield f"it was tried with {', '.join(_ARCHITECTURES)}, and the actor is {actor.architecture}; {_OURS}."
+    if actor.architecture not in {f"{family}ForCausalLM" for family in VLLM_FAMILIES}:
+        yield f"it was tried with {', '.join(VLLM_FAMILIES)}, and the actor is {actor.architecture}; {_OURS}."
     if actor.window:
         tokens = actor.window.num_tokens
         yield f"it was tried without a sliding window, and the actor has one of {tokens} tokens; {_OURS}."
@@ -45,13 +57,3 @@ def vllm_violations(facts: Facts) -> Iterator[str]:
         yield f"it gets whole weights, and the actor trains an adapter; {_OURS}."
     if facts.generation_weights:
         yield f"its weights have the job's precision, and generation_weights is {facts.generation_weights}; {_OURS}."
-
-
-def vllm_pins(facts: Facts) -> tuple[str, ...]:
-    """Return the pins that restrict a search to plans that `run` executes with vLLM."""
-    pins = [f"{GENERATE}.tp=1", f"{GENERATE}.pp=1", *(f"{name}.chunk_tokens=0" for name in facts.graph.streaming)]
-    if facts.cache_after_refit != "recompute":
-        pins += [f"{GENERATE}.batches_in_flight=1", f"{GENERATE}.overcommit=0"]
-    if facts.workload.turns:
-        pins.append(f"{GENERATE}.while_waiting={WhileWaiting.LEAVE}")
-    return tuple(pins)

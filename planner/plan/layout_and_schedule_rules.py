@@ -12,6 +12,12 @@ from functools import lru_cache
 
 from meshwright.cost_models.sampling_waves import processes_all_samples
 from meshwright.planner.job.job import Facts
+from meshwright.planner.plan.engine_rules import (
+    engine_layout_rules,
+    engine_schedule_rules,
+    generates_with_vllm,
+    keeps_sequences_in_flight,
+)
 from meshwright.planner.plan.micro_batch_rules import (
     NO_EXTRA_CHOICES,
     ExtraChoices,
@@ -133,6 +139,8 @@ def layout_rules(facts: Facts, stage: Stage, layout: Layout, part: int = 0) -> t
         )
     if (stage.generates or stage.judges) and layout.sp:
         sentences.append("sp is on, and a single new token cannot be divided along the sequence; turn sp off.")
+    if stage.generates:
+        sentences += engine_layout_rules(facts, layout)
     if stage.is_quantised and facts.cluster.kind != "cpu" and not sentences:
         sentences += fp8_shape_violations(facts.models.spec(stage.role), layout.tp)
     max_cp = max_context_parallel(facts, stage)
@@ -195,6 +203,7 @@ def schedule_rules(facts: Facts, stage: Stage, layout: Layout, schedule: Schedul
         *generation,
         *_turn_rules(facts, schedule),
         *_wave_rules(facts, schedule),
+        *engine_schedule_rules(facts, schedule),
     )
 
 
@@ -266,7 +275,7 @@ def _unsupported_with(schedule: Schedule, what: str) -> Iterator[str]:
 
 def _may_stream_responses(facts: Facts) -> bool:
     """True if a stage may read a response while others are generated."""
-    return not facts.workload.turns and not facts.workload.selects_samples
+    return not (facts.workload.turns or facts.workload.selects_samples or generates_with_vllm(facts))
 
 
 def _inference_only_rules(schedule: Schedule) -> Iterator[str]:
@@ -325,7 +334,7 @@ def schedule_table(
             for overlap in _overlaps(facts, layout, search_case)
             for slots in slot_counts(in_flight(overlap, rows, layout.dp), layout.pp)
         )
-        return _generation_table(offered, tuple(WhileWaiting) if facts.workload.turns else (WhileWaiting.KEEP,))
+        return _generation_table(offered, _treatments(facts))
     kinds = tuple(Recompute) if stage.trains else (Recompute.NONE,)
     streams = search_case.streams(stage) and layout.cp == 1 and _may_stream_responses(facts)
     chunks = (0, *(c for c in CHUNKS if c < facts.workload.response.max)) if streams else (0,)
@@ -335,6 +344,13 @@ def schedule_table(
         facts.workload, stage, layout, rows, is_even=is_even, extra_choices=extra_choices
     )
     return _pass_table(micro_batches, kinds, chunks, states)
+
+
+def _treatments(facts: Facts) -> tuple[WhileWaiting, ...]:
+    """The offered treatments of a sequence that waits for its tool."""
+    if not facts.workload.turns:
+        return (WhileWaiting.KEEP,)
+    return (WhileWaiting.LEAVE,) if generates_with_vllm(facts) else tuple(WhileWaiting)
 
 
 @lru_cache(maxsize=1024)  # many layouts of many stages have the same number of rows
@@ -375,7 +391,7 @@ def _overlaps(facts: Facts, layout: Layout, search_case: SearchCase) -> tuple[Sc
     batch_size = facts.workload.batch_size
     deferral = (
         max_deferral(search_case.ahead, facts.staleness)
-        if search_case.keeps_in_flight and not facts.workload.turns
+        if search_case.keeps_in_flight and not facts.workload.turns and keeps_sequences_in_flight(facts)
         else 0
     )
     batches = [Schedule(batches_in_flight=2**k) for k in range((deferral + 1).bit_length())]

@@ -155,9 +155,7 @@ class Plan(VersionedDocument):
     staleness: int = Field(
         ge=0, description="largest number of actor updates between sampling a token and training on it"
     )
-    pins: tuple[str, ...] = Field(
-        default=(), description="choices that the user fixed or forbade, and those that a chosen engine needs"
-    )
+    pins: tuple[str, ...] = Field(default=(), description="choices that the user fixed or forbade")
     engine_options: tuple[EngineOption, ...] | None = Field(
         default=None, min_length=1, description="the engines that the plan was chosen among"
     )

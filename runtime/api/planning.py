@@ -10,7 +10,7 @@ from typing import TypeAlias, TypedDict
 from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.analysis.wave_size import best_wave, plan_chooses_wave, with_average_wave
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.job.engine_limits import engines_of, vllm_pins, vllm_violations
+from meshwright.planner.job.engine_limits import engines_of, vllm_violations
 from meshwright.planner.job.job import Facts, Job
 from meshwright.planner.plan.pins import forbidden, parse_pins
 from meshwright.planner.plan.plan import EngineOption, Plan
@@ -65,8 +65,8 @@ def plan(
     similar job: where these facts allow its placements, the search looks only for plans that are better by more than
     the gap. `observed` are the lengths of a trace, which replace those that the facts expect, up to the facts' maximum.
     Of several `engines` the plan has the one with the shortest step, and records the others; by default it has the
-    engine of the facts or, if the `job` has engine=auto, one of those that it allows. Among several, a search with vLLM
-    is limited to what `run` does with it. `progress` is called whenever the state of the search changes.
+    engine of the facts or, if the `job` has engine=auto, one of those that it allows. `progress` is called whenever the
+    state of the search changes.
     Raises BadInput for a pin that is not legal and a table of another device or precision.
 
     >>> pinned = api.plan(facts, pins=["actor_train.layout=tp2,pp1,dp4"], limits=api.Limits(gap=0.3))
@@ -110,15 +110,14 @@ def _fastest_engine(
     answers: list[tuple[Plan | NoPlan, CostModel]] = []
     options: list[EngineOption] = []
     for index, engine in enumerate(engines):
-        with_engine, limited = facts.model_copy(update={"engine": engine}), constraints
-        if engine == VLLM:
-            if violations := tuple(vllm_violations(with_engine)):
-                options.append(EngineOption(engine=engine, reason=violations[0]))
-                continue
-            limited = SearchConstraints(**{**constraints, "pins": (*constraints["pins"], *vllm_pins(with_engine))})
+        with_engine = facts.model_copy(update={"engine": engine})
+        violations = tuple(vllm_violations(with_engine)) if engine == VLLM else ()
+        if violations:
+            options.append(EngineOption(engine=engine, reason=violations[0]))
+            continue
         of_engine = _share_of_time(limits, len(engines) - index)
         try:
-            answers.append(_plan_and_model(with_engine, table, limited, limits=of_engine, progress=progress))
+            answers.append(_plan_and_model(with_engine, table, constraints, limits=of_engine, progress=progress))
         except BadInput as error:
             if engine == engines[0]:
                 raise

@@ -117,13 +117,12 @@ def check(request: RunRequest, rendezvous: Rendezvous, data: PromptData | None =
 
 
 def _require_replannable(request: RunRequest) -> None:
-    """Raise BadInput for a plan whose run cannot measure what re-planning needs, or whose engine a later plan could not
-    use."""
+    """Raise BadInput for a plan whose run cannot measure what re-planning needs, or whose engine is in a process."""
     engine = request.plan.facts.engine
     if engine not in OWN_ENGINES:
         raise BadInput(
-            f"--replan-every {request.replan_every}: a later plan may shard the generation over ranks, which engine "
-            f"{engine} does not do here; leave the option out, or plan the job with engine: {OWN_ENGINES[0]}."
+            f"--replan-every {request.replan_every}: a switch to another plan was not tried with engine {engine}; "
+            f"leave the option out, or plan the job with engine: {OWN_ENGINES[0]}."
         )
     try:
         require_calibratable(request.plan, request.table)

@@ -55,6 +55,18 @@ _RANK_PREFIXES = ("TORCHELASTIC_", "GROUP_", "ROLE_", "PYTHON")
 
 
 @dataclass(frozen=True, kw_only=True)
+class EngineShard:
+    """The shard of a model that one process has; every rank of a replica has a process beside it."""
+
+    tp: int = 1
+    """The number of processes that share the model."""
+    rank: int = 0
+    """The number of this process among them."""
+    store: str = ""
+    """A new file in which they meet, with a name that no other processes use; empty for one process."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineSettings:
     """What an engine starts with."""
 
@@ -76,6 +88,8 @@ class EngineSettings:
     """Bytes of the KV cache."""
     temperature: float
     """The logits are divided by it before anything else: log-probabilities are of softmax(logits / temperature)."""
+    shard: EngineShard = EngineShard()
+    """The shard of the model; vLLM takes whole weights and keeps its part of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +156,7 @@ class EngineProcess:
         Raises RunFailed if the process cannot be started.
         """
         self._name, self._log, self._answer_seconds = f"the engine of rank {rank}", log, answer_seconds
-        self._version = -1
+        self._version, self._store = -1, settings.shard.store
         self._bucket = mmap.mmap(-1, 1)
         ours, theirs = socket.socketpair()
         # Unlike a file of /dev/shm it is gone with its processes, however they end, and a container does not limit it.
@@ -270,6 +284,8 @@ class EngineProcess:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        if self._store:
+            Path(self._store).unlink(missing_ok=True)
         if self._memory >= 0:
             os.close(self._memory)
             self._memory = -1

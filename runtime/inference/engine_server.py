@@ -33,6 +33,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 PROTOCOL_VERSION = 1
@@ -201,30 +202,36 @@ class VllmEngine:
         self._vllm, self._torch = vllm, torch
         self._missing = _NotLoaded()
         logging.getLogger("vllm.model_executor.model_loader.reload.inplace").addHandler(self._missing)
-        self._engine = vllm.LLMEngine.from_engine_args(
-            vllm.EngineArgs(
-                model=settings["model"],
-                hf_overrides=settings["config"],
-                load_format="dummy",  # the rank sends the weights
-                skip_tokenizer_init=True,
-                generation_config="vllm",  # not the model's: every request has its own sampling settings
-                dtype=settings["dtype"],
-                max_model_len=settings["max_tokens"],
-                max_num_seqs=settings["num_slots"],
-                max_num_batched_tokens=settings["max_round_tokens"],
-                # Part of a prefill would set back the random numbers of its request, which fails on a CPU
-                # (v1/worker/gpu_model_runner.py of vLLM 0.32).
-                enable_chunked_prefill=False,
-                block_size=settings["block_tokens"],
-                kv_cache_memory_bytes=settings["cache_bytes"],
-                enable_prefix_caching=True,
-                # Before the filters top_k and top_p, and before a temperature of the request, which is therefore 1.
-                logprobs_mode="raw_logprobs",
-                enforce_eager=True,
-                seed=0,
-                disable_log_stats=True,
+        shard = settings["shard"]
+        try:
+            self._engine = vllm.LLMEngine.from_engine_args(
+                vllm.EngineArgs(
+                    model=settings["model"],
+                    hf_overrides=settings["config"],
+                    load_format="dummy",  # the rank sends the weights
+                    skip_tokenizer_init=True,
+                    generation_config="vllm",  # not the model's: every request has its own sampling settings
+                    dtype=settings["dtype"],
+                    max_model_len=settings["max_tokens"],
+                    max_num_seqs=settings["num_slots"],
+                    max_num_batched_tokens=settings["max_round_tokens"],
+                    # Part of a prefill would set back the random numbers of its request, which fails on a CPU
+                    # (v1/worker/gpu_model_runner.py of vLLM 0.32).
+                    enable_chunked_prefill=False,
+                    block_size=settings["block_tokens"],
+                    kv_cache_memory_bytes=settings["cache_bytes"],
+                    enable_prefix_caching=True,
+                    # Before the filters top_k and top_p, and before a temperature of the request, which is therefore 1.
+                    logprobs_mode="raw_logprobs",
+                    enforce_eager=True,
+                    tensor_parallel_size=shard["tp"],
+                    distributed_executor_backend=_shard_executor(shard) if shard["tp"] > 1 else None,
+                    seed=0,
+                    disable_log_stats=True,
+                )
             )
-        )
+        finally:
+            _unlink_shared_memory()
         self._engine.collective_rpc(_divide_logits, args=(settings["temperature"],))
 
     @property
@@ -275,6 +282,34 @@ class VllmEngine:
             logprobs=0,  # that of the sampled token, and of no other
             output_kind=self._vllm.sampling_params.RequestOutputKind.DELTA,
         )
+
+
+def _shard_executor(shard: Message) -> type:
+    """Return the executor of a process that has one shard of the model.
+
+    As with vLLM's own external launcher, every process schedules: all of them get the same requests in the same rounds
+    and sample the same tokens from the same random numbers. They meet in a file whose name is unique, because vLLM also
+    names their shared memory after it.
+    """
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor  # noqa: PLC0415 - see the module's docstring
+
+    class ShardExecutor(UniProcExecutor):  # type: ignore[misc, unused-ignore]
+        def _distributed_args(self) -> tuple[str, int, int]:
+            return f"file://{shard['store']}", shard["rank"], shard["rank"]
+
+    return ShardExecutor
+
+
+def _unlink_shared_memory() -> None:
+    """Remove the names of the shared memory that this process uses.
+
+    All processes of the model have opened it when an engine has started. Without names it is gone with them, however
+    they end.
+    """
+    mapped = {line.split(maxsplit=5)[-1].rstrip() for line in Path("/proc/self/maps").read_text().splitlines()}
+    for path in mapped:
+        if path.startswith("/dev/shm/"):
+            Path(path).unlink(missing_ok=True)
 
 
 def _divide_logits(worker: Any, temperature: float) -> None:

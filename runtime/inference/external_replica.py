@@ -1,4 +1,7 @@
-"""A replica that generates with an engine in another process: which sequences the engine has, and what they have got.
+"""A replica that generates with an engine in another process beside each of its ranks: which sequences the engine has,
+and what they have got.
+
+All ranks of a replica make the same requests of their processes, which share the model and sample the same tokens.
 
 The sequences in flight and the rule that ends a period are those of our own generator (`planner.simulation.flight`).
 The engine has requests only while a period runs: what stays in flight is aborted at the end of the period and continues
@@ -13,6 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.planner.simulation.flight import Flight, SlotGroup
@@ -24,6 +29,7 @@ from meshwright.runtime.inference.slots import Finish, PartialResponse, Prompt, 
 from meshwright.runtime.inference.stopping import DecodedText, StopStrings
 from meshwright.runtime.inference.tool_turns import ToolTurns
 from meshwright.runtime.model.hf_checkpoint import recipe
+from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder, named_global_parameters
 
 _SEED_BITS = 2.0**53
@@ -78,7 +84,7 @@ class RequestedSequence:
 
 
 class ExternalReplica(ReplicaEngine):
-    """Samples responses of one replica with an engine process."""
+    """Samples responses of one replica with the engine process of each rank."""
 
     def __init__(
         self,
@@ -248,6 +254,19 @@ class ExternalReplica(ReplicaEngine):
 
 def stored_tensors(model: Decoder) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors [...] of a whole model by their names in a Hugging Face checkpoint, one parameter after
-    another."""
+    another.
+
+    Tensor-parallel ranks gather the shards of one parameter at a time, so all of them iterate together.
+    """
     for name, parameter in named_global_parameters(model):
-        yield from recipe(model.spec, name).split([parameter.detach()]).items()
+        stored = recipe(model.spec, name)
+        is_whole = model.mesh.layout.tp == 1 or stored.axis is None
+        shards = [parameter.detach()] if is_whole else _gathered(parameter.detach(), model.mesh)
+        yield from stored.split(shards).items()
+
+
+def _gathered(shard: Tensor, mesh: Mesh) -> list[Tensor]:
+    """Return the shards [rows, ...] of all tensor-parallel ranks, in order."""
+    shards = [torch.empty_like(shard) for _ in range(mesh.layout.tp)]
+    dist.all_gather(shards, shard.contiguous(), group=mesh.groups.tp)
+    return shards

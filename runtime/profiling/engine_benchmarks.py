@@ -1,25 +1,28 @@
 """Timing of an engine in its own process as a run uses it: rounds by rows and context, prefills, and new weights.
 
-Every rank starts a process beside itself, and all of them work at once. The engine has the actor's configuration with
-two numbers of layers, one after another: the actor's own and a smaller one. A round is timed from the request of the
-rank to the sampled tokens, messages included.
+Every rank starts a process beside itself, and all of them work at once. Each tensor-parallel degree that a replica may
+have is timed with its collectives, at two numbers of layers of the actor's configuration, one after another: the
+actor's own and a smaller one. A round is timed from the request of the rank to the sampled tokens, messages included.
 """
 
 from __future__ import annotations
 
 import datetime
 import itertools
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from meshwright.planner.job.job import Facts
+from meshwright.planner.plan.layout_and_schedule_rules import layout_rules
 from meshwright.profiles.frameworks import EngineName
 from meshwright.profiles.harness import (
     TimingResult,
@@ -29,17 +32,22 @@ from meshwright.profiles.harness import (
     merge_measurements,
     record,
 )
-from meshwright.profiles.layout import Layout
-from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.layout import Layout, divisors
 from meshwright.profiles.packing import BLOCK_TOKENS, num_blocks_for
-from meshwright.profiles.stages import Role
+from meshwright.profiles.stages import GENERATE, Role
 from meshwright.profiles.table import EngineTimings, Measurement, Point, Table, TimedPass, WeightLoad, shape_of
-from meshwright.runtime.inference.engine_process import EngineProcess, EngineSettings, Request, RequestSampling
+from meshwright.runtime.inference.engine_process import (
+    EngineProcess,
+    EngineSettings,
+    EngineShard,
+    Request,
+    RequestSampling,
+)
 from meshwright.runtime.inference.external_replica import stored_tensors
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
 from meshwright.runtime.profiling.bench import is_over, merge_ranks, row_lengths
-from meshwright.runtime.rollout.external_engine import VLLM_VERSION
+from meshwright.runtime.rollout.external_engine import VLLM_VERSION, shard_of_rank
 from meshwright.runtime.training.weight_copies import DTYPES
 
 _SWEEPS = 3
@@ -76,19 +84,46 @@ class TimedEngine:
     log: Path
 
 
-def missing_of_engine(facts: Facts, table: Table, name: EngineName) -> tuple[tuple[Point, ...], tuple[int, ...]]:
-    """Return the points of an engine that the table lacks, and the numbers of layers whose load of weights it lacks."""
-    timings, actor = table.timings_of(name), facts.models.spec(Role.ACTOR)
-    shape, depths = shape_of(actor, 1), _depths(actor)
-    all_points = generation_points(shape, depths, facts.workload, facts.cluster.kind, staleness=facts.staleness)
+class Depth(NamedTuple):
+    """A number of layers of the actor, sharded over `tp` ranks."""
+
+    tp: int
+    num_layers: int
+
+
+def missing_of_engine(facts: Facts, table: Table, name: EngineName) -> tuple[tuple[Point, ...], tuple[Depth, ...]]:
+    """Return the points of an engine that the table lacks, and the depths at which it lacks the load of weights."""
+    timings, actor, depths = table.timings_of(name), facts.models.spec(Role.ACTOR), _depths(facts, name)
     known = {one.point for one in timings.measurements} if timings else set()
-    loaded = {one.num_layers for one in timings.loads if one.shape == shape} if timings else set()
-    return tuple(point for point in all_points if point not in known), tuple(n for n in depths if n not in loaded)
+    loaded = {(one.shape, one.num_layers) for one in timings.loads} if timings else set()
+    points = (
+        point
+        for depth in depths
+        for point in generation_points(
+            shape_of(actor, depth.tp),
+            (depth.num_layers,),
+            facts.workload,
+            facts.cluster.kind,
+            staleness=facts.staleness,
+        )
+    )
+    return (
+        tuple(point for point in points if point not in known),
+        tuple(depth for depth in depths if (shape_of(actor, depth.tp), depth.num_layers) not in loaded),
+    )
 
 
-def _depths(actor: ModelSpec) -> tuple[int, ...]:
-    """Return the numbers of layers at which an engine is timed: the actor's own, and one."""
-    return 1, max(2, actor.num_layers)
+def _depths(facts: Facts, name: EngineName) -> tuple[Depth, ...]:
+    """Return the depths at which an engine is timed, for each legal degree: the actor's own number of layers, and
+    one."""
+    actor, with_engine = facts.models.spec(Role.ACTOR), facts.model_copy(update={"engine": name})
+    stage = facts.graph.by_name[GENERATE]
+    return tuple(
+        Depth(tp, num_layers)
+        for tp in divisors(facts.cluster.ranks_per_node)
+        if not layout_rules(with_engine, stage, Layout(tp=tp))
+        for num_layers in (1, max(2, actor.num_layers))
+    )
 
 
 def measure_engine(facts: Facts, table: Table, engine: TimedEngine, seconds: float) -> EngineTimings:
@@ -97,19 +132,20 @@ def measure_engine(facts: Facts, table: Table, engine: TimedEngine, seconds: flo
     Raises RunFailed if the engine fails.
     """
     missing_points, missing_loads = missing_of_engine(facts, table, engine.name)
-    known = table.timings_of(engine.name)
+    known, actor = table.timings_of(engine.name), facts.models.spec(Role.ACTOR)
+    points_of: dict[Depth, list[Point]] = {depth: [] for depth in missing_loads}
+    degrees = {shape_of(actor, depth.tp): depth.tp for depth in _depths(facts, engine.name)}
+    for point in missing_points:
+        points_of.setdefault(Depth(degrees[point.shape], point.num_layers), []).append(point)
     measured: list[Measurement] = []
     loads: list[WeightLoad] = []
-    for num_layers in _depths(facts.models.spec(Role.ACTOR)):
-        points = [point for point in missing_points if point.num_layers == num_layers]
-        if not points and num_layers not in missing_loads:
-            continue
-        bench = EngineBench(facts, engine, num_layers, points)
+    for depth, points in sorted(points_of.items()):
+        bench = EngineBench(facts, engine, depth, points)
         try:
             kernels = bench.start()
-            if num_layers in missing_loads:
+            if depth in missing_loads:
                 loads.append(bench.measure_load())
-            measured += bench.measure_points(points, time.monotonic() + seconds / 2)
+            measured += bench.measure_points(points, time.monotonic() + seconds / len(points_of))
         finally:
             bench.close()
         known = _merged(known, engine.name, kernels, measured, loads)
@@ -140,16 +176,19 @@ def _merged(
 
 
 class EngineBench:
-    """Times one process of an engine whose model has `num_layers` layers."""
+    """Times the processes of an engine whose model has a depth. All ranks call the same methods."""
 
-    def __init__(self, facts: Facts, engine: TimedEngine, num_layers: int, points: Sequence[Point]) -> None:
-        self._spec = replace(facts.models.spec(Role.ACTOR), num_layers=num_layers)
+    def __init__(self, facts: Facts, engine: TimedEngine, depth: Depth, points: Sequence[Point]) -> None:
+        num_ranks = dist.get_world_size()
+        self._spec = replace(facts.models.spec(Role.ACTOR), num_layers=depth.num_layers)
+        self._layout = Layout(tp=depth.tp, dp=num_ranks // depth.tp)
         self._dtype, self._engine = DTYPES[facts.precision], engine
         self._ids, self._rng = itertools.count(), np.random.default_rng(0)
-        rank = dist.get_rank()
+        rank, shard = dist.get_rank(), shard_of_rank(self._layout, 0)
+        assert shard is not None, f"tp={depth.tp} does not divide the {num_ranks} ranks"
         self._process = EngineProcess(
             engine.python,
-            self._settings(facts, points),
+            self._settings(facts, points, shard),
             log=engine.log.with_name(f"{engine.log.name}-{rank}.log"),
             rank=rank,
             num_threads=torch.get_num_threads(),
@@ -177,12 +216,12 @@ class EngineBench:
 
     def measure_load(self) -> WeightLoad:
         """Time the load of all weights."""
-        model = build_model(self._spec, build_mesh(Layout(), dist.get_rank()), dtype=self._dtype)
-        assert isinstance(model, Decoder)  # its mesh has one rank, so no pipeline
+        model = build_model(self._spec, build_mesh(self._layout, 0), dtype=self._dtype)
+        assert isinstance(model, Decoder)  # its layout has no pipeline
         versions = itertools.count()
         sample = self._time(lambda: self._process.take_weights(next(versions), stored_tensors(model)))
         return WeightLoad(
-            shape=shape_of(self._spec, 1),
+            shape=shape_of(self._spec, self._layout.tp),
             num_layers=self._spec.num_layers,
             seconds=sample.median_seconds,
             spread_seconds=sample.spread_seconds,
@@ -209,15 +248,17 @@ class EngineBench:
 
     def _time(self, call: Callable[[], object]) -> TimingResult:
         """Return the times of a call, merged over all ranks, which call at once. Collective."""
+        timer, longest = clock_timer(time.perf_counter, lambda: None), torch.zeros(1)
         dist.barrier()
+        longest += timer(call)
+        dist.all_reduce(longest, dist.ReduceOp.MAX)
         sample = measure(
             call,
-            timer=clock_timer(time.perf_counter, lambda: None),
+            timer=timer,
             clock=time.perf_counter,
-            warmup=1,
-            repeats=_REPEATS,
+            warmup=0,
+            repeats=max(_REPEATS, math.ceil(_MIN_SECONDS / float(longest))),  # the same on ranks that share a model
             budget_seconds=float("inf"),
-            min_seconds=_MIN_SECONDS,
         )
         return merge_ranks(sample)
 
@@ -253,7 +294,7 @@ class EngineBench:
         while waiting:
             waiting -= {row.id for row in self._process.step()}
 
-    def _settings(self, facts: Facts, points: Sequence[Point]) -> EngineSettings:
+    def _settings(self, facts: Facts, points: Sequence[Point], shard: EngineShard) -> EngineSettings:
         spec, decodes = self._spec, [point for point in points if point.timed_pass is TimedPass.DECODE]
         max_tokens = max([facts.workload.max_tokens, *(2 * point.context for point in decodes)]) + _MAX_STEPS
         num_blocks = max(
@@ -262,7 +303,7 @@ class EngineBench:
                 *(point.rows * num_blocks_for(point.context + point.tokens + _MAX_STEPS) for point in points),
             ]
         )
-        token_bytes = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * self._dtype.itemsize
+        token_bytes = 2 * spec.num_layers * (spec.num_kv_heads // shard.tp) * spec.head_dim * self._dtype.itemsize
         return EngineSettings(
             model=str(self._engine.model),
             config={"num_hidden_layers": spec.num_layers, "max_position_embeddings": max_tokens},
@@ -273,4 +314,5 @@ class EngineBench:
             block_tokens=BLOCK_TOKENS,
             cache_bytes=(2 * num_blocks + 1) * BLOCK_TOKENS * token_bytes,  # one is vLLM's own
             temperature=1.0,
+            shard=shard,
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+import tempfile
+import uuid
 from pathlib import Path
 
 import torch
@@ -15,10 +16,10 @@ from meshwright.planner.job.job import Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.frameworks import OWN_ENGINES
+from meshwright.profiles.layout import Layout
 from meshwright.profiles.packing import BLOCK_TOKENS, max_prefill_tokens
-from meshwright.profiles.schedule import WhileWaiting
 from meshwright.profiles.stages import GENERATE, Role
-from meshwright.runtime.inference.engine_process import MIN_ANSWER_SECONDS, EngineProcess, EngineSettings
+from meshwright.runtime.inference.engine_process import MIN_ANSWER_SECONDS, EngineProcess, EngineSettings, EngineShard
 from meshwright.runtime.training.weight_copies import DTYPES
 
 VLLM_VERSION = "0.32."
@@ -36,13 +37,13 @@ _SLACK = 5.0
 
 
 def require_engine(plan: Plan, job: Job, directory: Path) -> None:
-    """Check that a plan for vLLM asks for nothing that it does not do, and that its environment has it.
+    """Check that the job of a plan for vLLM is one that it runs, and that its environment has it.
 
     Relative paths of the job start at `directory`. Raises BadInput otherwise.
     """
     if plan.facts.engine in OWN_ENGINES:
         return
-    require_none(_violations(plan), "engine vllm")
+    require_none(vllm_violations(plan.facts), "engine vllm")
     if job.engines.vllm is None:
         raise BadInput(
             "the plan is for engine vllm, and the job does not say where it is: give engines: {vllm: {python: PATH}} "
@@ -61,29 +62,6 @@ def require_version(python: Path) -> None:
         raise BadInput(
             f"engines.vllm.python: the environment of {python} {found}, and meshwright runs {VLLM_VERSION}x; "
             "`make engines` builds one."
-        )
-
-
-def _violations(plan: Plan) -> Iterator[str]:
-    """Yield a sentence for each thing that a plan asks of vLLM and that does not run."""
-    yield from vllm_violations(plan.facts)
-    yield from _schedule_violations(plan)
-
-
-def _schedule_violations(plan: Plan) -> Iterator[str]:
-    layout, schedule = plan.placement(GENERATE).layout, plan.placement(GENERATE).schedule
-    if layout.num_ranks != layout.dp:
-        pins = f"--pin {GENERATE}.tp=1 --pin {GENERATE}.pp=1"
-        yield f"each of its replicas is one rank, and {GENERATE} has {layout}; plan with {pins}."
-    if plan.facts.workload.turns and schedule.while_waiting is WhileWaiting.KEEP:
-        pin = f"--pin {GENERATE}.while_waiting={WhileWaiting.LEAVE}"
-        yield f"a sequence that waits for its tool gives up its slot; plan with {pin}."
-    if any(placement.schedule.chunk_tokens for placement in plan.placements):
-        yield "no stage reads its responses in chunks; plan with --pin STAGE.chunk_tokens=0 for those that do."
-    if (schedule.batches_in_flight > 1 or schedule.overcommit) and plan.facts.cache_after_refit != "recompute":
-        yield (
-            "the keys and values of sequences in flight are computed again with new weights; give cache_after_refit: "
-            "recompute, and plan again."
         )
 
 
@@ -112,20 +90,24 @@ def _version_in(python: Path) -> str:
 
 
 def start_engine(plan: Plan, job: Job, directory: Path, out: Path, num_tokens: int) -> EngineProcess | None:
-    """Start the engine of this rank; None on a rank that does not generate, and for our own engine.
+    """Start the engine of this rank; None on a rank that does not generate, and for our own engine. Collective.
 
     Tokens from `num_tokens` on are never sampled. What the process prints is in a file of the directory `out`. Raises
     RunFailed if it cannot be started, BadInput if the plan, which may be one for fewer nodes, asks for what does not
     run.
     """
     rank, placement, facts = dist.get_rank(), plan.placement(GENERATE), plan.facts
-    if facts.engine in OWN_ENGINES or rank not in plan.pool_of(GENERATE).ranks:
+    if facts.engine in OWN_ENGINES:
         return None
-    require_none(_violations(plan), "engine vllm")
+    layout = placement.layout
+    shard = shard_of_rank(layout, plan.pool_of(GENERATE).first_rank)
+    if shard is None:
+        return None
+    require_none(vllm_violations(plan.facts), "engine vllm")
     actor, workload, schedule = facts.models.spec(Role.ACTOR), facts.workload.wave, placement.schedule
     dtype = DTYPES[facts.precision]
-    cached_tokens = (workload.cache_need(schedule, placement.layout.dp).blocks + 1) * BLOCK_TOKENS  # one is vLLM's own
-    token_bytes = 2 * actor.num_layers * actor.num_kv_heads * actor.head_dim * dtype.itemsize
+    cached_tokens = (workload.cache_need(schedule, layout.dp).blocks + 1) * BLOCK_TOKENS  # one is vLLM's own
+    token_bytes = 2 * actor.num_layers * (actor.num_kv_heads // layout.tp) * actor.head_dim * dtype.itemsize
     settings = EngineSettings(
         model=str((directory / job.models.source(Role.ACTOR).path).resolve()),
         config={"vocab_size": num_tokens},
@@ -136,6 +118,7 @@ def start_engine(plan: Plan, job: Job, directory: Path, out: Path, num_tokens: i
         block_tokens=BLOCK_TOKENS,
         cache_bytes=cached_tokens * token_bytes,
         temperature=job.settings.temperature,
+        shard=shard,
     )
     return EngineProcess(
         interpreter_of(job, directory),
@@ -145,3 +128,19 @@ def start_engine(plan: Plan, job: Job, directory: Path, out: Path, num_tokens: i
         num_threads=torch.get_num_threads(),
         answer_seconds=max(MIN_ANSWER_SECONDS, _SLACK * placement.cost.total),
     )
+
+
+def shard_of_rank(layout: Layout, first_rank: int) -> EngineShard | None:
+    """Return the shard of the engine beside this rank in a layout whose ranks begin with `first_rank`; None on a rank
+    that is not among them. Collective over all ranks.
+
+    Processes that share a model meet in a file, whose name no other start has.
+    """
+    names = [uuid.uuid4().hex]
+    dist.broadcast_object_list(names)
+    index = dist.get_rank() - first_rank
+    if not 0 <= index < layout.num_ranks:
+        return None
+    tp_rank, *_ = layout.coordinates(index)
+    store = Path(tempfile.gettempdir()) / f"meshwright-{names[0]}-{index - tp_rank}.store"
+    return EngineShard(tp=layout.tp, rank=tp_rank, store=str(store) if layout.tp > 1 else "")

@@ -27,14 +27,14 @@ LOAD = {1: 0.3, 2: 0.5}
 """Seconds of a load of weights by number of layers."""
 
 
-def timings_of(model: ModelSpec, workload: Workload, factor: float = 1.0) -> EngineTimings:
+def timings_of(model: ModelSpec, workload: Workload, factor: float = 1.0, tp: int = 1) -> EngineTimings:
     """Rounds that take 3 ms a layer and 1 ms, whatever their rows and context."""
     rows = [
         record(point, sample(factor * (3e-3 * point.num_layers + 1e-3)))
-        for point in generation_points(shape_of(model, 1), tuple(LOAD), workload, "cuda")
+        for point in generation_points(shape_of(model, tp), tuple(LOAD), workload, "cuda")
     ]
     loads = [
-        WeightLoad(shape=shape_of(model, 1), num_layers=layers, seconds=seconds, spread_seconds=0.0, repeats=3)
+        WeightLoad(shape=shape_of(model, tp), num_layers=layers, seconds=seconds, spread_seconds=0.0, repeats=3)
         for layers, seconds in LOAD.items()
     ]
     return EngineTimings(
@@ -66,6 +66,23 @@ def test_rounds_and_prefills_cost_what_was_measured_and_the_host_nothing_more(
     assert cost.amount(SCHEDULING) == 0.0
     # 28 tokens for each of 64 sequences that decode together: a prefill and 27 decode steps
     assert cost.total == pytest.approx(28 * (2 * 3e-3 + 1e-3))
+
+
+def test_rounds_that_ranks_share_are_timed_with_their_collectives(
+    table: Table,
+    actor: ModelSpec,
+    fixed: Workload,
+    query: Callable[..., StageQuery],
+    model: Callable[..., BlendedModel],
+) -> None:
+    timed = table.with_timings(timings_of(actor, fixed, tp=2))
+    cost = model(timed).seconds(query(GENERATE, "tp2", slots=64, model=actor))
+    assert cost.total == pytest.approx(28 * (2 * 3e-3 + 1e-3))
+    assert {term.name.split(" ")[0] for term in cost.terms if term.amount} == {"prefill", "decode"}
+    move = RefitQuery(
+        model=actor, source=Layout.parse("tp2,dp4"), target=Layout.parse("tp2,dp4"), overlap=8, generates=True
+    )
+    assert model(timed).refit_seconds(move).amount(ENGINE_LOAD) == LOAD[2]
 
 
 def test_layouts_that_were_not_timed_are_analytic_with_the_host(

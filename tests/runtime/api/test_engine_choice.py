@@ -11,7 +11,7 @@ import yaml
 from meshwright import api
 from meshwright.planner.analysis.explain import explain
 from meshwright.planner.analysis.optional_features import engine_choice
-from meshwright.planner.job.engine_limits import engines_of, vllm_pins
+from meshwright.planner.job.engine_limits import engines_of
 from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.search.re_evaluate import re_evaluate
 from meshwright.profiles.algorithms import PPO_GRAPH
@@ -35,8 +35,8 @@ def table_with(vllm_factor: float) -> Table:
     """A table in which a round of vLLM takes this multiple of one of our own engine."""
     specs = {role: FACTS.models.spec(role) for role in PPO_GRAPH.roles}
     measured = [record(point, timed(1e-3)) for point in points(PPO_GRAPH, specs, FACTS.workload, FACTS.cluster)]
-    shape, depths = shape_of(FACTS.models.spec(Role.ACTOR), 1), (1, 4)
-    rounds = generation_points(shape, depths, FACTS.workload, "cpu")
+    shapes, depths = [shape_of(FACTS.models.spec(Role.ACTOR), tp) for tp in (1, 2)], (1, 4)
+    rounds = [point for shape in shapes for point in generation_points(shape, depths, FACTS.workload, "cpu")]
     timings = EngineTimings(
         engine=VLLM,
         version="0.32.0",
@@ -44,7 +44,9 @@ def table_with(vllm_factor: float) -> Table:
         date="2026-11-27",
         measurements=tuple(record(point, timed(1e-3 * vllm_factor)) for point in rounds),
         loads=tuple(
-            WeightLoad(shape=shape, num_layers=depth, seconds=1e-3, spread_seconds=0.0, repeats=3) for depth in depths
+            WeightLoad(shape=shape, num_layers=depth, seconds=1e-3, spread_seconds=0.0, repeats=3)
+            for shape in shapes
+            for depth in depths
         ),
     )
     provenance = PROVENANCE.model_copy(update={"device": "toy", "kind": "cpu", "precision": "bf16", "num_ranks": 2})
@@ -82,8 +84,8 @@ def test_the_engine_with_the_shortest_step_is_chosen_and_the_other_is_said(facto
 
 def test_a_plan_for_vllm_is_one_that_runs() -> None:
     plan = planned(0.2)
-    layout = plan.placement(GENERATE).layout
-    assert layout.num_ranks == layout.dp
+    assert plan.placement(GENERATE).layout.pp == 1
+    assert plan.pins == ()
     assert {placement.schedule.chunk_tokens for placement in plan.placements} == {0}
 
 
@@ -121,12 +123,12 @@ def test_an_engine_that_does_not_run_the_job_is_excluded_with_its_reason() -> No
 
 
 def test_a_pin_that_excludes_an_engine_is_its_reason() -> None:
-    plan = planned(0.2, f"{GENERATE}.tp=2")
+    plan = planned(0.2, f"{GENERATE}.pp=2")
     assert plan.facts.engine == EAGER
     choice = engine_choice(plan)
     assert choice is not None
     assert choice.excluded == {
-        VLLM: "pin 'actor_generate.tp=2' and pin 'actor_generate.tp=1' fix the same choice; remove one."
+        VLLM: f"pin '{GENERATE}.pp=2': pp=2 shards layers, and each process of vllm has all of them on a CPU; use pp=1."
     }
 
 
@@ -148,7 +150,7 @@ def test_a_plan_that_runs_with_vllm_is_exported_with_its_degrees_and_measured_co
     trainer: str, tmp_path: Path
 ) -> None:
     table, facts = table_with(0.2), FACTS.model_copy(update={"engine": VLLM})
-    plan = api.plan_for(trainer, facts, table, pins=vllm_pins(facts), limits=LOOSE)
+    plan = api.plan_for(trainer, facts, table, pins=(f"{GENERATE}.tp=1",), limits=LOOSE)
     assert isinstance(plan, api.Plan)
     found = api.export_plan(plan, tmp_path / "out", to=trainer, table=table)
     assert isinstance(found, api.Exported)

@@ -100,7 +100,7 @@ def test_an_engine_in_a_process_of_its_own_is_not_planned_again_and_needs_an_env
     refused(
         served, r"^engine vllm: its attention on a CPU has heads of .* elements, and the actor's have 16; plan the job"
     )
-    with pytest.raises(BadInput, match=r"^--replan-every 5: a later plan may shard the generation"):
+    with pytest.raises(BadInput, match=r"^--replan-every 5: a switch to another plan was not tried with"):
         _require_replannable(replace(served, replan_every=5))
 
 

@@ -8,26 +8,36 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models
+from torch import Tensor
 
 from meshwright.cost_models.period_ends import AllSequences, FirstEnded, WholeStep
 from meshwright.profiles.layout import Layout
+from meshwright.profiles.model_shape import read_model
 from meshwright.profiles.stages import TOOL_TOKEN_VERSION
 from meshwright.runtime.environment.samples import ToolCall
 from meshwright.runtime.environment.worker_pool import ToolAnswer
 from meshwright.runtime.inference.chunk_streaming import SampledSequence
 from meshwright.runtime.inference.engine_process import EngineProcess
-from meshwright.runtime.inference.external_replica import ExternalReplica, RequestedSequence
+from meshwright.runtime.inference.external_replica import ExternalReplica, RequestedSequence, stored_tensors
 from meshwright.runtime.inference.sampling import Sampling
 from meshwright.runtime.inference.slots import Finish, Prompt, Response, ResumedSample
 from meshwright.runtime.inference.stopping import StopStrings
 from meshwright.runtime.inference.tool_turns import ToolTurns, TurnLimits
+from meshwright.runtime.model.hf_checkpoint import SINGLE
+from meshwright.runtime.model.mesh import build_mesh
+from meshwright.runtime.model.model_shard import Decoder, build_model
+from meshwright.runtime.model.weights import load_weights
+from tests.runtime.checkpoints import FAMILIES, write_checkpoint
 from tests.runtime.inference.counting_server import MODULUS
 from tests.runtime.inference.test_engine_process import start
+from tests.runtime.ranks import run_on_ranks
 
 EOS = 99
 NUMBERS = Tokenizer(models.WordLevel(vocab={f"{token}.": token for token in range(MODULUS)}, unk_token="0."))
@@ -268,3 +278,22 @@ def test_the_seed_of_a_request_depends_on_the_sequence_and_its_position(engine: 
     ]
     assert seeds[0] == seeds[1]
     assert len(set(seeds)) == 3
+
+
+def gathered(directory: Path) -> dict[str, Tensor]:
+    """The stored tensors of a model that this rank shares."""
+    spec, mesh = read_model(directory), build_mesh(Layout(tp=2), 0)
+    model = build_model(spec, mesh)
+    assert isinstance(model, Decoder)
+    load_weights(model, spec, mesh, directory)
+    return dict(stored_tensors(model))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["Llama", pytest.param("Qwen2", marks=pytest.mark.check_all)])
+def test_ranks_that_share_a_model_gather_what_is_stored(family: str, tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "model", family, **FAMILIES[family])
+    stored = load_file(directory / SINGLE)
+    for tensors in run_on_ranks(2, gathered, directory):
+        assert tensors.keys() == stored.keys()
+        assert all(torch.equal(tensors[name], tensor) for name, tensor in stored.items())

@@ -18,6 +18,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models
 
 from meshwright.cost_models.period_ends import WholeStep
+from meshwright.planner.job.engine_limits import VLLM_FAMILIES
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.profiles.packing import BLOCK_TOKENS
@@ -25,7 +26,7 @@ from meshwright.profiles.stages import TOOL_TOKEN_VERSION
 from meshwright.runtime.environment.samples import ToolCall
 from meshwright.runtime.environment.worker_pool import ToolAnswer
 from meshwright.runtime.inference.engine import Generator
-from meshwright.runtime.inference.engine_process import EngineProcess, EngineSettings
+from meshwright.runtime.inference.engine_process import EngineProcess, EngineSettings, EngineShard
 from meshwright.runtime.inference.external_replica import ExternalReplica, stored_tensors
 from meshwright.runtime.inference.replica_engine import ReplicaEngine
 from meshwright.runtime.inference.sampling import Sampling
@@ -35,6 +36,7 @@ from meshwright.runtime.inference.tool_turns import ToolTurns, TurnLimits
 from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
+from meshwright.runtime.rollout.external_engine import shard_of_rank
 from meshwright.runtime.training.weight_copies import sampling_spec
 from tests.runtime.checkpoints import FAMILIES, tokens, write_checkpoint
 from tests.runtime.inference.vllm_environment import VLLM_PYTHON, needs_vllm
@@ -43,8 +45,15 @@ from tests.runtime.ranks import run_on_ranks
 ENGINES = (
     pytest.param("ours", marks=pytest.mark.slow),
     pytest.param("vllm", marks=(pytest.mark.check_all, needs_vllm)),
+    pytest.param("vllm, tp2", marks=(pytest.mark.check_all, needs_vllm)),
 )
-FAMILY_CASES = ("Llama", *(pytest.param(name, marks=pytest.mark.check_all) for name in FAMILIES if name != "Llama"))
+FAMILY_CASES = tuple(
+    pytest.param(
+        family, *engine.values, marks=(*engine.marks, *((pytest.mark.check_all,) if family != "Llama" else ()))
+    )
+    for engine in ENGINES
+    for family in (FAMILIES if engine.values == ("ours",) else VLLM_FAMILIES)
+)
 VOCAB_SIZE = 24
 """Tokens that may be sampled, of the 260 of the model: so few that the end token is sampled now and then."""
 EOS, MAX_TOKENS, MAX_RESPONSE = 7, 96, 24
@@ -118,10 +127,16 @@ class Opened(NamedTuple):
     load: Callable[[Path], None]
 
 
+def layout_of(engine: str) -> Layout:
+    """One replica of an engine, on a rank or on two."""
+    return Layout.parse("tp2" if "tp2" in engine else "tp1")
+
+
 @functools.cache
 def opened(engine: str, directory: Path) -> Opened:
     """An engine on this rank; a process of vLLM is started once, and ends with the rank."""
-    mesh, stored = build_mesh(Layout.parse("tp1"), 0), read_model(directory)
+    layout = layout_of(engine)
+    mesh, stored = build_mesh(layout, 0), read_model(directory)
     spec = sampling_spec(stored, VOCAB_SIZE)
     model = build_model(spec, mesh)
 
@@ -169,8 +184,10 @@ def opened(engine: str, directory: Path) -> Opened:
         block_tokens=BLOCK_TOKENS,
         cache_bytes=2**24,
         temperature=0.8,
+        shard=shard_of_rank(layout, 0) or EngineShard(),
     )
-    process = EngineProcess(VLLM_PYTHON, settings, log=directory.with_suffix(".log"))
+    log = directory.with_name(f"{directory.name}-{mesh.tp_rank}.log")
+    process = EngineProcess(VLLM_PYTHON, settings, log=log)
     process.wait_until_ready("0.32.")
     return Opened(theirs, load)
 
@@ -188,7 +205,7 @@ def sample(
     return found.replica(settings).generate(prompts, version=version), version
 
 
-def sample_on_a_rank(
+def sample_on_ranks(
     engine: str,
     directory: Path,
     source: Path | None = None,
@@ -196,7 +213,12 @@ def sample_on_a_rank(
     prompts: tuple[Prompt, ...] = PROMPTS,
     settings: Settings = SAMPLED,
 ) -> tuple[tuple[Response, ...], int]:
-    [found] = run_on_ranks(1, sample, engine, directory, source or directory, prompts, settings, timeout=300.0)
+    """As `sample`, on all ranks of a replica, which return the same."""
+    num_ranks = layout_of(engine).num_ranks
+    found, *same = run_on_ranks(
+        num_ranks, sample, engine, directory, source or directory, prompts, settings, timeout=300.0
+    )
+    assert all(other == found for other in same)
     return found
 
 
@@ -223,14 +245,13 @@ def policy_logprobs(directory: Path, response: Response, temperature: float) -> 
     return (logits / (temperature or 1.0)).log_softmax(-1)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("family", FAMILY_CASES)
+@pytest.mark.parametrize(("family", "engine"), FAMILY_CASES)
 def test_greedy_responses_are_those_of_transformers_before_and_after_new_weights(
     family: str, engine: str, tmp_path: Path
 ) -> None:
     first, second = (checkpoint(tmp_path / f"{family}{seed}", family, seed) for seed in range(2))
     for source in (first, second):
-        responses, version = sample_on_a_rank(engine, first, source, settings=GREEDY)
+        responses, version = sample_on_ranks(engine, first, source, settings=GREEDY)
         for response in responses[:: 1 if family == "Llama" else 8]:
             assert response.tokens == tuple(policy_logprobs(source, response, 0.0).argmax(-1).tolist())
             assert set(response.versions) == {version}
@@ -239,7 +260,7 @@ def test_greedy_responses_are_those_of_transformers_before_and_after_new_weights
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_log_probabilities_are_those_of_the_policy(engine: str, directory: Path) -> None:
-    for response in sample_on_a_rank(engine, directory)[0][:9]:
+    for response in sample_on_ranks(engine, directory)[0][:9]:
         policy = policy_logprobs(directory, response, 0.8)
         expected = policy.gather(1, torch.tensor(response.tokens)[:, None]).squeeze(1)
         assert torch.allclose(torch.tensor(response.logprobs), expected.double().float(), atol=1e-4)
@@ -248,7 +269,7 @@ def test_log_probabilities_are_those_of_the_policy(engine: str, directory: Path)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_responses_end_with_an_end_token_or_at_their_limit(engine: str, directory: Path) -> None:
     prompts = tuple(replace(prompt, max_response=5 if prompt.row % 2 else None) for prompt in PROMPTS)
-    responses = sample_on_a_rank(engine, directory, prompts=prompts)[0]
+    responses = sample_on_ranks(engine, directory, prompts=prompts)[0]
     assert {response.finish for response in responses} == {Finish.EOS, Finish.LENGTH}
     for response in responses:
         limit = response.prompt.max_response or MAX_RESPONSE
@@ -259,7 +280,7 @@ def test_responses_end_with_an_end_token_or_at_their_limit(engine: str, director
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_is_sampled_does_not_depend_on_the_slots(engine: str, directory: Path) -> None:
-    one, other = (sample_on_a_rank(engine, directory, settings=Settings(num_slots=slots))[0] for slots in (64, 3))
+    one, other = (sample_on_ranks(engine, directory, settings=Settings(num_slots=slots))[0] for slots in (64, 3))
     assert [response.tokens for response in one] == [response.tokens for response in other]
 
 
@@ -272,7 +293,7 @@ def test_first_tokens_have_the_distribution_of_the_policy_under_filters(
 ) -> None:
     prompts = tuple(replace(PROMPTS[0], row=row, sample_id=row, max_response=1) for row in range(num_samples))
     settings = Settings(Sampling(temperature=0.8, **filters))
-    responses = sample_on_a_rank(engine, directory, prompts=prompts, settings=settings)[0]
+    responses = sample_on_ranks(engine, directory, prompts=prompts, settings=settings)[0]
     counts = np.bincount([response.tokens[0] for response in responses], minlength=VOCAB_SIZE)
     scores = policy_logprobs(directory, responses[0], 0.8)[:1]
     if "top_k" in filters:
@@ -290,7 +311,7 @@ def test_first_tokens_have_the_distribution_of_the_policy_under_filters(
 @pytest.mark.parametrize("engine", ENGINES)
 def test_filters_leave_the_log_probabilities_of_the_policy(engine: str, directory: Path) -> None:
     settings = Settings(Sampling(temperature=0.8, top_k=9, top_p=0.7))
-    for response in sample_on_a_rank(engine, directory, settings=settings)[0][:9]:
+    for response in sample_on_ranks(engine, directory, settings=settings)[0][:9]:
         policy = policy_logprobs(directory, response, 0.8)
         expected = policy.gather(1, torch.tensor(response.tokens)[:, None]).squeeze(1)
         assert torch.allclose(torch.tensor(response.logprobs), expected.double().float(), atol=1e-4)
@@ -301,8 +322,8 @@ def test_filters_leave_the_log_probabilities_of_the_policy(engine: str, director
 def test_any_of_several_end_tokens_and_stop_strings_ends_a_response(engine: str, directory: Path) -> None:
     """Without them the same tokens are sampled, up to the limit."""
     ends, stop = frozenset({EOS, 11}), ("18.1", "19.2")
-    endless = sample_on_a_rank(engine, directory, settings=Settings(end_tokens=frozenset()))[0]
-    ended = sample_on_a_rank(engine, directory, settings=Settings(end_tokens=ends, stop=stop))[0]
+    endless = sample_on_ranks(engine, directory, settings=Settings(end_tokens=frozenset()))[0]
+    ended = sample_on_ranks(engine, directory, settings=Settings(end_tokens=ends, stop=stop))[0]
     assert {response.finish for response in ended} >= {Finish.EOS, Finish.STOP}
     assert {response.tokens[-1] for response in ended if response.finish is Finish.EOS} == ends
     for whole, response in zip(endless, ended, strict=True):
@@ -316,10 +337,10 @@ def test_any_of_several_end_tokens_and_stop_strings_ends_a_response(engine: str,
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_rollouts_of_several_turns_go_on_as_transformers_would(engine: str, directory: Path) -> None:
-    endless = sample_on_a_rank(engine, directory, settings=GREEDY._replace(end_tokens=frozenset()))[0]
+    endless = sample_on_ranks(engine, directory, settings=GREEDY._replace(end_tokens=frozenset()))[0]
     called = Counter(token for response in endless for token in response.tokens[1:-4]).most_common(1)[0][0]
     settings = GREEDY._replace(calls=(f"{called}.",), num_slots=16)
-    responses = sample_on_a_rank(engine, directory, settings=settings)[0]
+    responses = sample_on_ranks(engine, directory, settings=settings)[0]
     assert sum(TOOL_TOKEN_VERSION in response.versions for response in responses) > 5
     for response in responses:
         is_told = torch.tensor(response.versions) == TOOL_TOKEN_VERSION
@@ -353,8 +374,14 @@ def test_sequences_in_flight_continue_with_new_weights(
     through_a_snapshot: bool, engine: str, directory: Path, tmp_path: Path
 ) -> None:
     second = checkpoint(tmp_path / "second", seed=1)
-    [(delivered, rest, version)] = run_on_ranks(
-        1, continue_with_new_weights, engine, directory, second, through_a_snapshot, timeout=300.0
+    (delivered, rest, version), *_ = run_on_ranks(
+        layout_of(engine).num_ranks,
+        continue_with_new_weights,
+        engine,
+        directory,
+        second,
+        through_a_snapshot,
+        timeout=300.0,
     )
     assert {response.step for response in delivered} == {0}
     assert len(rest) == 8

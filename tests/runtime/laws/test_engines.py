@@ -16,6 +16,7 @@ from meshwright.planner.plan.plan import write_plan
 from meshwright.runtime.execution.train import run_plan
 from meshwright.runtime.records.record import RunSummary
 from tests.runtime.checkpoints import name_end_tokens, write_checkpoint
+from tests.runtime.command import Call
 from tests.runtime.inference.vllm_environment import VLLM_PYTHON, needs_vllm
 from tests.runtime.laws.test_restarts import command, ranks_of, wait_for_steps
 from tests.runtime.rewarded import lines, rewarded, stopped_and_resumed, write_rewarded
@@ -25,6 +26,7 @@ pytestmark = [pytest.mark.check_all, needs_vllm]
 
 THIRD = {"name": "third", "function": "tests.runtime.rewarding:third_word"}
 TWO_REPLICAS = ("actor_generate.layout=tp1,dp2",)
+TWO_SHARDS = ("actor_generate.layout=tp2,dp1",)
 APART = ("actor_generate.pool=0:1", "actor_train.pool=1:1")
 BY_VLLM: dict[str, Any] = {"engine": "vllm", "engines": {"vllm": {"python": str(VLLM_PYTHON)}}}
 
@@ -50,15 +52,31 @@ def require_same_weights(out: Path) -> None:
             assert line["max_generator_gap"] < 1e-4
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-def test_rewards_rise_and_every_update_reaches_the_engine(algorithm: str, tmp_path: Path) -> None:
-    summary = run_plan(rewarded(written(tmp_path, algorithm), tmp_path / "run", *TWO_REPLICAS, steps=12))
+@pytest.mark.parametrize(("algorithm", "pins"), [("grpo", TWO_REPLICAS), ("ppo", TWO_REPLICAS), ("grpo", TWO_SHARDS)])
+def test_rewards_rise_and_every_update_reaches_the_engine(
+    algorithm: str, pins: tuple[str, ...], tmp_path: Path
+) -> None:
+    summary = run_plan(rewarded(written(tmp_path, algorithm), tmp_path / "run", *pins, steps=12))
     assert isinstance(summary, RunSummary)
     rise, error = summary.improvement() or (0.0, 1.0)
     assert rise > 3 * error
     assert {line["max_staleness"] for line in lines(tmp_path / "run")} == {0}
     require_same_weights(tmp_path / "run")
     assert "generation by vllm 0.32" in summary.kernels
+
+
+def test_a_first_job_runs_with_vllm_without_pins(call: Call, tmp_path: Path) -> None:
+    written(tmp_path)
+    numbers = ("--device", "local", "--gpus", 2, "--batch", 8, "--prompt", 8, "--response", 16)
+    asked = call("init", tmp_path / "actor", *numbers, "--algorithm", "grpo", "-o", tmp_path / "first.yaml")
+    assert asked.code == 0, asked.err
+    path = tmp_path / "first.yaml"
+    data = {"data": {"prompts": "prompts.jsonl", "tokenizer": "tokenizer"}}
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "rewards": [THIRD], **data, **BY_VLLM}))
+    summary = run_plan(rewarded(path, tmp_path / "run", steps=2))
+    assert isinstance(summary, RunSummary)
+    assert "generation by vllm 0.32" in summary.kernels
+    require_same_weights(tmp_path / "run")
 
 
 def test_filters_and_a_temperature_leave_the_log_probabilities_those_of_the_trainer(tmp_path: Path) -> None:
@@ -82,17 +100,21 @@ def test_batches_in_flight_keep_the_bound_on_staleness(tmp_path: Path) -> None:
     require_same_weights(asked.out)
 
 
-def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
-    one, other = stopped_and_resumed(rewarded(written(tmp_path), tmp_path / "whole", *TWO_REPLICAS, steps=4))
+@pytest.mark.parametrize("pins", [TWO_REPLICAS, TWO_SHARDS])
+def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(pins: tuple[str, ...], tmp_path: Path) -> None:
+    one, other = stopped_and_resumed(rewarded(written(tmp_path), tmp_path / "whole", *pins, steps=4))
     for key in ("score", "actor_grad_norm", "reward_third"):
         assert [line[key] for line in one] == [line[key] for line in other]
 
 
-def test_an_engine_that_is_killed_is_named_and_started_again_with_its_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pins", [TWO_REPLICAS, TWO_SHARDS])
+def test_an_engine_that_is_killed_is_named_and_started_again_with_its_rank(
+    pins: tuple[str, ...], tmp_path: Path
+) -> None:
     path = write_job(tmp_path, num_ranks=2)
     path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **BY_VLLM}))
     with_wide_heads(tmp_path)
-    write_plan(tmp_path / "plan.json", request(path, tmp_path, *TWO_REPLICAS).plan)
+    write_plan(tmp_path / "plan.json", request(path, tmp_path, *pins).plan)
     agent = LOOPBACK[0].start(command(tmp_path, tmp_path / "run", "--max-restarts", 1))
     wait_for_steps(tmp_path / "run", 2, [agent])
     engines = [

@@ -33,12 +33,13 @@ ENGINES = (
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = write_job(tmp_path_factory.mktemp("job"), num_ranks=1)
+    write_job(path.parent, num_ranks=2)
     write_checkpoint(path.parent / "actor", vocab_size=VOCAB_SIZE, head_dim=32)
     return path.parent
 
 
-def facts_of(directory: Path) -> Facts:
-    return resolve(read_job(directory / "job-1.yaml"), directory)
+def facts_of(directory: Path, num_ranks: int = 1) -> Facts:
+    return resolve(read_job(directory / f"job-{num_ranks}.yaml"), directory)
 
 
 class CountingProcess(EngineProcess):
@@ -48,7 +49,7 @@ class CountingProcess(EngineProcess):
         super().__init__(*args, **settings, server=SERVER)  # type: ignore[arg-type]
 
 
-def times(engine: str, directory: Path, table: Table, seconds: float) -> EngineTimings:
+def times(engine: str, directory: Path, table: Table, seconds: float, num_ranks: int = 1) -> EngineTimings:
     python = VLLM_PYTHON
     if engine == "counting":
         engine_benchmarks.EngineProcess = CountingProcess  # type: ignore[misc, attr-defined]
@@ -57,7 +58,7 @@ def times(engine: str, directory: Path, table: Table, seconds: float) -> EngineT
     timed = TimedEngine(
         name=VLLM, python=python, model=directory / "actor", top_k=5, top_p=0.9, log=directory / "engine"
     )
-    return measure_engine(facts_of(directory), table, timed, seconds)
+    return measure_engine(facts_of(directory, num_ranks), table, timed, seconds)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -77,6 +78,19 @@ def test_all_points_of_a_job_are_timed_and_only_missing_ones_again(engine: str, 
     assert set(kept) == {one.point for one in found.measurements}
     assert [kept[one.point] == one for one in found.measurements] == [True] * len(fewer.measurements) + [False]
     assert again.loads == found.loads
+
+
+@pytest.mark.check_all
+@needs_vllm
+def test_ranks_are_timed_alone_and_sharing_a_model(directory: Path) -> None:
+    facts, table = facts_of(directory, 2), EMPTY
+    found, other = run_on_ranks(2, times, "vllm", directory, table, 60.0, 2, timeout=500.0)
+    assert found == other
+    for tp in (1, 2):
+        shape = shape_of(facts.models.spec(Role.ACTOR), tp)
+        assert found.has_rounds_of(shape)
+        assert (found.load_seconds(shape, 3) or 0.0) > 0.0
+    assert missing_of_engine(facts, table.with_timings(found), VLLM) == ((), ())
 
 
 @pytest.mark.slow

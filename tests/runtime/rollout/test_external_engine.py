@@ -15,9 +15,7 @@ from meshwright.planner.job.engine_environments import EngineEnvironment, Engine
 from meshwright.planner.job.job import Job, read_job, resolve
 from meshwright.planner.job.sections import ClusterSpec
 from meshwright.planner.plan.plan import Plan
-from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.model_parts.hf_config import SlidingWindow
 from meshwright.profiles.stages import GENERATE
@@ -52,25 +50,6 @@ def with_actor(plan: Plan, **changes: Any) -> Plan:
     return with_facts(plan, models=models.model_copy(update={"actor": replace(models.actor, **changes)}))
 
 
-def with_generation(plan: Plan, layout: str | None = None, **schedule: Any) -> Plan:
-    found = plan.placement(GENERATE)
-    changed = found.model_copy(
-        update={
-            "layout": Layout.parse(layout) if layout else found.layout,
-            "schedule": replace(found.schedule, **schedule),
-        }
-    )
-    placements = tuple(changed if placement is found else placement for placement in plan.placements)
-    return plan.model_copy(update={"placements": placements})
-
-
-def with_turns(plan: Plan) -> Plan:
-    turns = ToolTurns.model_validate(
-        {"number": {"max": 2, "fixed": 2}, "result": {"max": 4, "fixed": 2}, "max_tokens": 24}
-    )
-    return with_facts(plan, workload=plan.facts.workload.model_copy(update={"turns": turns}))
-
-
 CHANGED: Mapping[str, tuple[Callable[[Plan], Plan], str]] = {
     "architecture": (lambda plan: with_actor(plan, architecture="PhiForCausalLM"), "and the actor is PhiForCausalLM"),
     "heads": (lambda plan: with_actor(plan, head_dim=16), "elements, and the actor's have 16"),
@@ -79,15 +58,7 @@ CHANGED: Mapping[str, tuple[Callable[[Plan], Plan], str]] = {
         "the actor has one of 32 tokens",
     ),
     "adapter": (lambda plan: with_actor(plan, adapter=Adapter(rank=4, alpha=8.0)), "the actor trains an adapter"),
-    "shards": (
-        lambda plan: with_generation(plan, "tp2"),
-        "each of its replicas is one rank, and actor_generate has tp2,pp1,dp1; plan with --pin actor_generate.tp=1",
-    ),
     "8 bits": (lambda plan: with_facts(plan, generation_weights="fp8"), "generation_weights is fp8"),
-    "turns": (with_turns, "gives up its slot; plan with --pin actor_generate.while_waiting=leave"),
-    "chunks": (lambda plan: with_generation(plan, chunk_tokens=8), "--pin STAGE.chunk_tokens=0"),
-    "batches in flight": (lambda plan: with_generation(plan, batches_in_flight=2), "cache_after_refit: recompute"),
-    "overcommit": (lambda plan: with_generation(plan, overcommit=4), "cache_after_refit: recompute"),
 }
 
 
