@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
@@ -208,19 +209,28 @@ class CoreAttention(nn.Module):
         """The limits of the layer, with the sinks of this rank's heads."""
         return replace(self._limits, sinks=self.softmax_offset)
 
-    def sharded_state_dict(
-        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """The state for a checkpoint: the sinks, sharded along their only axis."""
-        state: dict[str, Any] = make_sharded_tensors_for_checkpoint(
-            self.state_dict(prefix="", keep_vars=True),
-            prefix,
-            {"softmax_offset": 0},
-            sharded_offsets,
-            tp_group=self.tp_group,
-            dp_cp_group=(metadata or {}).get("dp_cp_group"),
-        )
-        return state
+    def sharded_state_dict(self, *places: Any, **options: Any) -> dict[str, Any]:
+        """The state for a checkpoint: the sinks, if there are any."""
+        return shards_of_heads(self, self.tp_group, *places, **options)
+
+
+def shards_of_heads(
+    module: nn.Module,
+    tp_group: dist.ProcessGroup | None,
+    prefix: str = "",
+    sharded_offsets: tuple[Any, ...] = (),
+    metadata: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The state for a checkpoint of a module whose parameters [heads / tp * size] are sharded along their only axis."""
+    state: dict[str, Any] = make_sharded_tensors_for_checkpoint(
+        module.state_dict(prefix="", keep_vars=True),
+        prefix,
+        {name: 0 for name, _ in module.named_parameters()},
+        sharded_offsets,
+        tp_group=tp_group,
+        dp_cp_group=(metadata or {}).get("dp_cp_group"),
+    )
+    return state
 
 
 def _sinks(spec: ModelSpec, config: TransformerConfig) -> nn.Parameter:

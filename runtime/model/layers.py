@@ -36,7 +36,6 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
-from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
 from meshwright.profiles.experts import Experts
@@ -44,7 +43,7 @@ from meshwright.profiles.model_parts.adapter import Linear
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.device import host
 from meshwright.runtime.model.adapters import AdaptedColumnParallelLinear, AdaptedRowParallelLinear, linear_class
-from meshwright.runtime.model.attention import CoreAttention, Rotate, torch_varlen_kernel
+from meshwright.runtime.model.attention import CoreAttention, Rotate, shards_of_heads, torch_varlen_kernel
 from meshwright.runtime.model.kernel_choice import PLAIN, ChosenKernels
 from meshwright.runtime.model.latent_attention import LatentCoreAttention, LatentSelfAttention
 from meshwright.runtime.model.mesh import Mesh
@@ -437,19 +436,9 @@ class WholeNorm(nn.Module):
         normed = wide * torch.rsqrt(squares / self._size + self.epsilon)
         return (self.weight.float() * normed).to(heads.dtype).view(heads.shape)
 
-    def sharded_state_dict(
-        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """The state for a checkpoint, whose weight is sharded along its only axis."""
-        state: dict[str, Any] = make_sharded_tensors_for_checkpoint(
-            self.state_dict(prefix="", keep_vars=True),
-            prefix,
-            {"weight": 0},
-            sharded_offsets,
-            tp_group=self.tp_group,
-            dp_cp_group=(metadata or {}).get("dp_cp_group"),
-        )
-        return state
+    def sharded_state_dict(self, *places: Any, **options: Any) -> dict[str, Any]:
+        """The state for a checkpoint: the weight."""
+        return shards_of_heads(self, self.tp_group, *places, **options)
 
 
 class ScalarHead(nn.Module):
