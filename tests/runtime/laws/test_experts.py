@@ -179,7 +179,7 @@ def test_latent_attention_agrees_with_transformers(tmp_path: Path, layout: str, 
     check_logprobs(directory, layout, expected_logprobs(directory, tokens()))
 
 
-@cases("layout", ["tp2,pp2,ep2,etp1,sp", "tp1", "tp2", "pp2", "tp2,dp2,ep2,sp", *DIVIDED], few=1)
+@cases("layout", ["tp2,dp2,ep2,sp", "tp1", "tp2", "pp2", "tp2,pp2,ep2,etp1,sp", *DIVIDED], few=1)
 def test_sinks_and_clamped_experts_with_biases_agree_with_transformers(tmp_path: Path, layout: str) -> None:
     directory = mixture(tmp_path / "model", "GptOss")
     check_logprobs(directory, layout, expected_logprobs(directory, tokens()))
