@@ -65,6 +65,15 @@ attention."""
 _STATE_COLUMNS = 128
 """Columns of the products inside a layer of linear attention or Mamba: the size of a head in published models."""
 
+
+class WeightFormats(NamedTuple):
+    """Number formats of the weights of a generating shard, by name: of the linears of its layers, and of its routed
+    experts."""
+
+    linears: str
+    experts: str
+
+
 _MANY_PASSES = 16
 """Number of passes from which costing all of them together is faster than one by one."""
 
@@ -150,7 +159,8 @@ class AnalyticShard(Shard):
     residuals of this rank touch: 1, or 1/tp under sequence parallelism. Experts are spread over `spread` replicas and,
     if they are not sharded by tp, over `folded` ranks of each (see `Mixture`). `kernels` replace the analytic kernel
     times, and `head_kernels` those of the head. With `is_quantised` the shard generates with 8-bit weights in its
-    linears. With a `linear_format` the linears of its layers, experts included, train in that number format.
+    linears. With a `linear_format` the linears of its layers, experts included, train in that number format. With
+    `weight_formats` it generates with those of a checkpoint, where they are not the precision.
 
     Raises BadInput for an unknown precision, or one for which the device has no peak.
     """
@@ -170,6 +180,7 @@ class AnalyticShard(Shard):
         head_kernels: Kernels | None = None,
         is_quantised: bool = False,
         linear_format: str | None = None,
+        weight_formats: WeightFormats | None = None,
     ) -> None:
         number_format = precision_named(precision, device)
         self._framework, self._cache_bytes = framework or own_framework(device.kind), number_format.cache_bytes
@@ -181,17 +192,14 @@ class AnalyticShard(Shard):
         self._launch = device.launch_seconds if launch is None else launch
         self._forward_launch = self._launch if forward_launch is None else forward_launch
 
-        def analytic_kernels(name: str, weight_bytes: float) -> Kernels:
-            flops = device.flops_per_second[precision_named(name, device).peak] * efficiency.sustained
-            return Kernels(
-                device, efficiency, flops_per_second=flops, weight_bytes=weight_bytes, size=number_format.size
-            )
-
-        self._kernels = kernels or analytic_kernels(precision, number_format.weight_bytes)
-        self._linear_kernels, self._is_cast = self._kernels, linear_format is not None
+        kernels_in = partial(_kernels_in, device=device, efficiency=efficiency, size=number_format.size)
+        self._kernels = kernels or kernels_in(precision)
+        self._router_kernels, self._is_cast = self._kernels, linear_format is not None
         if linear_format:
-            self._linear_kernels = _kernels_of_format(linear_format, device, efficiency, number_format.size)
-        self._head_kernels = head_kernels or kernels or analytic_kernels(number_format.head, number_format.size)
+            self._router_kernels = _kernels_of_format(linear_format, device, efficiency, number_format.size)
+        served = [kernels_in(name) for name in weight_formats or ()]
+        self._linear_kernels, expert_kernels = served or [self._router_kernels] * 2
+        self._head_kernels = head_kernels or kernels or kernels_in(number_format.head)
         hidden = model.hidden_size
         self._new_heads, cached_heads = _attention_kernels(model, cached=False), _attention_kernels(model, cached=True)
         self._linear = model.linear
@@ -209,8 +217,7 @@ class AnalyticShard(Shard):
         self._mixture, self._routing = None, 0.0
         if model.experts:
             self._mixture = Mixture(
-                self._linear_kernels,
-                efficiency,
+                expert_kernels,
                 model.experts,
                 hidden,
                 spread=spread,
@@ -428,7 +435,7 @@ class AnalyticShard(Shard):
         """Return the seconds of the matmuls of a layer's router and experts."""
         gemm, kernels = self._gemm, self._linear_kernels
         hidden, shared = self._model.hidden_size, mixture.experts.shared_ffn_size
-        mixed = gemm(count, hidden, mixture.experts.num_experts, trains, kernels)
+        mixed = gemm(count, hidden, mixture.experts.num_experts, trains, self._router_kernels)
         mixed = mixed + mixture.seconds(count, trains=trains, is_frozen=self._adapter is not None)
         if shared:
             widened = gemm(count, hidden, (mixture.experts.num_matrices - 1) * shared, trains, kernels)
@@ -522,6 +529,20 @@ class AnalyticShard(Shard):
             return PassSeconds(model.adapter_layer_params * per_param, 0.0, Source.ANALYTIC)
         ends = model.num_params - model.num_layers * model.layer_params
         return PassSeconds(model.layer_params * per_param, ends * per_param, Source.ANALYTIC)
+
+
+def _kernels_in(name: str, *, device: Device, efficiency: Efficiency, size: float) -> Kernels:
+    """Return the kernels of a pass in a number format, with `size` bytes an element between them."""
+    named = precision_named(name, device)
+    return Kernels(
+        device,
+        efficiency,
+        flops_per_second=device.flops_per_second[named.peak] * efficiency.sustained,
+        weight_bytes=named.weight_bytes,
+        size=size,
+        block_scaled=named.block_scaled,
+        widens=named.widens,
+    )
 
 
 def _kernels_of_format(name: str, device: Device, efficiency: Efficiency, size: float) -> Kernels:
