@@ -84,6 +84,13 @@ class Transfers(Document):
     source: str = Field(min_length=1)
 
 
+class FunctionalTests(Document):
+    """Megatron-LM's functional tests that do not state their ranks."""
+
+    num_gpus: int = Field(gt=0)
+    source: str = Field(min_length=1)
+
+
 class VTrain(Document):
     """The cluster of vTrain's iterations on several nodes."""
 
@@ -94,6 +101,7 @@ class VTrain(Document):
 class Assumed(Document):
     adapters: Adapters
     vtrain: VTrain
+    functional_tests: FunctionalTests
     transfers: Transfers
     served: Served
     checkpoints: Checkpoints

@@ -141,6 +141,7 @@ class _Job:
             has_experts=self.model.experts is not None,
             lengths_differ=True,
             shards_weights=self.layers_are_sharded,
+            is_of_other_trainer=True,
         )
 
     def in_turn(self) -> Cost:

@@ -71,7 +71,12 @@ class Serving:
     @property
     def doubt(self) -> Doubt:
         """What makes its seconds uncertain besides the rates of the machine."""
-        return Doubt(device=self.cluster.device.name, has_experts=self.model.experts is not None)
+        return Doubt(
+            device=self.cluster.device.name,
+            has_experts=self.model.experts is not None,
+            only_generates=True,
+            is_imported=self.measured is not None,
+        )
 
     def slots(self) -> int:
         """Sequences that decode together: as many as the cache holds whole, and the engine allows.
