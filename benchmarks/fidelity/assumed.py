@@ -73,6 +73,7 @@ class Adapters(Document):
     """Low-rank adapters of training rows that do not state their rank."""
 
     rank: int = Field(gt=0)
+    of_queries_keys_and_values: tuple[str, ...] = Field(description="sets whose recipes adapt only these linears")
     source: str = Field(min_length=1)
 
 
@@ -91,6 +92,13 @@ class FunctionalTests(Document):
     source: str = Field(min_length=1)
 
 
+class PrimeRl(Document):
+    """Steps of prime-rl's trainer."""
+
+    reinforcement_seconds: float = Field(ge=0, description="of a step, besides those of supervised fine-tuning")
+    source: str = Field(min_length=1)
+
+
 class VTrain(Document):
     """The cluster of vTrain's iterations on several nodes."""
 
@@ -102,6 +110,7 @@ class Assumed(Document):
     adapters: Adapters
     vtrain: VTrain
     functional_tests: FunctionalTests
+    prime_rl: PrimeRl
     transfers: Transfers
     served: Served
     checkpoints: Checkpoints

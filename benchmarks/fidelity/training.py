@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from benchmarks.fidelity.assumed import VTrain, assumed
+from benchmarks.fidelity.assumed import Adapters, VTrain, assumed
 from benchmarks.fidelity.hardware import cluster_of
 from benchmarks.fidelity.intervals import UNSHIFTED, Doubt, Shift
 from benchmarks.fidelity.pretraining import Iteration, iteration_memory, iteration_seconds, last_stage_memory
@@ -295,8 +295,14 @@ def _model(row: Row, notes: Mapping[str, str]) -> ModelSpec:
         return model
     if model.experts:
         raise Skip("adapters of experts are not priced")
-    rank = assumed().adapters.rank
-    return replace(model, adapter=Adapter(rank=rank, alpha=float(rank)))
+    return replace(model, adapter=_adapter(row, assumed().adapters))
+
+
+def _adapter(row: Row, adapters: Adapters) -> Adapter:
+    rank, alpha = adapters.rank, float(adapters.rank)
+    if row["dataset"].startswith(adapters.of_queries_keys_and_values):
+        return Adapter(rank=rank, alpha=alpha, targets=("linear_qkv",))
+    return Adapter(rank=rank, alpha=alpha)
 
 
 def _predicts_further(row: Row) -> bool:

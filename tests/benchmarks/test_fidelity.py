@@ -349,6 +349,12 @@ def test_recipes_say_what_is_computed_again_and_where_experts_are() -> None:
     assert 0.5 < saved.amount("recomputation") / again.amount("recomputation") < 0.8
 
 
+def test_adapters_of_fewer_linears_take_less_time() -> None:
+    llama = {"hidden": "", "layers": "", "heads": "", "notes": "", "model": "LLAMA3_8B", "PP": "1", "DP": "8"}
+    narrow, wide = (iteration("", ci_row(**llama, dataset=f"{name}_lora")) for name in ("dgxc_nemo", "automodel"))
+    assert narrow.predicted < wide.predicted
+
+
 def test_embedding_and_head_may_take_the_places_of_layers() -> None:
     """126 layers of Llama-3 405B divide into 8 x 8 chunks with both."""
     recipe = {"dataset": "dgxc_nemo", "hidden": "", "layers": "", "heads": "", "notes": "", "model": "Llama 3.1 405B"}
