@@ -50,6 +50,12 @@ FlashAttention-2, arXiv:2307.08691, section 3.1). It is divided by the speed of 
 _ELEMENTWISE_BACKWARD = 2.0
 """Backward over forward traffic: it reads the saved input and the gradient, and writes a gradient."""
 
+_EAGER_NORM, _EAGER_ROTATION, _EAGER_GATE = 16, 8, 2
+"""Elements in 16 bits that PyTorch's operators move besides those of a fused kernel (transformers 4.52,
+models/llama/modeling_llama.py): of a norm (cast to 32 bits, square, mean, product with the inverse root, cast, product
+with the weight: 36 bytes, fused 4), of a rotation (two products, a negation, a concatenation and a sum: 20 bytes, fused
+4), and of a gate (its activation is written and read)."""
+
 _SCORE_BYTES, _SCORE_BACKWARD_BYTES = 13, 19
 """Traffic per score when scores are stored in 16 bits: two products, softmax, and dropout with a one-byte mask, each
 reading and writing (Korthikanti et al., arXiv:2205.05198, section 4.1, lists what is stored)."""
@@ -230,9 +236,9 @@ class AnalyticShard(Shard):
             self._routing = self._expert_share * self._routing_kernels(model.experts, spread * folded)
         elif not is_uniform:
             mlp_elements *= self._dense_share
-        around_blocks = _elements_around_blocks(model) * hidden * whole_share
-        layer_bytes = number_format.size * (around_blocks + model.mixed_elements + mlp_elements)
-        self._layer_elementwise = self._kernels.elementwise(layer_bytes)
+        around_blocks = _elements_around_blocks(model, is_eager=self._framework.eager_operators) * hidden * whole_share
+        inside_blocks = model.mixed_elements + mlp_elements + self._framework.eager_operators * _eager_elements(model)
+        self._layer_elementwise = self._kernels.elementwise(number_format.size * (around_blocks + inside_blocks))
         self._layer_products = self._linear_kernels.products(self._gemms)
         self._layer_gradients = self._linear_kernels.products([(outer, inner) for inner, outer in self._gemms])
         self._cast_seconds = self._casting_seconds() if self._is_cast else (0.0, 0.0)
@@ -572,13 +578,21 @@ def _attention_kernels(model: ModelSpec, *, cached: bool) -> tuple[tuple[float, 
     return tuple((share, kernel) for share, kernel in kernels if share)
 
 
-def _elements_around_blocks(model: ModelSpec) -> float:
+def _elements_around_blocks(model: ModelSpec, *, is_eager: bool) -> float:
     """Return the elements per token that norms and residuals of a layer read and write, over the hidden size.
 
     A block has five: its norm, which reads and writes, and a residual, which reads two and writes one. Norms after
-    attention and MLP in addition to those before read and write once more.
+    attention and MLP in addition to those before read and write once more. PyTorch's own norm (`is_eager`) moves more.
     """
-    return model.blocks_per_layer * (5 + (2 if model.norms == "both" else 0))
+    norms = 2 if model.norms == "both" else 1
+    return model.blocks_per_layer * (3 + norms * (2 + _EAGER_NORM * is_eager))
+
+
+def _eager_elements(model: ModelSpec) -> float:
+    """Return the elements per token that PyTorch's rotations and gates of a layer read and write besides those of fused
+    kernels."""
+    rotated = model.attention_size + model.kv_size
+    return _EAGER_ROTATION * rotated + _EAGER_GATE * model.gated_mlp * model.active_ffn_size()
 
 
 def _heads(model: ModelSpec) -> tuple[Heads, Heads]:

@@ -108,6 +108,9 @@ class Framework(Document):
     start_share: float = Field(
         default=1.0, ge=0, le=1, description="share of a kernel's start-up that remains inside a CUDA graph"
     )
+    eager_operators: bool = Field(
+        default=False, description="norms, rotary embeddings and gates run as PyTorch's operators, one after the other"
+    )
     kernels_per_layer: int | None = Field(
         default=None, gt=0, description="where kernels are fused; otherwise the device's"
     )
