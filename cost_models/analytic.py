@@ -261,6 +261,10 @@ class AnalyticModel(QueryLoop):
     def memory(self, query: StageQuery) -> Memory:
         return self._memories.memoize(query, lambda: self._layout_memory(query).memory(query.schedule))
 
+    def last_stage_memory(self, query: StageQuery) -> Memory:
+        """Return the memory of the last pipeline stage, which is not always the fullest."""
+        return self._layout_memory(query).of_stages(query.schedule)[-1]
+
     def _layout_memory(self, query: StageQuery) -> LayoutMemory:
         """Return the memory model, which every schedule of a layout shares."""
         return self._layout_memories.memoize(

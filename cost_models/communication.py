@@ -42,6 +42,9 @@ ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, SEND_RECEIVE = "all_reduce", "all_gather
 ALL_TO_ALL = "all_to_all"
 
 
+_MOST_PEERS = 8
+"""Ranks of the largest group whose engine reduces through peer memory (vLLM and SGLang, custom_all_reduce.py)."""
+
 SecondsByBytes: TypeAlias = Callable[[float], tuple[float, Source]]
 """Return the seconds for the bytes of a tensor, and their source."""
 
@@ -174,7 +177,7 @@ class Network:
         is_within_node, never = group.size <= group.per_node, math.inf + 0 * group.size
         if self._peer and operation == ALL_REDUCE:
             latency, per_byte = self._ring(operation, group, self._peer)
-            yield where(is_within_node, latency, never), per_byte
+            yield where(is_within_node & (group.size <= _MOST_PEERS), latency, never), per_byte
         multicast = self._efficiency.multicast
         if multicast and operation == ALL_REDUCE:
             bandwidth = multicast.link_bytes * self._cluster.intra_node.bytes_per_second
@@ -219,6 +222,15 @@ _TENSORS_PER_LAYER = 6
 
 _TENSORS_PER_EXPERT = 3
 """Messages per expert: gate, up and down projection."""
+
+
+def num_whole_tensors(model: ModelSpec) -> int:
+    """Return the tensors of the layers of a model, of which each matrix of an expert is one."""
+    tensors = _TENSORS_PER_LAYER * model.num_layers
+    if model.experts:
+        tensors += _TENSORS_PER_EXPERT * model.experts.num_experts * model.expert_layers_between(0, model.num_layers)
+    return tensors
+
 
 _TENSORS_PER_ADAPTED = 2
 """Messages of an adapter per adapted linear: A and B."""
@@ -398,10 +410,7 @@ def loader_refit(
     2009, section 3). Each matrix of an expert is a tensor. The rate is that of the link, or that at which the trainer
     gathers whole tensors.
     """
-    protocol, tensors = efficiency.protocols[-1], _TENSORS_PER_LAYER * model.num_layers
-    if model.experts:
-        expert_layers = model.expert_layers_between(0, model.num_layers)
-        tensors += _TENSORS_PER_EXPERT * model.experts.num_experts * expert_layers
+    protocol, tensors = efficiency.protocols[-1], num_whole_tensors(model)
     link_seconds, link_bandwidth = _slowest_link(transfer, cluster)
     is_within_node = transfer.union_ranks <= cluster.ranks_per_node
     rate = link_bandwidth * where(is_within_node, protocol.link_bytes, protocol.fabric_bytes + 0 * link_bandwidth)

@@ -50,6 +50,12 @@ FlashAttention-2, arXiv:2307.08691, section 3.1). It is divided by the speed of 
 _ELEMENTWISE_BACKWARD = 2.0
 """Backward over forward traffic: it reads the saved input and the gradient, and writes a gradient."""
 
+_EAGER_NORM, _EAGER_ROTATION, _EAGER_GATE = 16, 8, 2
+"""Elements in 16 bits that PyTorch's operators move besides those of a fused kernel (transformers 4.52,
+models/llama/modeling_llama.py): of a norm (cast to 32 bits, square, mean, product with the inverse root, cast, product
+with the weight: 36 bytes, fused 4), of a rotation (two products, a negation, a concatenation and a sum: 20 bytes, fused
+4), and of a gate (its activation is written and read)."""
+
 _SCORE_BYTES, _SCORE_BACKWARD_BYTES = 13, 19
 """Traffic per score when scores are stored in 16 bits: two products, softmax, and dropout with a one-byte mask, each
 reading and writing (Korthikanti et al., arXiv:2205.05198, section 4.1, lists what is stored)."""
@@ -64,6 +70,15 @@ attention."""
 
 _STATE_COLUMNS = 128
 """Columns of the products inside a layer of linear attention or Mamba: the size of a head in published models."""
+
+
+class WeightFormats(NamedTuple):
+    """Number formats of the weights of a generating shard, by name: of the linears of its layers, and of its routed
+    experts."""
+
+    linears: str
+    experts: str
+
 
 _MANY_PASSES = 16
 """Number of passes from which costing all of them together is faster than one by one."""
@@ -150,7 +165,8 @@ class AnalyticShard(Shard):
     residuals of this rank touch: 1, or 1/tp under sequence parallelism. Experts are spread over `spread` replicas and,
     if they are not sharded by tp, over `folded` ranks of each (see `Mixture`). `kernels` replace the analytic kernel
     times, and `head_kernels` those of the head. With `is_quantised` the shard generates with 8-bit weights in its
-    linears. With a `linear_format` the linears of its layers, experts included, train in that number format.
+    linears. With a `linear_format` the linears of its layers, experts included, train in that number format. With
+    `weight_formats` it generates with those of a checkpoint, where they are not the precision.
 
     Raises BadInput for an unknown precision, or one for which the device has no peak.
     """
@@ -170,6 +186,7 @@ class AnalyticShard(Shard):
         head_kernels: Kernels | None = None,
         is_quantised: bool = False,
         linear_format: str | None = None,
+        weight_formats: WeightFormats | None = None,
     ) -> None:
         number_format = precision_named(precision, device)
         self._framework, self._cache_bytes = framework or own_framework(device.kind), number_format.cache_bytes
@@ -181,17 +198,14 @@ class AnalyticShard(Shard):
         self._launch = device.launch_seconds if launch is None else launch
         self._forward_launch = self._launch if forward_launch is None else forward_launch
 
-        def analytic_kernels(name: str, weight_bytes: float) -> Kernels:
-            flops = device.flops_per_second[precision_named(name, device).peak] * efficiency.sustained
-            return Kernels(
-                device, efficiency, flops_per_second=flops, weight_bytes=weight_bytes, size=number_format.size
-            )
-
-        self._kernels = kernels or analytic_kernels(precision, number_format.weight_bytes)
-        self._linear_kernels, self._is_cast = self._kernels, linear_format is not None
+        kernels_in = partial(_kernels_in, device=device, efficiency=efficiency, size=number_format.size)
+        self._kernels = kernels or kernels_in(precision)
+        self._router_kernels, self._is_cast = self._kernels, linear_format is not None
         if linear_format:
-            self._linear_kernels = _kernels_of_format(linear_format, device, efficiency, number_format.size)
-        self._head_kernels = head_kernels or kernels or analytic_kernels(number_format.head, number_format.size)
+            self._router_kernels = _kernels_of_format(linear_format, device, efficiency, number_format.size)
+        served = [kernels_in(name) for name in weight_formats or ()]
+        self._linear_kernels, expert_kernels = served or [self._router_kernels] * 2
+        self._head_kernels = head_kernels or kernels or kernels_in(number_format.head)
         hidden = model.hidden_size
         self._new_heads, cached_heads = _attention_kernels(model, cached=False), _attention_kernels(model, cached=True)
         self._linear = model.linear
@@ -209,8 +223,7 @@ class AnalyticShard(Shard):
         self._mixture, self._routing = None, 0.0
         if model.experts:
             self._mixture = Mixture(
-                self._linear_kernels,
-                efficiency,
+                expert_kernels,
                 model.experts,
                 hidden,
                 spread=spread,
@@ -223,9 +236,9 @@ class AnalyticShard(Shard):
             self._routing = self._expert_share * self._routing_kernels(model.experts, spread * folded)
         elif not is_uniform:
             mlp_elements *= self._dense_share
-        around_blocks = _elements_around_blocks(model) * hidden * whole_share
-        layer_bytes = number_format.size * (around_blocks + model.mixed_elements + mlp_elements)
-        self._layer_elementwise = self._kernels.elementwise(layer_bytes)
+        around_blocks = _elements_around_blocks(model, is_eager=self._framework.eager_operators) * hidden * whole_share
+        inside_blocks = model.mixed_elements + mlp_elements + self._framework.eager_operators * _eager_elements(model)
+        self._layer_elementwise = self._kernels.elementwise(number_format.size * (around_blocks + inside_blocks))
         self._layer_products = self._linear_kernels.products(self._gemms)
         self._layer_gradients = self._linear_kernels.products([(outer, inner) for inner, outer in self._gemms])
         self._cast_seconds = self._casting_seconds() if self._is_cast else (0.0, 0.0)
@@ -428,7 +441,7 @@ class AnalyticShard(Shard):
         """Return the seconds of the matmuls of a layer's router and experts."""
         gemm, kernels = self._gemm, self._linear_kernels
         hidden, shared = self._model.hidden_size, mixture.experts.shared_ffn_size
-        mixed = gemm(count, hidden, mixture.experts.num_experts, trains, kernels)
+        mixed = gemm(count, hidden, mixture.experts.num_experts, trains, self._router_kernels)
         mixed = mixed + mixture.seconds(count, trains=trains, is_frozen=self._adapter is not None)
         if shared:
             widened = gemm(count, hidden, (mixture.experts.num_matrices - 1) * shared, trains, kernels)
@@ -524,6 +537,20 @@ class AnalyticShard(Shard):
         return PassSeconds(model.layer_params * per_param, ends * per_param, Source.ANALYTIC)
 
 
+def _kernels_in(name: str, *, device: Device, efficiency: Efficiency, size: float) -> Kernels:
+    """Return the kernels of a pass in a number format, with `size` bytes an element between them."""
+    named = precision_named(name, device)
+    return Kernels(
+        device,
+        efficiency,
+        flops_per_second=device.flops_per_second[named.peak] * efficiency.sustained,
+        weight_bytes=named.weight_bytes,
+        size=size,
+        block_scaled=named.block_scaled,
+        widens=named.widens,
+    )
+
+
 def _kernels_of_format(name: str, device: Device, efficiency: Efficiency, size: float) -> Kernels:
     """Return the kernels of linears that compute in a number format; their outputs have `size` bytes an element."""
     weight_bytes = precision_named(name, device).weight_bytes
@@ -551,13 +578,21 @@ def _attention_kernels(model: ModelSpec, *, cached: bool) -> tuple[tuple[float, 
     return tuple((share, kernel) for share, kernel in kernels if share)
 
 
-def _elements_around_blocks(model: ModelSpec) -> float:
+def _elements_around_blocks(model: ModelSpec, *, is_eager: bool) -> float:
     """Return the elements per token that norms and residuals of a layer read and write, over the hidden size.
 
     A block has five: its norm, which reads and writes, and a residual, which reads two and writes one. Norms after
-    attention and MLP in addition to those before read and write once more.
+    attention and MLP in addition to those before read and write once more. PyTorch's own norm (`is_eager`) moves more.
     """
-    return model.blocks_per_layer * (5 + (2 if model.norms == "both" else 0))
+    norms = 2 if model.norms == "both" else 1
+    return model.blocks_per_layer * (3 + norms * (2 + _EAGER_NORM * is_eager))
+
+
+def _eager_elements(model: ModelSpec) -> float:
+    """Return the elements per token that PyTorch's rotations and gates of a layer read and write besides those of fused
+    kernels."""
+    rotated = model.attention_size + model.kv_size
+    return _EAGER_ROTATION * rotated + _EAGER_GATE * model.gated_mlp * model.active_ffn_size()
 
 
 def _heads(model: ModelSpec) -> tuple[Heads, Heads]:

@@ -45,6 +45,10 @@ SCHEDULING = "scheduling"
 _SAMPLED_BYTES = 16
 """Bytes of a sampled token and its log-probability, both sent in fp64."""
 
+_SQUARES_BYTES = 8
+"""Bytes of the mean squares of a token's queries and keys, in 32 bits, which ranks add up where both are normalised
+over all heads (vLLM, model_executor/models/minimax_m2.py)."""
+
 _NO_PROMPTS = 1e-9
 """Number of prompts below which a rounding error of a sum is taken for zero."""
 
@@ -153,9 +157,9 @@ class Generation:
     def _add_exchanges(self, tally: Tally, timed_pass: TimedPass, load: Load, num_layers: float) -> None:
         """Add the collectives and pipeline messages.
 
-        These are two all-reduces a layer (and those of an adapter in a prefill) and one of the embedding, the gather of
-        the logits, the hidden states sent on and the sampled tokens sent back, and the all-to-alls around experts, in
-        which all ranks wait for the busiest one.
+        These are two all-reduces a layer (and those of an adapter in a prefill, and of norms over all heads) and one of
+        the embedding, the gather of the logits, the hidden states sent on and the sampled tokens sent back, and the
+        all-to-alls around experts, in which all ranks wait for the busiest one.
         """
         groups, collectives, pp, number = self.groups, self._collectives, self.query.layout.pp, load.number
         hidden_bytes = load.mean_tokens * self._hidden_bytes
@@ -165,6 +169,8 @@ class Generation:
             if (adapter := self.query.model.adapter) and timed_pass is TimedPass.PREFILL:
                 between, _ = collectives.reduce(load.mean_tokens * adapter.rank * self.element_bytes)
                 reductions += number * num_layers * adapter.num_row_parallel * between
+            if self.query.model.whole_qk_norm:
+                reductions += number * num_layers * collectives.reduce(load.mean_tokens * _SQUARES_BYTES)[0]
             tally.add("tensor-parallel collectives", reductions, source)
             gathered, source = collectives.gather(load.mean_rows * self._logits_bytes)
             tally.add("logits gather", number * gathered, source)

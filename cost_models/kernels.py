@@ -50,10 +50,22 @@ class DecodeSeconds(Protocol):
 
 
 class Kernels:
-    """Kernel times on one device in one precision of `weight_bytes` per weight and `size` bytes per activation."""
+    """Kernel times on one device in one precision of `weight_bytes` per weight and `size` bytes per activation.
+
+    With `block_scaled`, inputs of matmuls are rounded with a scale for each block. With `widens`, grouped ones widen
+    their weights.
+    """
 
     def __init__(
-        self, device: Device, efficiency: Efficiency, *, flops_per_second: float, weight_bytes: float, size: float
+        self,
+        device: Device,
+        efficiency: Efficiency,
+        *,
+        flops_per_second: float,
+        weight_bytes: float,
+        size: float,
+        block_scaled: bool = False,
+        widens: bool = False,
     ) -> None:
         self._efficiency = efficiency
         gemm, grouped = efficiency.gemm, efficiency.grouped
@@ -64,12 +76,21 @@ class Kernels:
         self._prologue, self._split, self._ridge = gemm.prologue, gemm.split, gemm.ridge
         byte = 1 / (self._bandwidth * gemm.bytes)
         self._weight_seconds, self._element_seconds = weight_bytes * byte, size * byte
+        blocks = efficiency.block_scaled if block_scaled else None
+        self._product_start = self._start + (blocks.seconds if blocks else 0.0)
+        self._rounding_seconds = self.elementwise(size + weight_bytes) if blocks else 0.0
+        flops = gemm.flops * (blocks.flops if blocks else 1)
         self._edge = math.gcd(*(rows for rows, _ in gemm.tiles))
         self._tiles = [
-            (rows // self._edge, columns, self._tile_seconds(rows, columns, gemm.flops)) for rows, columns in gemm.tiles
+            (rows // self._edge, columns, self._tile_seconds(rows, columns, flops)) for rows, columns in gemm.tiles
         ]
-        self._grouped_tiles = [(*tile, self._tile_seconds(*tile, grouped.flops)) for tile in gemm.tiles]
-        byte = 1 / (self._bandwidth * grouped.bytes)
+        of_four_bits = grouped.four_bit_seconds if weight_bytes < 1 and not widens else None
+        self.experts_start = grouped.seconds if of_four_bits is None else of_four_bits
+        widened, tiles = grouped.widened if widens else None, gemm.tiles
+        if widened:
+            tiles = (*tiles, (widened.rows, max(columns for _, columns in tiles)))
+        self._grouped_tiles = [(*tile, self._tile_seconds(*tile, grouped.flops)) for tile in tiles]
+        byte = 1 / (self._bandwidth * (widened.bytes if widened else grouped.bytes))
         self._grouped_weight, self._grouped_element = weight_bytes * byte, size * byte
 
     def _tile_seconds(self, rows: int, columns: int, share: float) -> float:
@@ -84,7 +105,8 @@ class Kernels:
     def gemm(self, rows: Any, inner: Any, outer: Any) -> Any:
         """Return the seconds of [rows, inner] x [inner, outer]; of several matmuls if some sizes are arrays."""
         memory = inner * outer * self._weight_seconds + rows * (inner + outer) * self._element_seconds
-        return self._start + smooth_max(self._computing(ceil(rows / self._edge), inner, outer), memory, self._ridge)
+        around = self._product_start + rows * inner * self._rounding_seconds
+        return around + smooth_max(self._computing(ceil(rows / self._edge), inner, outer), memory, self._ridge)
 
     def computing(self, rows: Any, inner: Any, outer: Any) -> Any:
         """Return the seconds of [rows, inner] x [inner, outer] without memory traffic, which is counted elsewhere."""
@@ -95,7 +117,8 @@ class Kernels:
 
         Compute time depends on the number of tiles alone; it is cached where rows are a single number.
         """
-        starts, edge, power, root = len(shapes) * self._start, self._edge, self._ridge, 1 / self._ridge
+        starts, edge, power, root = len(shapes) * self._product_start, self._edge, self._ridge, 1 / self._ridge
+        rounding = sum(inner for inner, _ in shapes) * self._rounding_seconds
         moved = [
             (inner * outer * self._weight_seconds, (inner + outer) * self._element_seconds) for inner, outer in shapes
         ]
@@ -109,7 +132,7 @@ class Kernels:
         def seconds(rows: N) -> N:
             if isinstance(rows, np.ndarray):
                 return sum_of([self.gemm(rows, one, other) for one, other in shapes])
-            edges, total = math.ceil(rows / edge), starts
+            edges, total = math.ceil(rows / edge), starts + rows * rounding
             if edges not in known:
                 known[edges] = parts(edges)
             for compute, weights, per_row in known[edges]:
@@ -236,7 +259,7 @@ def smooth_max(one: N, other: N, power: float) -> N:
 class Precision(NamedTuple):
     """Bytes of a weight, of an activation between kernels, and of a cached key or value, and the format of the head.
 
-    `peak` is the format whose peak products reach.
+    `peak` is the format whose peak products reach. `block_scaled` and `widens` are as in `Kernels`.
     """
 
     weight_bytes: float
@@ -244,6 +267,8 @@ class Precision(NamedTuple):
     cache_bytes: int
     head: str
     peak: str
+    block_scaled: bool = False
+    widens: bool = False
 
 
 PRECISIONS = {
@@ -251,10 +276,12 @@ PRECISIONS = {
     "bf16": Precision(2, 2, 2, "bf16", peak="bf16"),
     "fp8": Precision(1, 2, 1, "bf16", peak="fp8"),
     "fp4": Precision(0.5625, 2, 1, "bf16", peak="fp4"),
-    "w4a16": Precision(0.5625, 2, 2, "bf16", peak="bf16"),
+    "w4a16": Precision(0.5625, 2, 2, "bf16", peak="bf16", widens=True),
+    "fp8-block": Precision(1, 2, 2, "bf16", peak="fp8", block_scaled=True),
 }
 """fp8 and fp4 as inference engines use them: 16-bit between kernels, an fp8 cache; fp4 has an fp8 scale for each 16
-weights (NVFP4; TensorRT-LLM docs, "Numerical Precision"). w4a16 has weights of 4 bits that kernels widen to 16."""
+weights (NVFP4; TensorRT-LLM docs, "Numerical Precision"). fp8-block has a scale for each block of weights, and the
+cache in 16 bits that engines have by default. w4a16 has weights of 4 bits that kernels widen to 16."""
 
 _TRAINED = ("fp32", "bf16")
 """Number formats in which models are trained."""
@@ -382,7 +409,6 @@ class Mixture:
     def __init__(
         self,
         kernels: Kernels,
-        efficiency: Efficiency,
         experts: Experts,
         hidden_size: int,
         *,
@@ -393,7 +419,7 @@ class Mixture:
     ) -> None:
         """With `separate_biases`, biases and clamps of experts are kernels of their own in training."""
         self.experts, width = experts, experts.ffn_size * folded
-        self._kernels, self._start = kernels, efficiency.grouped.seconds
+        self._kernels, self._start = kernels, kernels.experts_start
         self._spread, self._folded, self._ep = spread, folded, spread * folded
         widths = _WIDTHS * width * experts.num_matrices / 3
         self._copy_seconds = kernels.elementwise(size * (widths + _MOVES * hidden_size))

@@ -270,10 +270,14 @@ class LayoutMemory:
 
     def memory(self, schedule: Schedule) -> Memory:
         """Return the memory of the fullest pipeline stage, with the largest host memory of any stage."""
-        per_rank = [rank.memory(schedule) for rank in self._ranks]
+        per_rank = self.of_stages(schedule)
         fullest = max(per_rank, key=lambda memory: memory.peak_bytes)
         host = max((memory.host for memory in per_rank), key=lambda cost: cost.total)
         return fullest if fullest.host is host else replace(fullest, host=host)
+
+    def of_stages(self, schedule: Schedule) -> list[Memory]:
+        """Return the memory of each pipeline stage, of those that differ."""
+        return [rank.memory(schedule) for rank in self._ranks]
 
     def _bytes(self, schedule: Schedule) -> Bytes:
         per_rank = [Bytes(*rank.totals(schedule, rank.state(schedule.offload))) for rank in self._ranks]

@@ -52,6 +52,22 @@ class GemmEfficiency(Document):
     ridge: float = Field(ge=1, description=_RIDGE)
 
 
+class BlockScaled(Document):
+    """Constants of 8-bit GEMMs whose weights have a scale for each block, and whose inputs are rounded with theirs by
+    a kernel before (DeepSeek-V3, arXiv:2412.19437, section 3.3.2)."""
+
+    flops: float = Field(gt=0, le=1, description="rate over that of a GEMM with one scale for each tensor")
+    seconds: float = Field(ge=0, description="start of the rounding kernel")
+
+
+class Widened(Document):
+    """Constants of grouped GEMMs whose kernel widens 4-bit weights to 16 bits (Marlin: Frantar et al.,
+    arXiv:2408.11743)."""
+
+    rows: int = Field(gt=0, description="rows of the smallest tile, besides the tiles of other GEMMs")
+    bytes: float = Field(gt=0, le=1, description="share of memory bandwidth")
+
+
 class Grouped(Document):
     """Constants of grouped GEMMs: the experts of a layer in one kernel, with the tiles of single GEMMs."""
 
@@ -62,6 +78,10 @@ class Grouped(Document):
     seconds: float = Field(
         ge=0, description="start-up time of the experts of a layer, including the permutation of tokens"
     )
+    four_bit_seconds: float | None = Field(
+        default=None, ge=0, description="the same where experts in 4 bits are multiplied as such; null: no different"
+    )
+    widened: Widened | None = Field(default=None, description="of weights that kernels widen; null: as others")
 
 
 class AttentionEfficiency(Document):
@@ -111,6 +131,7 @@ class Efficiency(Document):
     each constant means."""
 
     gemm: GemmEfficiency
+    block_scaled: BlockScaled | None = Field(default=None, description="null: no such GEMMs")
     grouped: Grouped
     attention: AttentionEfficiency
     decoding: DecodeEfficiency

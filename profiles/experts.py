@@ -6,12 +6,13 @@ constants from `data/routing.yaml`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import as_file, files
 from statistics import NormalDist
-from typing import Any, Literal, TypeAlias
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from pydantic import Field
@@ -28,6 +29,13 @@ by their score plus a bias of the expert, which is not trained (DeepSeek-V3, arX
 
 Balance: TypeAlias = Literal["auxiliary_loss", "forced"]
 """The means that keep the load of experts even: a loss during training, or a benchmark that routes at random."""
+
+
+class _Popularity(NamedTuple, Generic[N]):
+    """Popularity of experts over its mean: the least, and the variance."""
+
+    least: N
+    variance: N
 
 
 class Routing(Document):
@@ -68,8 +76,28 @@ class Routing(Document):
     def variance(self, num_tokens: N, balance: Balance | None = None) -> N:
         """Return the variance of an expert's popularity over the square of its mean; 0 if no expert has more than one
         token."""
+        return self._popularity(num_tokens, balance).variance
+
+    def selected_share(self, num_tokens: N, experts_per_token: int, num_experts: int, balance: Balance | None) -> N:
+        """Return the expected share of experts that at least one of `num_tokens` tokens selects.
+
+        An expert of popularity w has a Poisson number of copies of mean w x (copies per expert). Popularities are taken
+        for the least one plus a gamma variable with the law's variance, so that the numbers of copies are negative
+        binomial and the share has a closed form (Greenwood and Yule, J. R. Stat. Soc. 83(2), 1920).
+        """
+        if experts_per_token == num_experts:
+            return 1.0 + 0 * num_tokens
+        least, variance = self._popularity(num_tokens, balance)
+        copies = -math.log1p(-experts_per_token / num_experts) * num_tokens
+        varied, above = variance > 0, 1 - least
+        spread = where(varied, variance / (above * above), 1.0 + 0 * num_tokens)
+        uneven: N = (1 + copies * above * spread) ** (-1 / spread) * math.e ** (-copies * least)
+        unselected: N = where(varied, uneven, math.e**-copies)
+        return 1 - unselected
+
+    def _popularity(self, num_tokens: N, balance: Balance | None) -> _Popularity[N]:
         if balance == "forced":
-            return 0 * num_tokens
+            return _Popularity(0 * num_tokens, 0 * num_tokens)
         spreads = self.reach * num_tokens > 1
         upper, power = where(spreads, self.reach * num_tokens, 2.0 + 0 * num_tokens), 1 - self.exponent
         upper_power: N = upper**power
@@ -79,7 +107,9 @@ class Routing(Document):
             (upper_power * upper * upper - 1) / (power + 2),
         )
         variance = where(spreads, maximum(square * share / (mean * mean) - 1, 0.0), 0 * num_tokens)
-        return minimum(variance, self.balanced_variance) if balance else variance
+        if balance:
+            return _Popularity(0 * num_tokens, minimum(variance, self.balanced_variance))
+        return _Popularity(where(spreads, share / mean, 0 * num_tokens), variance)
 
 
 @cache
@@ -160,9 +190,9 @@ class Experts:
         return networks + hidden_size * (self.num_experts + self.shared_gate)
 
     def num_selected(self, num_tokens: N) -> N:
-        """Expected number of experts that at least one of `num_tokens` tokens selects, under uniform routing."""
-        unselected: N = (1 - self.experts_per_token / self.num_experts) ** num_tokens
-        return self.num_experts * (1 - unselected)
+        """Expected number of experts that at least one of `num_tokens` tokens selects."""
+        share = routing().selected_share(num_tokens, self.experts_per_token, self.num_experts, self.balance)
+        return self.num_experts * share
 
     def imbalance(self, num_tokens: N, ep: N | float) -> N:
         """Load of the busiest of `ep` ranks over the mean load, for `num_tokens` tokens: see `Routing.imbalance`."""

@@ -72,6 +72,12 @@ class Framework(Document):
     forward_launch_seconds: float | None = Field(
         default=None, ge=0, description="the same in a pass without gradients; that of training when not given"
     )
+    launch_deviation: float | None = Field(
+        default=None,
+        ge=0,
+        description="relative standard deviation of these times where they are of the runs that they describe; "
+        "otherwise that of launches in uncertainty.yaml",
+    )
     round_seconds: float = Field(default=0.0, ge=0, description="time of the host between two rounds of decoding")
     row_seconds: float = Field(default=0.0, ge=0, description="time of the host for each sequence of a round")
     overlapped_host: bool = Field(
@@ -101,6 +107,9 @@ class Framework(Document):
     )
     start_share: float = Field(
         default=1.0, ge=0, le=1, description="share of a kernel's start-up that remains inside a CUDA graph"
+    )
+    eager_operators: bool = Field(
+        default=False, description="norms, rotary embeddings and gates run as PyTorch's operators, one after the other"
     )
     kernels_per_layer: int | None = Field(
         default=None, gt=0, description="where kernels are fused; otherwise the device's"

@@ -17,6 +17,14 @@ class Served(Document):
     source: str = Field(min_length=1)
 
 
+class Checkpoints(Document):
+    """Number formats of published checkpoints, by the name of the model's shape."""
+
+    block_scaled: tuple[str, ...] = Field(description="in 8 bits with a scale for each block of weights")
+    few_bits_in_experts: tuple[str, ...] = Field(description="in 4 bits in routed experts alone, else in 16")
+    source: str = Field(min_length=1)
+
+
 class Offline(Document):
     """Offline runs: number of requests by input/output length, where a row does not state it."""
 
@@ -47,6 +55,7 @@ class NemoRl(Document):
     async_memory_share: float = Field(gt=0, le=1)
     async_generation_share: float = Field(gt=0, lt=1, description="of the ranks, when training goes on beside")
     refit_bytes_per_second: float = Field(gt=0, description="of weights that one rank takes over")
+    refit_tensor_seconds: float = Field(ge=0, description="of a whole tensor, on ranks that train and generate in turn")
     skips_logprob_since: tuple[int, int] = Field(description="the release that trains without previous log-probs")
     recipes: dict[str, Recipe] = Field(description="by the name of the model's shape")
     source: str = Field(min_length=1)
@@ -64,6 +73,7 @@ class Adapters(Document):
     """Low-rank adapters of training rows that do not state their rank."""
 
     rank: int = Field(gt=0)
+    of_queries_keys_and_values: tuple[str, ...] = Field(description="sets whose recipes adapt only these linears")
     source: str = Field(min_length=1)
 
 
@@ -72,6 +82,20 @@ class Transfers(Document):
 
     reshard_start_seconds: float = Field(ge=0, description="before the bytes of a transfer in place")
     tensor_by_tensor_seconds: float = Field(ge=0, description="of a tensor that is sent and loaded alone")
+    source: str = Field(min_length=1)
+
+
+class FunctionalTests(Document):
+    """Megatron-LM's functional tests that do not state their ranks."""
+
+    num_gpus: int = Field(gt=0)
+    source: str = Field(min_length=1)
+
+
+class PrimeRl(Document):
+    """Steps of prime-rl's trainer."""
+
+    reinforcement_seconds: float = Field(ge=0, description="of a step, besides those of supervised fine-tuning")
     source: str = Field(min_length=1)
 
 
@@ -85,8 +109,11 @@ class VTrain(Document):
 class Assumed(Document):
     adapters: Adapters
     vtrain: VTrain
+    functional_tests: FunctionalTests
+    prime_rl: PrimeRl
     transfers: Transfers
     served: Served
+    checkpoints: Checkpoints
     offline: Offline
     real: Real
     nemo_rl: NemoRl

@@ -5,12 +5,11 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from benchmarks.fidelity.hardware import cluster_of
 from benchmarks.fidelity.primitives import kernels_of, latency
 from benchmarks.fidelity.rows import Row, Skip, count
 from benchmarks.fidelity.score import Answer
 from meshwright.cost_models.kernels import Mixture
-from meshwright.profiles.efficiency import Efficiency, efficiency_of
+from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.experts import Experts, Routing, routing
 
 _BALANCED, _POWER = "balanced", "power_law_"
@@ -66,8 +65,8 @@ def experts_seconds(gpu: str, row: Row, efficiency: Efficiency | None = None) ->
     else:
         load = _drawn(float(row["distribution"].removeprefix(_POWER)), tokens, picked, number, ep)
     experts = Experts(num_experts=number, experts_per_token=picked, ffn_size=count(row, "ffn_size") // count(row, "tp"))
-    kernels, found = kernels_of(gpu, efficiency), efficiency or _efficiency(gpu)
-    return Mixture(kernels, found, experts, count(row, "hidden_size"), spread=ep, size=2).seconds_of_rows(*load)
+    kernels = kernels_of(gpu, efficiency)
+    return Mixture(kernels, experts, count(row, "hidden_size"), spread=ep, size=2).seconds_of_rows(*load)
 
 
 @cache
@@ -81,9 +80,3 @@ def _drawn(exponent: float, tokens: int, picked: int, number: int, ep: int) -> _
     least = 0.5 * sum(drawn) / copies
     reached = sum(x >= least for x in drawn)
     return _Load(copies / ep * law.imbalance(tokens, picked, number, ep), min(reached, copies) / ep)
-
-
-@cache
-def _efficiency(gpu: str) -> Efficiency:
-    device = cluster_of(gpu, 8).device
-    return efficiency_of(device.kind, device.name)

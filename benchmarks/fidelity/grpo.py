@@ -15,11 +15,12 @@ from benchmarks.fidelity.rows import Row, Skip, count, number
 from benchmarks.fidelity.score import Answer
 from benchmarks.fidelity.shapes import model_named, shape_key, with_repeated_keys
 from meshwright.cost_models.analytic import AnalyticModel
+from meshwright.cost_models.communication import num_whole_tensors
 from meshwright.cost_models.cost import Cost, Tally
 from meshwright.cost_models.params import fullest_part
 from meshwright.cost_models.protocol import StageQuery
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.frameworks import framework_named
+from meshwright.profiles.frameworks import engine_named, framework_named
 from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import Layout, layers_per_stage, layout_violations
 from meshwright.profiles.lengths import LengthSpec
@@ -140,6 +141,7 @@ class _Job:
             has_experts=self.model.experts is not None,
             lengths_differ=True,
             shards_weights=self.layers_are_sharded,
+            is_of_other_trainer=True,
         )
 
     def in_turn(self) -> Cost:
@@ -148,7 +150,7 @@ class _Job:
         tally.add("generation", self._generation_seconds(self.num_ranks, batches_in_flight=1))
         for name in self._trainer_stages:
             tally.add(name.replace("_", " "), self._trainer_seconds(name, self.num_ranks))
-        self._add_controller(tally)
+        self._add_controller(tally, assumed().nemo_rl.refit_tensor_seconds)
         return tally.cost()
 
     def stage_seconds(self, names: Sequence[str]) -> float:
@@ -167,17 +169,18 @@ class _Job:
         for name, seconds in trainer.items():
             tally.add(name.replace("_", " "), seconds)
         tally.add("wait for generation", max(0.0, generation - sum(trainer.values())))
-        self._add_controller(tally)
+        self._add_controller(tally, engine_named("vllm").refit.tensor_seconds)
         return tally.cost()
 
     @property
     def _trainer_stages(self) -> tuple[str, ...]:
         return _TRAINER_STAGES[1:] if self.skips_logprob else _TRAINER_STAGES
 
-    def _add_controller(self, tally: Tally) -> None:
+    def _add_controller(self, tally: Tally, tensor_seconds: float) -> None:
         model = with_repeated_keys(self.model, self.generation.tp)
         received = _WEIGHT_BYTES * fullest_part(model, self.generation.tp, self.generation.pp).num_params
-        tally.add("refit", received / assumed().nemo_rl.refit_bytes_per_second)
+        tensors = num_whole_tensors(self.model) * tensor_seconds
+        tally.add("refit", received / assumed().nemo_rl.refit_bytes_per_second + tensors)
         tally.add("function calls", _NUM_CALLS * framework_named(_TRAINER).call_seconds)
 
     def _generation_seconds(self, num_ranks: int, *, batches_in_flight: int) -> float:

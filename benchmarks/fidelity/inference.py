@@ -13,10 +13,12 @@ from benchmarks.fidelity.rows import Row, Skip, count, looked_up, number, stated
 from benchmarks.fidelity.score import Answer
 from benchmarks.fidelity.serving import Serving
 from benchmarks.fidelity.shapes import has_experts, is_known, model_named, shape_key, with_repeated_keys
+from meshwright.cost_models.compute import WeightFormats
 from meshwright.cost_models.cost import Cost
 from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import engine_named, framework_named
+from meshwright.profiles.hardware import Device
 from meshwright.profiles.layout import Layout, layers_per_stage
 from meshwright.profiles.model_shape import ModelSpec
 
@@ -32,14 +34,17 @@ _CHECKPOINTS = {"fp8": "fp8", "fp4": "fp4", "nvfp4": "fp4"}
 _EXPERT_CHECKPOINTS = {"deepseek-v3": "fp8", "kimi-k2": "int4", "gpt-oss-20b": "fp4", "gpt-oss-120b": "fp4"}
 """Models that are published in fewer bits, under names that do not say so (their config.json)."""
 
+_FOUR_BIT_EXPERTS = {name for name, bits in _EXPERT_CHECKPOINTS.items() if bits.endswith("4")}
+
 _ENGINES = {
     **{name: engine_named(name).framework for name in ("trtllm", "vllm", "sglang")},
     "TensorRT-LLM": "tensorrt-llm",
     "FasterTransformer": "fastertransformer",
     "Megatron": "megatron-core",
 }
-_OVERLAPPING_TRTLLM = 1, 2
-"""The first release of TensorRT-LLM whose server hides the time of its host."""
+_DESCRIBED = "TensorRT-LLM 0.17", "TensorRT-LLM 1.0"
+_OVERLAPPING = {"trtllm": ((1, 2), "tensorrt-llm-serve-1.2"), "vllm": ((0, 14), "vllm-0.14")}
+"""By engine: the first release that hides the time of its host, and its framework."""
 
 Point = Callable[[Row], tuple[Serving, int]]
 """The replica of a serving point, and the requests in flight."""
@@ -67,6 +72,11 @@ def engine(_stem: str, row: Row, efficiency: Efficiency | None = None) -> Answer
     rows = count(row, "batch_size")
     cost, tokens = serving.batch_seconds(rows), rows * serving.response_tokens
     return _answer(row, serving, value, cost, lambda shift: tokens / serving.shifted(shift).batch_seconds(rows).total)
+
+
+def is_of_described_release(row: Row) -> bool:
+    """Whether an offline run is of a release of TensorRT-LLM that its constants describe."""
+    return row["engine"].startswith(_DESCRIBED)
 
 
 def megatron_engine(_stem: str, row: Row) -> Answer:
@@ -166,9 +176,7 @@ def precision_of(row: Row) -> str:
 def _serving(row: Row, tp: int, pp: int, prompt_tokens: int, response_tokens: int) -> Serving:
     gpu = stated(row, "gpu", "system")
     cluster = cluster_of(gpu, tp * pp)
-    precision = precision_of(row)
-    if precision == "fp4" and precision not in cluster.device.flops_per_second:
-        precision = "w4a16"
+    precision, formats = _formats_of(row, cluster.device)
     model = with_repeated_keys(model_named(stated(row, "model", "model_path")), tp)
     try:
         model.shard(tp)
@@ -185,6 +193,7 @@ def _serving(row: Row, tp: int, pp: int, prompt_tokens: int, response_tokens: in
         cluster=cluster,
         precision=precision,
         framework=framework_named(_framework_name(engine_name, row.get("backend_version", ""))),
+        weight_formats=formats,
         prompt_tokens=prompt_tokens,
         response_tokens=response_tokens,
         prompts_are_cached=f"{engine_name} {row.get('backend_version', '')}" in assumed().served.repeated_prompts,
@@ -195,9 +204,23 @@ def _framework_name(engine_name: str, version: str) -> str:
     """The framework of an engine's release; an unstated release is costed as the first that is known."""
     name = looked_up(_ENGINES, engine_name.partition(" ")[0], "engine")
     release = re.match(r"(\d+)\.(\d+)", version)
-    if engine_name == "trtllm" and release and (int(release[1]), int(release[2])) >= _OVERLAPPING_TRTLLM:
-        return f"{name}-1.2"
-    return name
+    since, overlapping = _OVERLAPPING.get(engine_name, ((0, 0), name))
+    return overlapping if release and (int(release[1]), int(release[2])) >= since else name
+
+
+def _formats_of(row: Row, device: Device) -> tuple[str, WeightFormats | None]:
+    """The precision of a replica, and the formats of its checkpoint's weights where these differ."""
+    precision, checkpoints = precision_of(row), assumed().checkpoints
+    shape = shape_key(stated(row, "model", "model_path"))
+    if shape in _FOUR_BIT_EXPERTS:  # another format that a row states is that of what is multiplied with them
+        precision = _PRECISIONS[_EXPERT_CHECKPOINTS[shape]]
+    if precision == "fp4" and precision not in device.flops_per_second:
+        precision = "w4a16"
+    if precision == "fp8" and shape in checkpoints.block_scaled:
+        return "bf16", WeightFormats("fp8-block", "fp8")
+    if precision in ("fp4", "w4a16") and shape in checkpoints.few_bits_in_experts:
+        return "bf16", WeightFormats("bf16", precision)
+    return precision, None
 
 
 def _layout(row: Row, model: ModelSpec, tp: int, pp: int) -> Layout:
@@ -222,7 +245,7 @@ def _answer(row: Row, serving: Serving, measured: float, cost: Cost, ask: Callab
         terms=cost,
         rate=row["metric"] == "throughput",
         ask=ask,
-        doubt=serving.doubt,
+        doubt=replace(serving.doubt, is_of_other_release=not is_of_described_release(row)),
     )
 
 

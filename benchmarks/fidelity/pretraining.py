@@ -49,6 +49,11 @@ def iteration_memory(iteration: Iteration, cluster: Cluster, precision: str) -> 
     return _model(iteration, cluster, precision, None).memory(_call(iteration))
 
 
+def last_stage_memory(iteration: Iteration, cluster: Cluster, precision: str) -> Memory:
+    """Bytes on a rank of the last pipeline stage; raises as `iteration_seconds`."""
+    return _model(iteration, cluster, precision, None).last_stage_memory(_call(iteration))
+
+
 def _model(iteration: Iteration, cluster: Cluster, precision: str, efficiency: Efficiency | None) -> AnalyticModel:
     prompt = LengthSpec(max=1, fixed=1)
     response = LengthSpec(max=iteration.num_tokens - 1, fixed=iteration.num_tokens - 1)

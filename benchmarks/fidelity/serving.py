@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.fidelity.intervals import Doubt, Shift
 from meshwright.cost_models.communication import Network, groups_of
-from meshwright.cost_models.compute import AnalyticShard
+from meshwright.cost_models.compute import AnalyticShard, WeightFormats
 from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.generation_cost import Generation, generation_work
 from meshwright.cost_models.kernels import Kernels, precision_named
@@ -47,7 +47,8 @@ class MeasuredEngine:
 class Serving:
     """One replica of a model answering requests of `prompt_tokens` with `response_tokens` each.
 
-    With `prompts_are_cached` all prompts that arrive repeat ones whose keys and values are cached. `efficiency` may
+    `weight_formats` are those of a checkpoint whose linears or experts are not in `precision`. With
+    `prompts_are_cached` all prompts that arrive repeat ones whose keys and values are cached. `efficiency` may
     replace the constants of the device's family, `measured` the laws of kernels and collectives.
     """
 
@@ -59,6 +60,7 @@ class Serving:
     prompt_tokens: int
     response_tokens: int
     prompts_are_cached: bool = False
+    weight_formats: WeightFormats | None = None
     efficiency: Efficiency | None = None
     measured: MeasuredEngine | None = None
 
@@ -69,7 +71,12 @@ class Serving:
     @property
     def doubt(self) -> Doubt:
         """What makes its seconds uncertain besides the rates of the machine."""
-        return Doubt(device=self.cluster.device.name, has_experts=self.model.experts is not None)
+        return Doubt(
+            device=self.cluster.device.name,
+            has_experts=self.model.experts is not None,
+            only_generates=True,
+            is_imported=self.measured is not None,
+        )
 
     def slots(self) -> int:
         """Sequences that decode together: as many as the cache holds whole, and the engine allows.
@@ -78,16 +85,32 @@ class Serving:
         """
         layout, device, model = self.layout, self.cluster.device, self.model
         numbers = precision_named(self.precision, device)
-        in_layers, at_ends = _linears_and_ends(model, layout)
-        weights = numbers.weight_bytes * in_layers + _SIXTEEN_BITS * at_ends
+        weights = self._weights_bytes()
         per_token = (
             max(layers_per_stage(model, layout.pp)) * model.shard(layout.tp).cached_elements * numbers.cache_bytes
         )
         free = self.framework.cache_share * (device.memory_bytes - weights - self._workspace_bytes())
-        found = int(free / (per_token * (self.prompt_tokens + self.response_tokens)))
+        tokens = self.prompt_tokens + self.response_tokens
+        if model.window:  # engines free what a window has left behind
+            windowed = model.num_window_layers / model.num_layers
+            tokens = (1 - windowed) * tokens + windowed * min(model.window.num_tokens, tokens)
+        found = int(free / (per_token * tokens))
         if found < 1:
             raise BadInput(f"{model.name} at {layout} leaves no memory for one sequence; use a larger tp or pp.")
         return min(found, self.framework.max_rows)
+
+    def _weights_bytes(self) -> float:
+        """Bytes of the weights of the fullest rank."""
+        model, layout, device = self.model, self.layout, self.cluster.device
+        in_layers, at_ends = _linears_and_ends(model, layout)
+        formats = self.weight_formats or WeightFormats(self.precision, self.precision)
+        of_linears, of_experts = (precision_named(name, device).weight_bytes for name in formats)
+        routed = 0.0
+        if model.experts:
+            of_layer = model.experts.routed_params(model.hidden_size, has_bias=model.expert_bias)
+            layers = max(layers_per_stage(model, layout.pp)) * model.expert_layers_share
+            routed = layers * of_layer / (layout.tp * layout.expert_replicas)
+        return of_experts * routed + of_linears * (in_layers - routed) + _SIXTEEN_BITS * at_ends
 
     def _workspace_bytes(self) -> float:
         """Bytes of the activations of the largest pass that the engine may run, in 16 bits: hidden states and
@@ -136,6 +159,7 @@ class Serving:
             framework=framework,
             kernels=measured.kernels if measured else None,
             head_kernels=measured.head_kernels if measured else None,
+            weight_formats=self.weight_formats,
         )
         schedule = Schedule(generation_slots=rows)
         generation = Generation(

@@ -15,6 +15,7 @@ from benchmarks.fidelity.inference import (
     engine,
     is_dense_hopper,
     is_hopper,
+    is_of_described_release,
     megatron_engine,
     rate_per_gpu,
     time_per_token,
@@ -101,10 +102,6 @@ def _training_recipes() -> Iterable[RowSet]:
             answer=peak_memory,
             where=_of_ci(dense=dense),
         )
-
-
-def _is_table(row: Row) -> bool:
-    return row["engine"].startswith(("TensorRT-LLM 0.17", "TensorRT-LLM 1.0"))
 
 
 def _primitives(name: str) -> tuple[str, ...]:
@@ -197,10 +194,12 @@ SETS = (
         name="TensorRT-LLM throughput",
         files=("inference",),
         answer=engine,
-        where=_is_table,
+        where=is_of_described_release,
         bar=Bar(mean=0.15, spearman=0.95),
     ),
-    RowSet(name="other inference", files=("inference",), answer=engine, where=lambda row: not _is_table(row)),
+    RowSet(
+        name="other inference", files=("inference",), answer=engine, where=lambda row: not is_of_described_release(row)
+    ),
     *(one for pair in zip(_TIMES, _RATES, strict=True) for one in pair),
     RowSet(
         name="ReaL-Heuristic, best single layout",

@@ -63,6 +63,7 @@ class _Shape(Document):
     vocab: int
     gated: bool = True
     tied: bool = False
+    whole_qk_norm: bool = False
     experts: _Experts | None = None
     latent: _Latent | None = None
     window: _Window | None = None
@@ -144,6 +145,7 @@ def _spec(name: str, shape: _Shape) -> ModelSpec:
         activation="silu" if shape.gated else "gelu_tanh",
         norm_epsilon=1e-5,
         gated_mlp=shape.gated,
+        whole_qk_norm=shape.whole_qk_norm,
         experts=routed
         and Experts(
             num_experts=routed.number,

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from benchmarks.fidelity.assumed import assumed
 from benchmarks.fidelity.hardware import cluster_of
 from benchmarks.fidelity.intervals import UNSHIFTED, Doubt, Shift
 from benchmarks.fidelity.pretraining import Iteration, iteration_memory, iteration_seconds
 from benchmarks.fidelity.rows import Row, Skip, count, looked_up, number
 from benchmarks.fidelity.score import Answer
 from benchmarks.fidelity.shapes import has_experts, model_named
-from meshwright.cost_models.cost import Cost
+from meshwright.cost_models.cost import Cost, Tally
 from meshwright.profiles.efficiency import AttentionKernel
 from meshwright.profiles.frameworks import framework_named
 from meshwright.profiles.hardware import Cluster
@@ -32,8 +33,10 @@ def trainer_step(_stem: str, row: Row) -> Answer:
 
     def seconds(shift: Shift) -> Cost:
         shifted = replace(asked, framework=shift.framework(asked.framework))
-        return iteration_seconds(shifted, shift.cluster(cluster), "bf16")
+        return iteration_seconds(shifted, shift.cluster(cluster), "bf16") + around.cost()
 
+    around = Tally()
+    around.add("reinforcement", assumed().prime_rl.reinforcement_seconds if row["type"] == "rl" else 0.0)
     cost = seconds(UNSHIFTED)
     return Answer(
         label=_label(row),

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from benchmarks.fidelity.assumed import VTrain, assumed
+from benchmarks.fidelity.assumed import Adapters, VTrain, assumed
 from benchmarks.fidelity.hardware import cluster_of
 from benchmarks.fidelity.intervals import UNSHIFTED, Doubt, Shift
-from benchmarks.fidelity.pretraining import Iteration, iteration_memory, iteration_seconds
+from benchmarks.fidelity.pretraining import Iteration, iteration_memory, iteration_seconds, last_stage_memory
 from benchmarks.fidelity.recipes import Recipe, recipe_of
 from benchmarks.fidelity.rows import Row, Skip, count, looked_up, number
 from benchmarks.fidelity.score import Answer
@@ -106,6 +106,7 @@ def iteration(_stem: str, row: Row) -> Answer:
             has_experts=asked.model.experts is not None,
             has_few_bits=asked.linear_format is not None,
             shards_weights=asked.framework.sharded_weights,
+            launch_deviation=asked.framework.launch_deviation,
         ),
     )
 
@@ -173,12 +174,13 @@ def _quickest_that_fits(asked: Iteration, cluster: Cluster) -> Iteration:
 
 
 def peak_memory(_stem: str, row: Row) -> Answer:
-    """Peak bytes that one iteration allocates, where a row's notes have them."""
+    """Peak bytes that one iteration allocates, where a row's notes have them: of the last rank, which writes Megatron's
+    log (Megatron-LM, megatron/training/global_vars.py, _set_tensorboard_writer)."""
     peak = _PEAK.search(row.get("notes", ""))
     if peak is None:
         raise Skip("peak memory not published")
     asked, cluster, _ = question(row)
-    held = iteration_memory(asked, cluster, "bf16")
+    held = last_stage_memory(asked, cluster, "bf16")
     return Answer(
         label=_label(row, asked),
         measured=float(peak[1]) * _GIB,
@@ -221,7 +223,8 @@ def _one_layer(row: Row) -> Answer:
 def question(row: Row) -> Question:
     """What the row asks; skips it when that is not a question for this cost model."""
     linear_format = None if is_sixteen_bit(row) else looked_up(_LINEAR_FORMATS, row["precision"], "precision")
-    num_ranks, batch_size, num_tokens = count(row, "num_gpus"), count(row, "gbs"), count(row, "seq_len")
+    num_ranks = count(row, "num_gpus", assumed().functional_tests.num_gpus if _is_ci(row) else None)
+    batch_size, num_tokens = count(row, "gbs"), count(row, "seq_len")
     framework, notes = _framework(row), _stated(row)
     asked = Iteration(
         model=_model(row, notes),
@@ -292,8 +295,14 @@ def _model(row: Row, notes: Mapping[str, str]) -> ModelSpec:
         return model
     if model.experts:
         raise Skip("adapters of experts are not priced")
-    rank = assumed().adapters.rank
-    return replace(model, adapter=Adapter(rank=rank, alpha=float(rank)))
+    return replace(model, adapter=_adapter(row, assumed().adapters))
+
+
+def _adapter(row: Row, adapters: Adapters) -> Adapter:
+    rank, alpha = adapters.rank, float(adapters.rank)
+    if row["dataset"].startswith(adapters.of_queries_keys_and_values):
+        return Adapter(rank=rank, alpha=alpha, targets=("linear_qkv",))
+    return Adapter(rank=rank, alpha=alpha)
 
 
 def _predicts_further(row: Row) -> bool:

@@ -5,17 +5,19 @@ import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.fidelity.inference import precision_of, time_per_token
 from benchmarks.fidelity.intervals import UNSHIFTED, Doubt, Shift
+from benchmarks.fidelity.pretraining import iteration_memory
 from benchmarks.fidelity.recipes import recipe_of
 from benchmarks.fidelity.rows import Row, Skip
 from benchmarks.fidelity.score import Answer, Bar, Score, rank_correlation, regrets
 from benchmarks.fidelity.sets import scores_of, set_names, unread
 from benchmarks.fidelity.shapes import model_named
-from benchmarks.fidelity.training import iteration, peak_memory
+from benchmarks.fidelity.training import iteration, peak_memory, question
 from meshwright.profiles.aiconfigurator import PACKAGE, package_version
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.uncertainty import uncertainty
@@ -269,8 +271,18 @@ def test_a_functional_test_is_asked_as_it_is_set() -> None:
     assert flash.predicted == pytest.approx(plain.predicted, rel=0.1)
     assert mixture.predicted > 1.3 * plain.predicted
     assert peak_memory("", ci_row()).measured == 2 * 2**30
+    assert iteration("", ci_row(num_gpus="")).predicted == plain.predicted
     with pytest.raises(Skip, match="kind bert is no decoder"):
         iteration("", ci_row("bert"))
+
+
+def test_the_peak_memory_of_a_functional_test_is_that_of_the_rank_that_writes_the_log() -> None:
+    """The last pipeline stage has the logits, and the first one more micro-batches in flight."""
+    long = ci_row(vocab="1024", PP="4", DP="2", gbs="64")
+    asked, cluster, _ = question(long)
+    assert peak_memory("", long).predicted < iteration_memory(asked, cluster, "bf16").peak_bytes
+    wide = ci_row(PP="4", DP="2", gbs="64")
+    assert peak_memory("", wide).predicted > peak_memory("", long).predicted
 
 
 def test_recipes_are_asked_in_their_number_format_and_with_their_balance() -> None:
@@ -337,6 +349,12 @@ def test_recipes_say_what_is_computed_again_and_where_experts_are() -> None:
     assert 0.5 < saved.amount("recomputation") / again.amount("recomputation") < 0.8
 
 
+def test_adapters_of_fewer_linears_take_less_time() -> None:
+    llama = {"hidden": "", "layers": "", "heads": "", "notes": "", "model": "LLAMA3_8B", "PP": "1", "DP": "8"}
+    narrow, wide = (iteration("", ci_row(**llama, dataset=f"{name}_lora")) for name in ("dgxc_nemo", "automodel"))
+    assert narrow.predicted < wide.predicted
+
+
 def test_embedding_and_head_may_take_the_places_of_layers() -> None:
     """126 layers of Llama-3 405B divide into 8 x 8 chunks with both."""
     recipe = {"dataset": "dgxc_nemo", "hidden": "", "layers": "", "heads": "", "notes": "", "model": "Llama 3.1 405B"}
@@ -362,6 +380,20 @@ def test_coverage_is_the_share_of_rows_in_the_range_of_their_prediction() -> Non
     assert wide.p10 < narrow.p10 < 10 < narrow.p90 < wide.p90
     assert score(launches, laws, answer(1.0, 1.0)).coverage == 0.5
     assert math.isnan(score(answer(1.0, 1.0)).coverage)
+
+
+def test_what_is_known_of_a_row_decides_how_wide_its_range_is() -> None:
+    def spread(**known: Any) -> float:
+        found = replace(
+            answer(10.0, 10.0), ask=lambda shift: 10.0 * shift.factor, doubt=Doubt(device="h100-sxm", **known)
+        )
+        assert found.interval is not None
+        return found.interval.p90
+
+    plain, experts = spread(), spread(has_experts=True)
+    assert plain < spread(has_experts=True, only_generates=True) < experts
+    assert plain < spread(is_of_other_release=True) < spread(is_of_other_trainer=True)
+    assert spread(launch_deviation=0.1) < plain
 
 
 def test_every_input_that_is_uncertain_moves_an_iteration_or_a_round() -> None:

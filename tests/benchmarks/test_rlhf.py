@@ -153,6 +153,17 @@ def test_stages_are_scored_one_by_one_where_their_seconds_are_published() -> Non
     assert (training.measured, training.predicted) == (40, pytest.approx(terms["actor train"]))
 
 
+def test_whole_tensors_of_experts_cost_a_refit_more_where_ranks_train_and_generate_in_turn() -> None:
+    mixture = {**NEMO, "model_actor": "Qwen3-30B-A3B", "parallel_config": "Megatron TP2 EP8; gen TP2"}
+    modes = ("sync", "1-step Off")
+    in_turn, beside = (
+        next(term.amount for term in step_seconds({**mixture, "mode": mode}).terms if term.name == "refit")
+        for mode in modes
+    )
+    num_tensors = 48 * (6 + 3 * 128)
+    assert in_turn - beside == pytest.approx(num_tensors * (assumed().nemo_rl.refit_tensor_seconds - 5e-5))
+
+
 def test_a_release_that_trains_on_policy_skips_the_previous_log_probabilities() -> None:
     early, late = (step_seconds({**NEMO, "system": name}) for name in ("NeMo-RL v0.6", "NeMo-RL v0.7"))
     assert {term.name for term in early.terms} - {term.name for term in late.terms} == {"actor logprob"}

@@ -6,16 +6,33 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.fidelity.hardware import cluster_of
+from benchmarks.fidelity.inference import serving_point
 from benchmarks.fidelity.serving import MeasuredEngine, Serving
+from meshwright.cost_models.compute import WeightFormats
 from meshwright.cost_models.kernels import Kernels
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.experts import Experts
 from meshwright.profiles.frameworks import framework_named
 from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.harness import TimingResult, record_collective
 from meshwright.profiles.layout import Layout
+from meshwright.profiles.model_parts.hf_config import SlidingWindow
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.table import Collective, Exchange
+
+POINT = {
+    "backend": "vllm",
+    "backend_version": "",
+    "model_path": "meta-llama/Llama-3.1-70B",
+    "system": "h200_sxm",
+    "precision": "fp8",
+    "isl": "1024",
+    "osl": "1024",
+    "batch_size": "8",
+    "tp_size": "8",
+    "pp_size": "1",
+}
 
 
 @pytest.fixture
@@ -132,3 +149,52 @@ def test_a_host_that_prepares_the_next_round_meanwhile_takes_only_what_it_takes_
     assert after > beside
     hidden = serving.framework.model_copy(update={"overlapped_host": True})
     assert "scheduling" not in {term.name for term in replace(serving, framework=hidden).round_seconds(64).terms}
+
+
+def test_experts_in_fewer_bits_leave_more_memory_and_take_less_time(serving: Serving) -> None:
+    experts = Experts(num_experts=32, experts_per_token=4, ffn_size=1024)
+    sixteen = replace(serving, cluster=cluster_of("H100", 8), model=replace(serving.model, experts=experts))
+    four = replace(sixteen, weight_formats=WeightFormats("bf16", "w4a16"))
+    assert replace(sixteen, weight_formats=WeightFormats("bf16", "bf16")).slots() == sixteen.slots()
+    saved = (2 - 0.5625) * 32 * 3 * 4096 * 1024 * 32 / 2
+    per_row = 2 * 32 * 4096 * (512 + 256)
+    assert four.slots() - sixteen.slots() == pytest.approx(0.9 * saved / per_row, abs=1.5)
+    assert four.round_seconds(16).total < sixteen.round_seconds(16).total
+
+
+def test_layers_with_a_window_keep_only_what_it_holds(serving: Serving) -> None:
+    windowed = replace(serving, model=replace(serving.model, window=SlidingWindow(num_tokens=128, every=2)))
+    every = 512 + 256
+    assert windowed.slots() / serving.slots() == pytest.approx(every / (every / 2 + 128 / 2), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("engine", "release", "hides"),
+    [
+        ("vllm", "0.12.0", False),
+        ("vllm", "0.14.0", True),
+        ("sglang", "0.5.9", True),
+        ("trtllm", "1.1.0rc2", False),
+        ("trtllm", "1.2.0rc6.post2", True),
+        ("trtllm", "", False),
+    ],
+)
+def test_a_release_tells_whether_its_host_is_hidden(engine: str, release: str, *, hides: bool) -> None:
+    serving, _ = serving_point({**POINT, "backend": engine, "backend_version": release})
+    assert serving.framework.overlapped_host == hides
+
+
+@pytest.mark.parametrize(
+    ("model", "precision", "system", "expected"),
+    [
+        ("deepseek-ai/DeepSeek-V3", "fp8", "h200_sxm", ("bf16", WeightFormats("fp8-block", "fp8"))),
+        ("deepseek-ai/DeepSeek-V3", "fp4", "b200_sxm", ("bf16", WeightFormats("bf16", "fp4"))),
+        ("openai/gpt-oss-120b", "fp8", "h200_sxm", ("bf16", WeightFormats("bf16", "w4a16"))),
+        ("meta-llama/Llama-3.1-70B", "fp8", "h200_sxm", ("fp8", None)),
+    ],
+)
+def test_a_checkpoint_tells_in_which_bits_its_weights_are(
+    model: str, precision: str, system: str, expected: tuple[str, WeightFormats | None]
+) -> None:
+    serving, _ = serving_point({**POINT, "model_path": model, "precision": precision, "system": system})
+    assert (serving.precision, serving.weight_formats) == expected

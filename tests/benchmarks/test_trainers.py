@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fidelity.assumed import assumed
 from benchmarks.fidelity.sets import scores_of
 
 HEADER = (
@@ -35,6 +36,11 @@ def test_an_adapter_takes_less_memory_and_of_a_large_model_less_time_than_all_we
 def test_as_many_rows_a_gpu_take_about_as_long_on_several(tmp_path: Path) -> None:
     (one, eight), _ = scored(tmp_path, row(), row(gpus=8))["trainer, step"]
     assert eight == pytest.approx(one, rel=0.1)
+
+
+def test_a_step_of_reinforcement_learning_takes_a_time_more_than_one_of_fine_tuning(tmp_path: Path) -> None:
+    (learning, tuning), _ = scored(tmp_path, row(), row().replace(",rl,", ",sft,"))["trainer, step"]
+    assert learning - tuning == pytest.approx(assumed().prime_rl.reinforcement_seconds)
 
 
 def test_what_is_no_question_for_the_cost_model_is_counted_by_reason(tmp_path: Path) -> None:

@@ -108,3 +108,12 @@ def test_a_faster_link_is_never_slower(cluster: Cluster, operation: str, group: 
         faster = cluster.model_copy(update={tier: link.model_copy(update=change)})
         before = Network(cluster, efficiency_of("cuda")).seconds(operation, group, 1e7)[0]
         assert Network(faster, efficiency_of("cuda")).seconds(operation, group, 1e7)[0] <= before
+
+
+def test_engines_reduce_through_peer_memory_among_eight_ranks_at_most(cluster: Cluster) -> None:
+    wide = cluster.model_copy(update={"nodes": 1, "ranks_per_node": 16})
+    efficiency = efficiency_of("cuda", "h100-sxm")
+    rings, peers = (Network(wide, efficiency, peer_reductions=peer) for peer in (False, True))
+    seconds = [[net.seconds(ALL_REDUCE, Group(n, n), 2.0**16)[0] for net in (rings, peers)] for n in (8, 16)]
+    assert seconds[0][1] < seconds[0][0]
+    assert seconds[1][1] == seconds[1][0]

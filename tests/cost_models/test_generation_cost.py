@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -96,3 +97,15 @@ def test_every_token_is_decoded_or_prefilled_in_some_pass(long_tail: Workload, s
     assert decoded >= sum(window.rounds * window.live for window in rounds.windows) - 1e-6
     assert work.num_sampled == rounds.num_sampled
     assert work.host_iterations == rounds.num_busy * min(pp, slots)
+
+
+def test_norms_over_all_heads_add_up_their_squares_over_the_shards(
+    a100s: Callable[[int], Cluster], query: Callable[..., StageQuery], llama: ModelSpec, fixed: Workload
+) -> None:
+    def reductions(model: ModelSpec, layout: str) -> float:
+        cost = AnalyticModel(a100s(1), fixed, "bf16").seconds(query("actor_generate", layout, model=model, slots=64))
+        return sum(term.amount for term in cost.terms if term.name == "tensor-parallel collectives")
+
+    whole = replace(llama, whole_qk_norm=True)
+    assert 1.1 < reductions(whole, "tp2") / reductions(llama, "tp2") < 1.5
+    assert reductions(whole, "tp1") == 0

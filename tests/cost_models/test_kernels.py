@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.cost_models.kernels import Heads, Kernels
+from meshwright.cost_models.kernels import Heads, Kernels, precision_named
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
 from meshwright.profiles.hardware import device_named
 from meshwright.profiles.model_parts.hf_config import SlidingWindow
@@ -126,3 +126,42 @@ def test_rows_in_more_groups_or_more_rows_are_never_quicker(name: str) -> None:
         by_rows = [law(rows, 64, 2048, 1536) for rows in (64, 65, 100.5, 4096, 2**17)]
         assert by_groups == sorted(by_groups)
         assert by_rows == sorted(by_rows)
+
+
+def made_in(name: str, precision: str) -> Kernels:
+    device, _, _ = device_named(name)
+    named = precision_named(precision, device)
+    return Kernels(
+        device,
+        efficiency_of(device.kind, name),
+        flops_per_second=device.flops_per_second[named.peak],
+        weight_bytes=named.weight_bytes,
+        size=named.size,
+        block_scaled=named.block_scaled,
+        widens=named.widens,
+    )
+
+
+def test_inputs_of_products_scaled_in_blocks_are_rounded_before_and_their_tiles_take_longer() -> None:
+    blocks, whole = made_in("h200", "fp8-block"), made_in("h200", "fp8")
+    efficiency = efficiency_of("cuda", "h200")
+    assert efficiency.block_scaled is not None
+    rounded = efficiency.block_scaled.seconds + blocks.elementwise(3 * 4096)
+    assert rounded < blocks.gemm(1, 4096, 4096) - whole.gemm(1, 4096, 4096) < 1.3 * rounded
+    flops = efficiency.block_scaled.flops
+    assert whole.gemm(16384, 8192, 8192) / blocks.gemm(16384, 8192, 8192) == pytest.approx(flops, rel=0.05)
+    shapes = ((4096, 6144), (2048, 4096))
+    assert blocks.products(shapes)(48) == pytest.approx(sum(blocks.gemm(48, *shape) for shape in shapes))
+    assert blocks.grouped(64, 64, 4096, 2048) == whole.grouped(64, 64, 4096, 2048)
+
+
+def test_widened_weights_are_read_in_a_fraction_of_the_time_of_those_in_16_bits() -> None:
+    four, sixteen = (made_in("h200", name).grouped(64, 64, 7168, 512) for name in ("w4a16", "bf16"))
+    assert 0.25 < four / sixteen < 0.5
+    many = [made_in("h200", name).grouped(2**17, 64, 7168, 512) for name in ("w4a16", "bf16")]
+    assert many[0] == pytest.approx(many[1], rel=0.1)
+
+
+def test_experts_in_4_bits_start_sooner_where_they_are_multiplied_as_such() -> None:
+    starts = {name: made_in("b200", name).experts_start for name in ("bf16", "fp8", "fp4", "w4a16")}
+    assert starts["fp4"] < starts["bf16"] == starts["fp8"] == starts["w4a16"]

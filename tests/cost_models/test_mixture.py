@@ -128,7 +128,7 @@ def test_a_rank_takes_the_products_of_its_experts_and_what_brings_tokens_to_them
     """256 copies of tokens for 4 experts: up and gate, down, and reading and writing around them."""
     efficiency = efficiency_of("cuda", "a100-80gb")
     experts = Experts(num_experts=8, experts_per_token=2, ffn_size=512)
-    found = Mixture(laws, efficiency, experts, 1024, spread=2, size=2).seconds_of_rows(256, 4)
+    found = Mixture(laws, experts, 1024, spread=2, size=2).seconds_of_rows(256, 4)
     products = laws.grouped(256, 4, 1024, 1024) + laws.grouped(256, 4, 512, 1024)
     moved = laws.elementwise(256 * 2 * (3 * 512 + 4 * 1024))
     assert found == pytest.approx(efficiency.grouped.seconds + products + moved)
@@ -136,9 +136,8 @@ def test_a_rank_takes_the_products_of_its_experts_and_what_brings_tokens_to_them
 
 @pytest.mark.parametrize("count", [1, 64, 4096])
 def test_experts_that_are_spread_wait_for_the_busiest_rank(laws: Kernels, count: int) -> None:
-    efficiency = efficiency_of("cuda", "a100-80gb")
     experts = Experts(num_experts=8, experts_per_token=2, ffn_size=512)
-    spread = Mixture(laws, efficiency, experts, 1024, spread=4, size=2)
+    spread = Mixture(laws, experts, 1024, spread=4, size=2)
     mean = spread.seconds_of_rows(count * 2, experts.num_selected(count * 4) / 4)
     assert spread.seconds(count, trains=False) >= mean
     assert spread.seconds(count, trains=True) > 2 * spread.seconds(count, trains=False)

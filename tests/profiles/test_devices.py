@@ -15,8 +15,8 @@ from meshwright.profiles.hardware import (
 )
 
 WANTED = (
-    "a100-40gb a100-80gb a800 h100-sxm h100-pcie h800 h200 h20 l40s l4 rtx-4090 rtx-6000-pro b200 gb200 b300 gb300 "
-    "mi300x"
+    "a100-40gb a100-80gb a800 h100-sxm h100-pcie h800 h200 gh200 h20 l40s l4 rtx-4090 rtx-6000-pro b200 gb200 b300 "
+    "gb300 mi300x"
 )
 
 

@@ -1,9 +1,11 @@
 """The busiest of several ranks gets more than its share, and no more than there is."""
 
+import math
 import random
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from meshwright.profiles.errors import BadInput
@@ -40,6 +42,33 @@ def test_more_ranks_are_less_even_and_more_experts_on_each_are_more_so() -> None
     found = [routing().imbalance(TOKENS, PICKED, 128, ep) for ep in (1, 2, 4, 8, 16)]
     assert found == sorted(found)
     assert routing().imbalance(TOKENS, PICKED, 256, 8) < routing().imbalance(TOKENS, PICKED, 128, 8)
+
+
+def selected_of(law: Routing, tokens: int, num_experts: int, picked: int) -> float:
+    """The experts that some token selects, in the mean over the popularities of the law."""
+    power, most = 1 - law.exponent, max(law.reach * tokens, 1.001)
+    popularity = [(1 + (i + 0.5) / 2000 * (most**power - 1)) ** (1 / power) for i in range(2000)]
+    copies = -math.log1p(-picked / num_experts) * tokens / (sum(popularity) / 2000)
+    return num_experts * sum(1 - math.exp(-copies * x) for x in popularity) / 2000
+
+
+@pytest.mark.parametrize(("num_experts", "picked"), [(384, 8), (128, 4), (8, 2)])
+def test_the_popular_experts_are_selected_first(num_experts: int, picked: int) -> None:
+    experts = Experts(num_experts=num_experts, experts_per_token=picked, ffn_size=64)
+    tokens = [1, 2, 4, 16, 64, 256, 4096, 65536]
+    found = [experts.num_selected(float(n)) for n in tokens]
+    assert found == pytest.approx([selected_of(routing(), n, num_experts, picked) for n in tokens], rel=0.08)
+    assert found == sorted(found)
+    assert found[0] == pytest.approx(picked)
+    assert experts.num_selected(np.array(tokens, dtype=np.float64)) == pytest.approx(found)
+    forced = replace(experts, balance="forced")
+    assert [forced.num_selected(float(n)) for n in tokens] == pytest.approx(
+        [num_experts * (1 - (1 - picked / num_experts) ** n) for n in tokens]
+    )
+
+
+def test_all_experts_are_selected_where_every_token_selects_all() -> None:
+    assert Experts(num_experts=4, experts_per_token=4, ffn_size=64).num_selected(3.0) == 4
 
 
 @pytest.mark.parametrize("ep", [2, 8, 64])

@@ -182,9 +182,7 @@ def test_replicas_wait_for_the_one_with_the_busiest_experts(a100s: Callable[[int
     experts = Experts(num_experts=128, experts_per_token=8, ffn_size=1536)
     device, efficiency = a100s(1).device, efficiency_of("cuda", "a100-80gb")
     kernels = Kernels(device, efficiency, flops_per_second=device.flops_per_second["bf16"], weight_bytes=2, size=2)
-    alone, spread = (
-        Mixture(kernels, efficiency, experts, 4096, spread=ep, size=2).seconds(32768, trains=False) for ep in (1, 8)
-    )
+    alone, spread = (Mixture(kernels, experts, 4096, spread=ep, size=2).seconds(32768, trains=False) for ep in (1, 8))
     assert spread / alone == pytest.approx(routing().imbalance(8 * 32768, 8, 128, 8), rel=0.05)
 
 

@@ -69,6 +69,16 @@ def train(shard: AnalyticShard, tokens: int = 8192) -> float:
     return shard.time(TimedPass.TRAIN, 1, tokens).layer
 
 
+def test_operators_one_after_the_other_move_more_in_each_layer(llama: ModelSpec) -> None:
+    """Two norms, rotations of queries and keys, and a gate; three times as much with gradients."""
+    fused = framework_named("megatron-core").model_copy(update={"launch_seconds": 0.0})
+    eager = fused.model_copy(update={"eager_operators": True})
+    extra = train(shard_on("h200", llama, eager)) - train(shard_on("h200", llama, fused))
+    elements = 2 * 16 * llama.hidden_size + 8 * 2 * llama.attention_size + 2 * llama.ffn_size
+    bandwidth = 4.8e12 * efficiency_of("cuda", "h200").elementwise_bytes
+    assert extra == pytest.approx(3 * 8192 * 2 * elements / bandwidth, rel=0.02)
+
+
 def test_fewer_bits_in_linears_are_quicker_and_less_than_their_peaks_say(llama: ModelSpec) -> None:
     framework = framework_named("megatron-core")
     sixteen, eight = (train(shard_on("h100-sxm", llama, framework, name)) for name in (None, "fp8"))

@@ -79,8 +79,8 @@ def test_whole_experts_make_the_products_of_as_many_ranks_that_bring_a_part_each
     device, efficiency = a100s(1).device, efficiency_of("cuda", "a100-80gb")
     kernels = Kernels(device, efficiency, flops_per_second=device.flops_per_second["bf16"], weight_bytes=2, size=2)
     experts = Experts(num_experts=128, experts_per_token=8, ffn_size=384)
-    folded = Mixture(kernels, efficiency, experts, 4096, spread=2, folded=4, size=2)
-    wide = Mixture(kernels, efficiency, replace(experts, ffn_size=4 * 384), 4096, spread=8, size=2)
+    folded = Mixture(kernels, experts, 4096, spread=2, folded=4, size=2)
+    wide = Mixture(kernels, replace(experts, ffn_size=4 * 384), 4096, spread=8, size=2)
     for trains in (False, True):
         assert folded.seconds(4096, trains=trains) == pytest.approx(wide.seconds(1024, trains=trains))
 

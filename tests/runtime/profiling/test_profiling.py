@@ -112,6 +112,7 @@ def facts_of(name: str) -> Facts:
         ("h200", H200),
         ("a100-80gb", "NVIDIA A100-SXM4-80GB"),
         ("h100-pcie", "NVIDIA H100 PCIe"),
+        ("gh200", "NVIDIA GH200 480GB"),
         ("rtx-4090", "NVIDIA GeForce RTX 4090"),
         ("rtx-6000-pro", "NVIDIA RTX PRO 6000 Blackwell Server Edition"),
         ("mi300x", "AMD Instinct MI300X"),
