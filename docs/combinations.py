@@ -168,7 +168,7 @@ def _models(names: Combination, algorithm: str, scores: set[str]) -> dict[str, A
     if "adapter" in names:
         targets = {"targets": ["linear_qkv", "linear_proj"]} if "experts" in names else {}
         models["actor"]["adapter"] = {"rank": 4, "alpha": 8.0, **targets}
-    if algorithm in ("ppo", "own"):
+    if algorithm == "ppo" or (algorithm == "own" and "dynamic" not in names):
         models["critic"] = {"path": "scalar"}
     if algorithm in ("ppo", "distill"):
         models["ref" if algorithm == "ppo" else "teacher"] = {"path": policy}
@@ -178,7 +178,8 @@ def _models(names: Combination, algorithm: str, scores: set[str]) -> dict[str, A
 
 
 def _own_graph(names: Combination, scores: set[str]) -> dict[str, Any]:
-    """A graph that no preset has, trained by the settings of PPO without a reference."""
+    """A graph that no preset has, trained by the settings of PPO without a reference; with dynamic sampling, which only
+    algorithms without a critic have, by those of GRPO."""
     kept = ["kept"] if "best_of" in names else []
     read = [*(["scores"] if scores & {"model", "judge"} else []), *(_HOSTED[:1] if scores & {"host", "url"} else [])]
     stages: list[dict[str, Any]] = [
@@ -198,11 +199,17 @@ def _own_graph(names: Combination, scores: set[str]) -> dict[str, Any]:
         stages.append(score | ({"judge": _JUDGE} if "judge" in scores else {}))
     if kept:
         stages.append({"name": "keep_best", "kind": "filter", "reads": read, "writes": kept})
-    for role, name, output in (("critic", "value", "values"), ("actor", "actor_logprob", "proximal_logprobs")):
-        reads = ["tokens", *kept]
+    passes = [("critic", "value", "values"), ("actor", "last_logprob", "proximal_logprobs")]
+    waits = ["scores"] if "dynamic" in names and "scores" in read else []
+    for role, name, output in passes[1:] if "dynamic" in names else passes:
+        reads = ["tokens", *waits, *kept]
         may_stream = role == "critic" and not kept
         one = {"name": name, "kind": "inference", "role": role, "reads": reads, "writes": [output]}
         stages.append(one | ({"may_stream": True} if may_stream else {}))
+    if "dynamic" in names:
+        reads = ["tokens", "proximal_logprobs", *read]
+        stages.append({"name": "actor_train", "kind": "training", "role": "actor", "reads": reads})
+        return {"algorithm": {"stages": stages}, "grpo": {}}
     reads = ["tokens", "values", "proximal_logprobs", *read, *kept]
     stages += [
         {"name": f"{role}_train", "kind": "training", "role": role, "reads": reads} for role in ("actor", "critic")
@@ -216,7 +223,7 @@ def pins_of(names: Combination, plain: Sequence[str]) -> tuple[str, ...]:
     if names & {"ahead", "in_flight", "overcommit", "streaming"}:
         pins += ["actor_generate.pool=0:1", "actor_train.pool=1:1"]
     if "streaming" in names:
-        stage = plain[0] if plain else "actor_logprob"
+        stage = plain[0] if plain else "actor_train"
         pins += [f"{stage}.pool=1:1", f"{stage}.{BY_NAME['streaming'].pin}"]
     return tuple(pins)
 
