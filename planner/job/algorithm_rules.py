@@ -151,7 +151,9 @@ def _violations(
             f"missing key 'rewards': {described} has the stage {ENVIRONMENT}; add what it scores by, or remove the "
             "stage"
         )
-    if workload.dynamic_sampling and algorithm not in GROUP_ALGORITHMS:
+    if workload.dynamic_sampling and isinstance(algorithm, OwnGraph):
+        yield from _wave_violations(algorithm)
+    elif workload.dynamic_sampling and algorithm not in GROUP_ALGORITHMS:
         yield (
             f"workload.dynamic_sampling: {described} does not compare the samples of a group; use "
             f"{' or '.join(GROUP_ALGORITHMS)}, or remove it"
@@ -162,6 +164,30 @@ def _violations(
             f"workload.group_size=1: algorithm={algorithm} compares the samples of a prompt with each other; use 2 or "
             "more"
         )
+
+
+def _wave_violations(algorithm: OwnGraph) -> Iterator[str]:
+    """Rules about an own graph with dynamic sampling: what a wave is selected by, and what waits for the selection."""
+    trained = algorithm.trained
+    scores = [
+        (stage.name, field)
+        for stage in algorithm.stages
+        if stage.kind == "inference" and stage.role is Role.REWARD and stage.role not in trained
+        for field in stage.writes
+    ]
+    scorers = {name for name, _ in scores}
+    if not scores and not any(stage.kind == "environment" for stage in algorithm.stages):
+        yield (
+            "workload.dynamic_sampling: no stage of the job's own graph scores the samples; add an inference of an "
+            "untrained reward model, or rewards on hosts"
+        )
+    for stage in algorithm.stages:
+        for _, field in scores:
+            if stage.kind == "inference" and stage.name not in scorers and field not in stage.reads:
+                yield (
+                    f"workload.dynamic_sampling: {stage.name} does not read {field}, and it works on the groups that "
+                    f"are selected by it; add {field} to its reads"
+                )
 
 
 def _filter_violations(algorithm: AnyAlgorithm, described: str, workload: Workload) -> Iterator[str]:

@@ -146,6 +146,11 @@ def _scoring_violations(job: Job, stages: Sequence[OwnStage]) -> Iterator[str]:
                 "they are; give the settings of another algorithm, and loss: distill to stages that learn from "
                 "teachers."
             )
+    if job.workload.dynamic_sampling and not isinstance(job.settings, GRPO | RLOO):
+        yield (
+            "workload.dynamic_sampling drops groups whose samples have the same reward, and the job's settings are "
+            f"{job.own_key}, which learns from these too; give the settings of grpo or rloo, or remove it."
+        )
     if isinstance(job.settings, GRPO | RLOO) and job.workload.group_size == 1:
         yield (
             f"workload.group_size=1: {job.own_key} compares the samples of a prompt with each other; use 2 or more, or "

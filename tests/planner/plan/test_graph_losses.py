@@ -11,6 +11,7 @@ import pytest
 
 from meshwright.planner.job.graph_losses import StageLoss, own_functions, own_graph_violations, stage_loss
 from meshwright.planner.job.job import Job, read_job
+from meshwright.profiles.errors import BadInput
 from tests.planner.plan.test_own_graph import JOB, MATHS, alike
 
 Stages = Sequence[Mapping[str, Any]]
@@ -200,6 +201,23 @@ def test_an_environment_writes_what_every_environment_does() -> None:
     odd = {**HOSTED, "reads": ["tokens"]}
     job = job_of((GENERATE, odd, ACTOR_PASS, {**actor, "loss": "own:loss"}), rewards=[MATHS])
     assert next(own_graph_violations(job)).startswith("environment_score must read tokens and prompt_lengths")
+
+
+def test_groups_are_sampled_until_they_have_a_signal_where_it_is_all_that_they_teach() -> None:
+    waves = {"workload": {**JOB["workload"], "dynamic_sampling": {"acceptance": 0.5}}}
+    last = {**ACTOR_PASS, "reads": ["tokens", "scores"]}
+    stages = (GENERATE, SCORE, last, training("actor", "scores", loss="own:loss"))
+    assert tuple(own_graph_violations(job_of(stages, **waves))) == ()
+    sentence = "the job's settings are reinforce, which learns from these too; give the settings of grpo or rloo"
+    assert sentence in next(own_graph_violations(job_of(stages, "reinforce", **waves)))
+    with pytest.raises(
+        BadInput, match="actor_pass does not read scores, and it works on the groups that are selected by"
+    ):
+        job_of((GENERATE, SCORE, ACTOR_PASS, ACTOR), **waves)
+    with pytest.raises(
+        BadInput, match="no stage of the job's own graph scores the samples; add an inference of an untr"
+    ):
+        job_of((GENERATE, SCORE, last, ACTOR, training("reward", "scores", loss="own:loss")), **waves)
 
 
 def test_the_example_is_trained_by_its_own_advantages() -> None:

@@ -201,7 +201,7 @@ def test_what_hosts_write_is_read_by_stages_that_train() -> None:
         ({"rewards": [MATHS]}, "rewards: the job's own graph has no stage of the environment; add environment_score"),
         (
             {"workload": {**JOB["workload"], "dynamic_sampling": {"acceptance": 0.5}}},
-            "workload.dynamic_sampling: the job's own graph does not compare the samples of a group",
+            "workload.dynamic_sampling: value does not read scores, and it works on the groups that are selected by it",
         ),
     ],
 )

@@ -10,8 +10,9 @@ import pytest
 from meshwright.planner.plan.pin_files import pins_of
 from meshwright.planner.plan.plan import read_plan
 from tests.runtime.command import Call, exit_code
+from tests.runtime.laws.test_own_graphs import write_own
 from tests.runtime.rewarded import write_rewarded
-from tests.runtime.small_job import edited_job
+from tests.runtime.small_job import edited_job, write_job
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,13 @@ def test_a_graph_of_the_jobs_own_that_is_none_is_refused_in_one_sentence(call: C
     assert outcome.code == 2
     assert "algorithm: one reads b before two writes it, and they read from each other in a cycle" in outcome.err
     assert "Traceback" not in outcome.err
+
+
+def test_a_graph_that_run_would_refuse_is_planned_with_the_reason(call: Call, tmp_path: Path) -> None:
+    path = write_own(write_job(tmp_path, num_ranks=1), odd=True, settings="")
+    outcome = call("plan", path, "-o", tmp_path / "plan.json")
+    assert outcome.code == 0
+    assert "note: run refuses this job: algorithm is a graph of the job's own, and no settings say how" in outcome.out
 
 
 def test_the_best_structures_are_written_side_by_side_and_ranked(call: Call, job: Path) -> None:

@@ -56,6 +56,28 @@ def test_a_graph_of_the_stages_of_a_preset_trains_as_the_preset_does(tmp_path: P
 
 
 @pytest.mark.check_all
+def test_a_graph_of_no_preset_samples_the_groups_that_a_preset_does(tmp_path: Path) -> None:
+    path = write_job(tmp_path, num_ranks=2)
+    job = yaml.safe_load(path.read_text())
+    del job["ppo"], job["models"]["critic"]
+    job["workload"] |= {"group_size": 4, "dynamic_sampling": {"acceptance": 0.6}}
+    settings = {"reward_clip": 0.02, "actor_learning_rate": 3e-3}
+    preset, own = path.with_name("preset.yaml"), path.with_name("own.yaml")
+    preset.write_text(yaml.safe_dump({**job, "algorithm": "grpo", "grpo": settings}))
+    graph = json.loads(canonical_json(stated(resolve(read_job(preset), tmp_path).graph)))
+    graph["stages"][1]["name"] = "judged"
+    own.write_text(yaml.safe_dump({**job, "algorithm": graph, "grpo": settings}))
+    assert read_job(own).preset is None
+    told = []
+    for one in (preset, own):
+        out = tmp_path / one.stem
+        run_plan(request(one, out, "actor_generate.pool=0:2", steps=2))
+        told.append([{k: v for k, v in line.items() if k not in OF_TIME} for line in lines(out)])
+    assert told[0] == told[1]
+    assert all(line["groups_with_signal"] < 1 for line in told[0])
+
+
+@pytest.mark.check_all
 def test_a_graph_of_no_preset_is_rehearsed(tmp_path: Path) -> None:
     asked = request(write_own(write_job(tmp_path, num_ranks=2), odd=True), tmp_path / "run")
     found = rehearse(asked.plan, Planned(asked.plan), steps=2, time_scale=0.01)

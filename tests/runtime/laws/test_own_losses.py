@@ -117,7 +117,7 @@ CASES = {
 }
 
 
-def _request(directory: Path, name: str, case: Case) -> RunRequest:
+def own_run(directory: Path, name: str, case: Case) -> RunRequest:
     job = yaml.safe_load(write_job(directory, num_ranks=case.num_ranks).read_text())
     del job["ppo"]
     job["models"] = {role: {"path": path} for role, path in MODELS.items()}
@@ -130,7 +130,7 @@ def _request(directory: Path, name: str, case: Case) -> RunRequest:
 
 @pytest.fixture(scope="module")
 def requests(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRequest]:
-    return requests_of(tmp_path_factory.mktemp("job"), CASES, _request)
+    return requests_of(tmp_path_factory.mktemp("job"), CASES, own_run)
 
 
 @pytest.mark.check_all

@@ -10,10 +10,14 @@ import torch
 
 from meshwright.planner.job.algorithm_settings import GRPO, RLOO
 from meshwright.planner.job.graph_losses import StageLoss
+from meshwright.planner.plan.plan import write_plan
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.workload import Workload
+from meshwright.runtime.execution.replay import replay_batch
 from meshwright.runtime.messages.experience import StepExperience
+from meshwright.runtime.records.run_directory import RunFile, write_run_file
+from meshwright.runtime.training.bad_steps import SkippedBatch, write_skipped
 from meshwright.runtime.training.own_losses import (
     AdvantageInputs,
     LossInputs,
@@ -23,6 +27,9 @@ from meshwright.runtime.training.own_losses import (
 )
 from meshwright.runtime.training.training_batch import TrainingBatch
 from tests.runtime import own_functions
+from tests.runtime.laws.test_own_losses import CASES, own_run
+from tests.runtime.refereed import write_models
+from tests.runtime.small_job import write_job
 
 MODULE = "tests.runtime.own_functions"
 READS = ("tokens", "scores", "proximal_logprobs", "ref_logprobs")
@@ -103,3 +110,27 @@ def test_a_function_that_cannot_be_loaded_is_refused(path: str) -> None:
     assert load_own(f"{MODULE}:constant") is own_functions.constant
     with pytest.raises(BadInput, match=f"function {path} cannot be loaded"):
         load_own(path)
+
+
+def test_a_batch_that_a_function_of_the_job_trains_on_is_not_replayed(tmp_path: Path) -> None:
+    write_job(tmp_path, num_ranks=1)
+    write_models(tmp_path)
+    asked = own_run(tmp_path, "one rank", CASES["one rank"])
+    write_plan(asked.out / "plan.json", asked.plan)
+    write_run_file(asked.out, RunFile(job=asked.job, directory=str(tmp_path), prompts="0" * 64))
+    batch = StepExperience(step=0, rows=range(1))
+    batch.experience.put("tokens", 0, torch.arange(3))
+    path = write_skipped(
+        asked.out,
+        SkippedBatch(
+            stage="actor_train",
+            batch=batch,
+            reasons=("planted",),
+            settings=asked.job.settings,
+            num_epochs=1,
+            num_minibatches=1,
+            importance_sampling=False,
+        ),
+    )
+    with pytest.raises(BadInput, match=r"is a batch of actor_train, which trains with .*:above_the_mean, and a replay"):
+        replay_batch(path)
