@@ -7,7 +7,7 @@ BUILD := $(TINY)/build
 PROCESSES ?= 2
 PYTEST := $(BIN)/pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install demo check check-all static lint types contracts site test test-all engines mutations gpu picture clean
+.PHONY: help install demo check check-all static lint types contracts site test test-all pins engines mutations gpu picture clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -53,6 +53,11 @@ test: $(INSTALLED) ## the first tier of tests, in PROCESSES (2) processes
 
 test-all: $(INSTALLED) ## both tiers of tests
 	$(PYTEST) --all $(OPTIONS)
+
+pins: ## the pins with hashes, the licences and the dependencies in requirements/; after a change of setup.cfg or constraints.txt
+	$(PYTHON) -m venv build/pins
+	build/pins/bin/pip install --quiet pip==26.3 uv==0.13.9
+	build/pins/bin/python requirements/make_pins.py
 
 engines: $(VLLM)/installed ## the environments of other generation engines: vLLM for a CPU, 3.4 GB
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -49,11 +50,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an empty environment in which the wheel alone was installed, with what it requires."""
+    """The programs of an empty environment with the wheel alone and what planning requires, checked by its hashes."""
     environment = tmp_path_factory.mktemp("environment")
     run(sys.executable, "-m", "venv", environment)
-    options = ("--quiet", "--disable-pip-version-check", "--constraint", ROOT / "constraints.txt")
-    run(environment / "bin/pip", "install", *options, next(made.glob("*.whl")), cwd=environment)
+    pip = (environment / "bin/pip", "install", "--quiet", "--disable-pip-version-check")
+    run(*pip, "--require-hashes", "--requirement", ROOT / "requirements" / "plan.txt", cwd=environment)
+    run(*pip, "--no-deps", next(made.glob("*.whl")), cwd=environment)
+    run(environment / "bin/pip", "check")
     return environment / "bin"
 
 
@@ -69,6 +72,16 @@ def test_the_wheel_has_every_file_of_a_package(made: Path, package: str) -> None
     with zipfile.ZipFile(next(made.glob("*.whl"))) as wheel:
         missing = set(files(package)) - set(wheel.namelist())
     assert missing == set()
+
+
+def test_the_wheel_has_a_bill_of_materials_and_the_licences_of_what_it_requires(made: Path) -> None:
+    with zipfile.ZipFile(next(made.glob("*.whl"))) as wheel:
+        [bill] = [name for name in wheel.namelist() if name.endswith(".dist-info/sboms/meshwright.cdx.json")]
+        [licences] = [name for name in wheel.namelist() if name.endswith(".dist-info/licenses/requirements.csv")]
+        materials = json.loads(wheel.read(bill))
+        rows = wheel.read(licences).decode().splitlines()[1:]
+    assert materials["metadata"]["component"]["purl"].startswith("pkg:pypi/meshwright@")
+    assert [one["name"] for one in materials["components"]] == [row.partition(",")[0] for row in rows]
 
 
 def test_the_sdist_has_no_links_and_no_tests(made: Path) -> None:

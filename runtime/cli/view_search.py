@@ -20,7 +20,7 @@ from meshwright.planner.analysis.plan_structures import Ranked
 from meshwright.planner.analysis.sensitivity import Sensitivity
 from meshwright.planner.analysis.sweep import Sweep
 from meshwright.planner.plan.plan import SearchWork
-from meshwright.planner.report.formatting import difference, schedule, search_work, size
+from meshwright.planner.report.formatting import schedule, search_work, size
 from meshwright.planner.report.formatting import setting as setting_text
 from meshwright.runtime.cli.view_plan import print_summary, titled_table
 
@@ -132,7 +132,8 @@ def _numbers(comparison: PlanComparison, first_name: str, second_name: str) -> T
             f"{row.gpu_hours:,.1f}",
         )
     share = comparison.difference.step_seconds / comparison.one.step_seconds
-    table.caption = f"the step of {second_name} is {difference(share)} that of {first_name}"
+    length = f"{abs(share):.1%} {'longer' if share > 0 else 'shorter'} than" if share else "as long as"
+    table.caption = f"the step of {second_name} is {length} that of {first_name}"
     return table
 
 

@@ -1,53 +1,40 @@
-"""Every command of the tutorial does what it says, in the order in which a reader gives them."""
+"""Every command of the tutorial and of the two stories does what it says, in the order in which a reader gives them."""
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.docs.named import PAGES, ROOT
+from tests.docs.shell_pages import blocks, run_page
 
-TUTORIAL = ROOT / "docs" / "tutorial.md"
-_BLOCK = re.compile(r"^```sh\n(.*?)^```", re.M | re.S)
 _MAKE = "python examples/tiny/make.py --out tiny/build"
+_STAND_IN = "python examples/tiny/make.py --out stand_in"
+_QUICK = {_MAKE: f"{_MAKE} --quick", _STAND_IN: f"{_STAND_IN} --quick"}
+"""The tiny models are made without learning anything, which takes as many minutes less."""
 
-
-def blocks(page: Path) -> list[str]:
-    """What a reader gives a shell; other blocks are drawings, patterns and answers."""
-    return _BLOCK.findall(page.read_text())
-
-
-def test_the_tutorial_is_where_such_commands_are() -> None:
-    assert [page.name for page in PAGES if blocks(page)] == [TUTORIAL.name]
-    assert sum(_MAKE in block for block in blocks(TUTORIAL)) == 1
-
-
-@pytest.mark.check_all
-def test_every_command_does_its_work(tmp_path: Path) -> None:
-    """The tiny models are made without learning anything, which takes as many minutes less."""
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    for block in blocks(TUTORIAL):
-        script = block.replace(_MAKE, f"{_MAKE} --quick")
-        ran = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", script],
-            cwd=tmp_path,
-            env={**os.environ, "PATH": path},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert ran.returncode == 0, f"{script}\n{ran.stdout[-2000:]}\n{ran.stderr[-2000:]}"
-    left = (
+FILES: Mapping[str, tuple[str, ...]] = {
+    "tutorial.md": (
         "tiny/run/summary.json",
         "tiny/report.html",
         "tiny/trained/actor",
         "big/slurm/run.sbatch",
         "big/verl/run.sh",
-    )
-    assert [name for name in left if not (tmp_path / name).exists()] == []
+    ),
+    "my_model_on_a_laptop.md": ("mine/report.html", "mine/trained/actor/tokenizer.json", "mine/slurm/run.sbatch"),
+    "grpo_7b_in_verl.md": ("job.yaml", "better.json", "for_verl/run.sh", "for_verl/reward_hook.py"),
+}
+"""Some files that the blocks of each page leave."""
+
+
+def test_commands_in_order_are_on_these_pages_alone() -> None:
+    assert {page.name for page in PAGES if any(kind == "sh" for kind, _ in blocks(page))} == FILES.keys()
+
+
+@pytest.mark.check_all
+@pytest.mark.parametrize("page", FILES)
+def test_every_command_does_its_work_and_prints_what_the_page_shows(page: str, tmp_path: Path) -> None:
+    assert run_page(ROOT / "docs" / page, tmp_path, _QUICK) == []
+    assert [name for name in FILES[page] if not (tmp_path / name).exists()] == []

@@ -31,6 +31,15 @@ def test_the_reward_values_short_correct_answers_most(monkeypatch: pytest.Monkey
     assert scores == [1.0, 0.75, 0.0, 0.0]
 
 
+def test_a_first_reward_is_the_share_of_vowels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(FUNCTIONS))
+    worker = Worker("vowels:share", timeout_seconds=20)
+    try:
+        assert worker.score([sample("Aeon"), sample("rhythm"), sample("")]) == [0.75, 0.0, 0.0]
+    finally:
+        worker.close()
+
+
 def test_the_tool_answers_what_is_asked_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(FUNCTIONS))
     calls = [

@@ -159,7 +159,7 @@ def test_what_cannot_be_exported_gets_a_sentence_and_nothing_is_written(run: Pat
     assert "exists already; export overwrites nothing" in said(run, "--to", "hf", output=there)
     assert list(there.iterdir()) == []
     assert "--ranks 5: " in said(run, "--to", "hf", "--ranks", 5)
-    assert "plan.json does not exist" in said(there, "--to", "hf")
+    assert "holds no plan.json" in said(there, "--to", "hf")
     other = tmp_path / "other"
     shutil.copytree(run, other, ignore=shutil.ignore_patterns("checkpoints", "models"))
     assert "holds no checkpoint to export" in said(other, "--to", "hf")
