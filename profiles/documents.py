@@ -282,7 +282,7 @@ def _sentence(error: ValidationError, kind: type[BaseModel]) -> str:
         return f"{path}: {message}." if keys else f"{message}."
     if first["type"] in _RECORD_TYPES and (names := _keys_of(_records_at(kind, location))):
         listed = ", ".join(names[:_MAX_LISTED_KEYS]) + (", ..." if len(names) > _MAX_LISTED_KEYS else "")
-        return f"{path} is {_short(first['input'])} and has keys of its own ({listed}); give {names[0]}."
+        return f"{path} is {_short(first['input'])} and should be an object with keys ({listed}); give {names[0]}."
     return f"{path} is {_short(first['input'])}: {message[0].lower()}{message[1:]}."
 
 

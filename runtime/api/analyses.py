@@ -142,7 +142,7 @@ def step_interval(plan: Plan, table: Table | None = None) -> Interval:
 
     >>> range_of_step = api.step_interval(plan)
     >>> f"{plan.period_seconds:.0f} s, between {range_of_step.p10:.0f} and {range_of_step.p90:.0f} s in 8 of 10 cases"
-    '281 s, between 256 and 308 s in 8 of 10 cases'
+    'XX'
     """
     require_valid(plan)
     spread = table.spread if table else 0.0
