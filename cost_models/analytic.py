@@ -494,26 +494,17 @@ class AnalyticModel(QueryLoop):
     def _generation(self, query: StageQuery) -> Generation:
         """Return the generation model, which every schedule of a layout shares."""
 
-        def make() -> Generation:
-            return Generation(
-                query=query,
-                shard=self._shards(query)[0],
-                groups=self._generation_groups(query),
-                network=self._network(self._generation_framework),
-                element_bytes=self._size,
-                framework=self._host_framework(query),
-            )
+        return self._generations.memoize((query.model, query.layout), lambda: self._new_generation(query))
 
-        return self._generations.memoize((query.model, query.layout), make)
-
-    def _generation_groups(self, query: StageQuery) -> Groups[float]:
-        """Return the groups whose collectives add to the rounds of a layout."""
-        return self._groups(query.layout)
-
-    def _host_framework(self, query: StageQuery) -> Framework:
-        """Return the framework that says what the host adds to the rounds of a layout."""
-        del query
-        return self._generation_framework
+    def _new_generation(self, query: StageQuery) -> Generation:
+        return Generation(
+            query=query,
+            shard=self._shards(query)[0],
+            groups=self._groups(query.layout),
+            network=self._network(self._generation_framework),
+            element_bytes=self._size,
+            framework=self._generation_framework,
+        )
 
     def _overlap(self, query: StageQuery, num_rows: int) -> Overlap:
         """Return how one replica's batches overlap. Raises BadInput for an overcommit without deferral, or above

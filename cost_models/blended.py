@@ -13,9 +13,10 @@ from itertools import pairwise
 import numpy as np
 
 from meshwright.cost_models.analytic import AnalyticModel
-from meshwright.cost_models.communication import Group, Groups, Network, SecondsByBytes
+from meshwright.cost_models.communication import Group, Network, SecondsByBytes
 from meshwright.cost_models.compute import AnalyticShard, PassColumns, Passes, PassSeconds, Shard
 from meshwright.cost_models.cost import Cost, Memory, Source, Term, least_trusted
+from meshwright.cost_models.generation_cost import ENGINE_LOAD, Generation
 from meshwright.cost_models.measured import MeasuredShard, Peaks, with_peaks
 from meshwright.cost_models.mixed import MixedModel, PairModel, homogeneous_cluster
 from meshwright.cost_models.protocol import (
@@ -32,15 +33,12 @@ from meshwright.cost_models.protocol import (
 from meshwright.profiles.choice_table import ChoiceTable
 from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.elementwise import FloatArray
-from meshwright.profiles.frameworks import OWN_ENGINES, EngineName, Framework, engine_named
+from meshwright.profiles.frameworks import OWN_ENGINES, EngineName, engine_named
 from meshwright.profiles.hardware import AnyCluster, Cluster, MixedCluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.table import Shape, Table, TimedPass, Traffic, shape_of
 from meshwright.profiles.workload import Workload
-
-ENGINE_LOAD = "weights to the engine"
-"""Name of the term for the measured load of weights into an engine in its own process."""
 
 
 class BlendedModel(AnalyticModel):
@@ -86,21 +84,18 @@ class BlendedModel(AnalyticModel):
         return QueryLoop.bytes_of_choices(self, query, choices)
 
     def refit_seconds(self, move: RefitQuery) -> Cost:
-        """Return the seconds of a refit. Those of an engine that was timed are a refit of the rank's own copy, and the
-        measured load from there."""
-        load = self._load_seconds(move.model, move.target) if move.generates else None
-        cost = super().refit_seconds(move if load is None else replace(move, generates=False))
-        if load is not None:
-            cost += Cost((Term(ENGINE_LOAD, load, Source.MEASURED),))
+        """Return the seconds of a refit. For an engine that was timed it is one of the rank's own copy; the load from
+        there is a part of generation."""
+        is_loaded = move.generates and self._load_seconds(move.model, move.target) is not None
+        cost = super().refit_seconds(replace(move, generates=False) if is_loaded else move)
         return _corrected_cost(cost, self._table, Traffic.REFIT)
 
     def seconds_of_refits(self, refits: RefitTable) -> FloatArray:
         seconds = super().seconds_of_refits(refits)
         if refits.generates and self._timings:
             in_place = super().seconds_of_refits(replace(refits, generates=False))
-            loads = [self._load_seconds(refits.model, target.layout) for target in refits.targets]
-            load = np.array([np.nan if one is None else one for one in loads])[refits.target_index]
-            seconds = np.where(np.isnan(load), seconds, in_place + load)
+            is_loaded = [self._load_seconds(refits.model, target.layout) is not None for target in refits.targets]
+            seconds = np.where(np.array(is_loaded)[refits.target_index], in_place, seconds)
         return self._table.corrected(Traffic.REFIT, seconds)
 
     def transfer_seconds(self, num_bytes: float) -> Cost:
@@ -112,19 +107,20 @@ class BlendedModel(AnalyticModel):
             return None
         return self._timings.load_seconds(shape_of(model, target.tp), model.num_layers)
 
-    def _has_timed_rounds(self, query: StageQuery) -> bool:
-        """True if the rounds of a layout were timed with all that the engine's host and collectives add to them."""
-        return self._timings is not None and self._timings.has_rounds_of(shape_of(query.model, query.layout.tp))
+    def _new_generation(self, query: StageQuery) -> Generation:
+        generation = super()._new_generation(query)
+        if not self._timings or not self._timings.has_rounds_of(shape_of(query.model, query.layout.tp)):
+            return generation
+        return replace(  # timed rounds have in them what the engine's host and collectives add
+            generation,
+            groups=replace(generation.groups, tensor=Group(1, 1)),
+            framework=generation.framework.model_copy(update={"round_seconds": 0.0, "row_seconds": 0.0}),
+            shares_rounds=True,
+        )
 
-    def _host_framework(self, query: StageQuery) -> Framework:
-        framework = super()._host_framework(query)
-        if not self._has_timed_rounds(query):
-            return framework
-        return framework.model_copy(update={"round_seconds": 0.0, "row_seconds": 0.0})
-
-    def _generation_groups(self, query: StageQuery) -> Groups[float]:
-        groups = super()._generation_groups(query)
-        return replace(groups, tensor=Group(1, 1)) if self._has_timed_rounds(query) else groups
+    def _generation_seconds(self, query: StageQuery) -> Cost:
+        cost, load = super()._generation_seconds(query), self._load_seconds(query.model, query.layout)
+        return cost if load is None else cost + Cost((Term(ENGINE_LOAD, load, Source.MEASURED),))
 
     def _make_network(self, peer_reductions: bool) -> Network:
         if self._table.has_correction(Traffic.COLLECTIVE):

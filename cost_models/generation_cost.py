@@ -42,6 +42,9 @@ PREEMPTION = "pre-emption"
 SCHEDULING = "scheduling"
 """Name of the term for the host between rounds of decoding."""
 
+ENGINE_LOAD = "weights to the engine"
+"""Name of the term for the measured load of weights into an engine in its own process, at the start of a period."""
+
 _SAMPLED_BYTES = 16
 """Bytes of a sampled token and its log-probability, both sent in fp64."""
 
@@ -73,6 +76,7 @@ class Work(NamedTuple):
     loads: tuple[tuple[TimedPass, Load], ...]
     host_iterations: float  # host iterations, each for one group
     num_sampled: float  # sampled tokens that the host processes
+    num_shared: float  # rounds with both a prefill and a decode step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +89,16 @@ class Generation:
     network: Network
     element_bytes: int
     framework: Framework
+    shares_rounds: bool = False
+    """True if a prefill and a decode step of one round are one pass, and what a round takes for any number of tokens is
+    in the seconds of both. It is taken to be the decode step of one row."""
 
     def seconds(self, work: Work) -> Cost:
         """Return the seconds of prefills and decode rounds on the slowest pipeline stage, and of the host."""
         tally, framework = Tally(), self.framework
         for timed_pass, load in work.loads:
-            self._add(tally, timed_pass, load)
+            is_shared = self.shares_rounds and timed_pass is TimedPass.DECODE
+            self._add(tally, timed_pass, _without_shared(load, work.num_shared) if is_shared else load)
         host_seconds = work.host_iterations * framework.round_seconds + work.num_sampled * framework.row_seconds
         if framework.overlapped_host:
             host_seconds = max(0.0, host_seconds - tally.cost().total)
@@ -243,7 +251,16 @@ def generation_work(
         loads.append(
             (TimedPass.PREFILL, _load([_split_pass(one, max_tokens) for one in passes] if max_tokens else passes))
         )
-    return Work(tuple(loads), rounds.num_busy * num_groups, rounds.num_sampled)
+    tool_rounds = sum(number for number, *_ in tool_prefills)
+    return Work(
+        tuple(loads), rounds.num_busy * num_groups, rounds.num_sampled, num_shared=rounds.num_shared + tool_rounds
+    )
+
+
+def _without_shared(load: Load, num_shared: float) -> Load:
+    """Return decode steps without those of one row for the rounds that also prefill."""
+    *_, context = load.passes[0]
+    return load._replace(passes=(*load.passes, (-num_shared, 1.0, 1.0, context))) if num_shared else load
 
 
 def _decode_load(windows: Sequence[RoundWindow], num_groups: int, pp: int) -> Load:

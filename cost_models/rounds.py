@@ -66,6 +66,11 @@ class Rounds:
         return self.first.calls + sum(window.rounds for window in self.windows)
 
     @cached_property
+    def num_shared(self) -> float:
+        """The rounds in which some sequences start and others decode."""
+        return max(0.0, self.num_busy + self.refills.calls - self.num_rounds)
+
+    @cached_property
     def num_sampled(self) -> float:
         """Tokens sampled in those rounds."""
         return self.first.calls * self.first.rows + sum(w.rounds * w.live for w in self.windows)

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from meshwright.cost_models.blended import ENGINE_LOAD, BlendedModel
+from meshwright.cost_models.blended import BlendedModel
 from meshwright.cost_models.cost import Source
-from meshwright.cost_models.generation_cost import SCHEDULING
+from meshwright.cost_models.generation_cost import ENGINE_LOAD, SCHEDULING
 from meshwright.cost_models.protocol import PlacedLayout, RefitQuery, RefitTable, StageQuery
+from meshwright.cost_models.steady_state import Overlap, SteadyState
 from meshwright.profiles.frameworks import VLLM
 from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.harness import generation_points, record
 from meshwright.profiles.layout import Layout
+from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import GENERATE, Role
 from meshwright.profiles.table import Correction, EngineTimings, Table, TimedPass, WeightLoad, shape_of
@@ -55,7 +57,13 @@ def timed(table: Table, actor: ModelSpec, fixed: Workload) -> Table:
 @pytest.fixture
 def model(a100s: Callable[[int], Cluster], fixed: Workload) -> Callable[..., BlendedModel]:
     """The cost model of a table, with vLLM or another engine."""
-    return lambda table, engine=VLLM: BlendedModel(table, a100s(1), fixed, "bf16", engine)
+    return lambda table, engine=VLLM, workload=fixed: BlendedModel(table, a100s(1), workload, "bf16", engine)
+
+
+@pytest.fixture
+def uneven(fixed: Workload) -> Workload:
+    """Responses of several lengths, which leave their slots one by one."""
+    return fixed.model_copy(update={"response": LengthSpec(max=64, median=20, p99=60)})
 
 
 def test_rounds_and_prefills_cost_what_was_measured_and_the_host_nothing_more(
@@ -64,8 +72,23 @@ def test_rounds_and_prefills_cost_what_was_measured_and_the_host_nothing_more(
     cost = model(timed).seconds(query(GENERATE, slots=64, model=actor))
     assert cost.source is Source.INTERPOLATED  # between contexts
     assert cost.amount(SCHEDULING) == 0.0
+    assert cost.amount(ENGINE_LOAD) == LOAD[2]
     # 28 tokens for each of 64 sequences that decode together: a prefill and 27 decode steps
-    assert cost.total == pytest.approx(28 * (2 * 3e-3 + 1e-3))
+    assert cost.total == pytest.approx(28 * (2 * 3e-3 + 1e-3) + LOAD[2])
+
+
+def test_a_round_that_refills_slots_is_one_round(
+    timed: Table,
+    actor: ModelSpec,
+    query: Callable[..., StageQuery],
+    model: Callable[..., BlendedModel],
+    uneven: Workload,
+) -> None:
+    """Every round takes 7 ms, whatever it does."""
+    cost = model(timed, workload=uneven).seconds(query(GENERATE, slots=16, model=actor))
+    rounds = SteadyState(uneven).rounds(64, 16, Overlap())
+    assert rounds.num_shared > 10
+    assert cost.total == pytest.approx(7e-3 * rounds.num_rounds + LOAD[2], rel=2e-3)
 
 
 def test_rounds_that_ranks_share_are_timed_with_their_collectives(
@@ -77,12 +100,8 @@ def test_rounds_that_ranks_share_are_timed_with_their_collectives(
 ) -> None:
     timed = table.with_timings(timings_of(actor, fixed, tp=2))
     cost = model(timed).seconds(query(GENERATE, "tp2", slots=64, model=actor))
-    assert cost.total == pytest.approx(28 * (2 * 3e-3 + 1e-3))
-    assert {term.name.split(" ")[0] for term in cost.terms if term.amount} == {"prefill", "decode"}
-    move = RefitQuery(
-        model=actor, source=Layout.parse("tp2,dp4"), target=Layout.parse("tp2,dp4"), overlap=8, generates=True
-    )
-    assert model(timed).refit_seconds(move).amount(ENGINE_LOAD) == LOAD[2]
+    assert cost.total == pytest.approx(28 * (2 * 3e-3 + 1e-3) + LOAD[2])
+    assert {term.name.split(" ")[0] for term in cost.terms if term.amount} == {"prefill", "decode", "weights"}
 
 
 def test_layouts_that_were_not_timed_are_analytic_with_the_host(
@@ -110,17 +129,15 @@ def test_our_own_engine_is_not_changed_by_the_times_of_another(
     assert one == other
 
 
-def test_a_refit_is_one_of_the_ranks_copy_and_a_load_from_there(
-    timed: Table, actor: ModelSpec, model: Callable[..., BlendedModel]
+def test_a_refit_is_one_of_the_ranks_copy_and_the_load_is_in_generation(
+    timed: Table, actor: ModelSpec, query: Callable[..., StageQuery], model: Callable[..., BlendedModel]
 ) -> None:
     move = RefitQuery(
         model=actor, source=Layout.parse("tp2,dp4"), target=Layout.parse("dp8"), overlap=8, generates=True
     )
-    whole, copy = (model(timed).refit_seconds(one) for one in (move, replace(move, generates=False)))
-    assert whole.amount(ENGINE_LOAD) == LOAD[2]
-    assert whole.total == pytest.approx(copy.total + LOAD[2])
-    deeper = model(timed).refit_seconds(replace(move, model=replace(actor, num_layers=12)))
-    assert deeper.amount(ENGINE_LOAD) == pytest.approx(0.3 + 11 * 0.2)
+    assert model(timed).refit_seconds(move) == model(timed).refit_seconds(replace(move, generates=False))
+    deeper = query(GENERATE, slots=64, model=replace(actor, num_layers=12))
+    assert model(timed).seconds(deeper).amount(ENGINE_LOAD) == pytest.approx(0.3 + 11 * 0.2)
 
 
 def test_refits_in_a_table_cost_what_single_ones_do(
@@ -160,7 +177,7 @@ def test_a_correction_from_a_run_with_an_engine_is_for_that_engine_alone(
         timed.model_copy(update={"corrections": (correction,)}),
         query(GENERATE, slots=64, model=actor),
     )
-    assert model(corrected).seconds(question).total == pytest.approx((1 + 27 * 2) * 7e-3)
+    assert model(corrected).seconds(question).total == pytest.approx((1 + 27 * 2) * 7e-3 + LOAD[2])
     ours = [model(found, None).seconds(question) for found in (timed, corrected)]
     assert ours[0] == ours[1]
 

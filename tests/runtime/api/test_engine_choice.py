@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from meshwright import api
+from meshwright.cost_models.generation_cost import ENGINE_LOAD
 from meshwright.planner.analysis.explain import explain
 from meshwright.planner.analysis.optional_features import engine_choice
 from meshwright.planner.job.engine_limits import engines_of
@@ -87,6 +88,13 @@ def test_a_plan_for_vllm_is_one_that_runs() -> None:
     assert plan.placement(GENERATE).layout.pp == 1
     assert plan.pins == ()
     assert {placement.schedule.chunk_tokens for placement in plan.placements} == {0}
+
+
+def test_the_load_of_weights_is_in_the_simulated_generation_once() -> None:
+    plan = planned(0.2)
+    assert plan.placement(GENERATE).cost.amount(ENGINE_LOAD) == pytest.approx(1e-3)
+    steps = api.simulate(plan, table_with(0.2), steps=2).steps
+    assert steps.seconds[-1] == pytest.approx(plan.period_seconds, rel=1e-3)  # all responses have the same length
 
 
 def test_engines_share_the_time_of_a_search() -> None:

@@ -4,6 +4,8 @@ its end."""
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from tests.runtime.checkpoints import name_end_tokens, write_checkpoint
 from tests.runtime.command import Call
 from tests.runtime.inference.vllm_environment import VLLM_PYTHON, needs_vllm
 from tests.runtime.laws.test_restarts import command, ranks_of, wait_for_steps
-from tests.runtime.rewarded import lines, rewarded, stopped_and_resumed, write_rewarded
+from tests.runtime.rewarded import LEARNS, lines, rewarded, stopped_and_resumed, write_rewarded
 from tests.runtime.small_job import EOS, VOCAB_SIZE, request, write_job
 
 pytestmark = [pytest.mark.check_all, needs_vllm]
@@ -28,6 +30,8 @@ THIRD = {"name": "third", "function": "tests.runtime.rewarding:third_word"}
 TWO_REPLICAS = ("actor_generate.layout=tp1,dp2",)
 TWO_SHARDS = ("actor_generate.layout=tp2,dp1",)
 APART = ("actor_generate.pool=0:1", "actor_train.pool=1:1")
+IN_FLIGHT = (*APART, "actor_generate.batches_in_flight=2")
+LATE = {"staleness": 2, "cache_after_refit": "recompute"}
 BY_VLLM: dict[str, Any] = {"engine": "vllm", "engines": {"vllm": {"python": str(VLLM_PYTHON)}}}
 
 
@@ -40,7 +44,7 @@ def with_wide_heads(directory: Path) -> Path:
 
 
 def written(directory: Path, algorithm: str = "grpo", **changes: Any) -> Path:
-    path = write_rewarded(directory, THIRD, algorithm=algorithm, **BY_VLLM, **changes)
+    path = write_rewarded(directory, THIRD, algorithm=algorithm, **{**BY_VLLM, **changes})
     with_wide_heads(directory)
     return path
 
@@ -90,8 +94,7 @@ def test_filters_and_a_temperature_leave_the_log_probabilities_those_of_the_trai
 
 
 def test_batches_in_flight_keep_the_bound_on_staleness(tmp_path: Path) -> None:
-    path = written(tmp_path, staleness=2, cache_after_refit="recompute")
-    asked = rewarded(path, tmp_path / "run", *APART, "actor_generate.batches_in_flight=2", steps=12)
+    asked = rewarded(written(tmp_path, **LATE), tmp_path / "run", *IN_FLIGHT, steps=12)
     summary = run_plan(asked)
     assert isinstance(summary, RunSummary)
     rise, error = summary.improvement() or (0.0, 1.0)
@@ -100,9 +103,27 @@ def test_batches_in_flight_keep_the_bound_on_staleness(tmp_path: Path) -> None:
     require_same_weights(asked.out)
 
 
-@pytest.mark.parametrize("pins", [TWO_REPLICAS, TWO_SHARDS])
-def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(pins: tuple[str, ...], tmp_path: Path) -> None:
-    one, other = stopped_and_resumed(rewarded(written(tmp_path), tmp_path / "whole", *pins, steps=4))
+def test_rewards_over_five_seeds_are_those_of_our_own_engine(tmp_path: Path) -> None:
+    rises: dict[str, list[float]] = {"vllm": [], "meshwright-eager": []}
+    for engine, of_seeds in rises.items():
+        for seed in range(5):
+            (directory := tmp_path / f"{engine}-{seed}").mkdir()
+            path = written(directory, engine=engine, grpo={**LEARNS, "seed": seed})
+            summary = run_plan(rewarded(path, directory / "run", *TWO_REPLICAS, steps=12))
+            assert isinstance(summary, RunSummary)
+            of_seeds.append((summary.improvement() or (0.0, 1.0))[0])
+    means = [statistics.fmean(of_seeds) for of_seeds in rises.values()]
+    errors = [statistics.stdev(of_seeds) / len(of_seeds) ** 0.5 for of_seeds in rises.values()]
+    assert all(mean > 3 * error for mean, error in zip(means, errors, strict=True)), rises
+    assert abs(means[0] - means[1]) < 3 * math.hypot(*errors), rises
+
+
+@pytest.mark.parametrize(("pins", "changes"), [(TWO_REPLICAS, {}), (TWO_SHARDS, {}), (IN_FLIGHT, LATE)])
+def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(
+    pins: tuple[str, ...], changes: dict[str, Any], tmp_path: Path
+) -> None:
+    asked = rewarded(written(tmp_path, **changes), tmp_path / "whole", *pins, steps=4)
+    one, other = stopped_and_resumed(asked)
     for key in ("score", "actor_grad_norm", "reward_third"):
         assert [line[key] for line in one] == [line[key] for line in other]
 
