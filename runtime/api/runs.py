@@ -54,7 +54,7 @@ def simulate(
 
     >>> simulation = api.simulate(plan, steps=2, sampled=False)
     >>> [f"{seconds:.1f} s" for seconds in simulation.steps.seconds]
-    ['280.7 s', '280.7 s']
+    ['284.2 s', '284.2 s']
     """
     require_valid(plan)
     require_number("steps", steps, minimum=1)
