@@ -139,7 +139,7 @@ _EDITS: Mapping[str, tuple[str, object, str]] = {
     "response": (
         "workload.response",
         24,
-        "should be an object with keys (max, fixed, median, p99, histogram); give max.",
+        "object with keys (max, fixed, median, p99, histogram); give max.",
     ),
     "mean": ("workload.response", {"max": 24, "mean": 12}, "did you mean 'median'?"),
     "longer": ("workload.prompt", {"max": 8, "fixed": 9}, "workload.prompt: fixed=9 is longer than max=8."),
