@@ -33,7 +33,10 @@ def test_a_server_is_its_engine_with_a_busier_host() -> None:
 
 
 def test_an_unknown_framework_or_kind_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"framework 'megatron' is not known; did you mean 'megatron-2021', 'megatron-bridge', 'megatron-core' or"):
+    with pytest.raises(
+        BadInput,
+        match=r"framework 'megatron' is not known; did you mean 'megatron-2021', 'megatron-bridge', 'megatron-core' or",
+    ):
         framework_named("megatron")
     with pytest.raises(BadInput, match="device kind 'tpu' is not known; use cuda or cpu"):
         efficiency_of("tpu")
