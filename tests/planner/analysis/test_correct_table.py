@@ -205,7 +205,7 @@ def test_a_run_is_read_with_its_plan_and_another_plan_is_refused(plan: Plan, tmp
 
 
 def test_a_directory_without_a_run_and_a_trace_that_was_cut_short_get_a_sentence(plan: Plan, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"plan\.json does not exist"):
+    with pytest.raises(BadInput, match=r"holds no plan\.json"):
         read_run(plan, tmp_path)
     write_plan(tmp_path / "plan.json", plan)
     with pytest.raises(BadInput, match=r"trace\.jsonl does not exist"):
