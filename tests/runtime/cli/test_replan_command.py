@@ -48,5 +48,5 @@ def test_what_cannot_be_is_refused_in_a_sentence(call: Call, plan: Path, tmp_pat
     assert "--lost-nodes 1 leaves none of 1 nodes; use a smaller number." in outcome.err
     missing = call("replan", plan, tmp_path / "none")
     assert missing.code == 2
-    assert "does not exist" in missing.err
+    assert "is not a directory; give the --out of" in missing.err
     assert read_plan(plan) == read_plan(run / "plan.json")

@@ -60,11 +60,11 @@ def test_on_a_terminal_it_follows_the_run_and_ends_with_it(plan: Plan, tmp_path:
         reader = threading.Thread(target=_drain, args=(ours, seen))
         reader.start()
         try:
-            _wait(lambda: b"2 steps" in seen)
+            _wait(lambda: b"2 steps" in _unwrapped(seen))
             for name in ("metrics.jsonl", "trace.jsonl"):
                 (tmp_path / name).unlink()
             write_run(plan, tmp_path, steps=5)
-            _wait(lambda: b"5 steps" in seen)
+            _wait(lambda: b"5 steps" in _unwrapped(seen))
             assert watcher.poll() is None
         except BaseException:
             watcher.kill()
@@ -73,7 +73,12 @@ def test_on_a_terminal_it_follows_the_run_and_ends_with_it(plan: Plan, tmp_path:
     assert watcher.wait(timeout=60) == 0
     reader.join(timeout=60)
     os.close(ours)
-    assert b"not running" in b" ".join(bytes(seen).split())  # a long path breaks the line
+    assert b"not running" in _unwrapped(seen)
+
+
+def _unwrapped(seen: bytearray) -> bytes:
+    """What was shown, with single blanks in the place of line breaks: a long path breaks a line anywhere."""
+    return b" ".join(bytes(seen).split())
 
 
 def _drain(descriptor: int, seen: bytearray) -> None:
