@@ -19,7 +19,12 @@ from meshwright.cost_models.compute import AnalyticShard, Pass, PassColumns, Sha
 from meshwright.cost_models.cost import Cost, Memory, TermSums, cost_of, least_trusted
 from meshwright.cost_models.generation_cost import Generation, Work, generation_work
 from meshwright.cost_models.kernels import element_bytes
-from meshwright.cost_models.lower_bounds import generation_lower_bound, rank_seconds_lower_bound
+from meshwright.cost_models.lower_bounds import (
+    RoundKinds,
+    generation_lower_bound,
+    rank_seconds_lower_bound,
+    round_kinds,
+)
 from meshwright.cost_models.memory_cost import LayoutMemory, Operators, bytes_of_choices
 from meshwright.cost_models.micro_batches import (
     ChunkFunction,
@@ -195,6 +200,7 @@ class AnalyticModel(QueryLoop):
         self._layout_costs: Memo[tuple[str, ModelSpec, Layout, int], PipelineCosts] = Memo()
         self._generations: Memo[tuple[ModelSpec, Layout], Generation] = Memo()
         self._generation_bounds: Memo[tuple[ModelSpec, Layout, float, int, int], float] = Memo()
+        self._round_kinds: Memo[tuple[Shard, float], RoundKinds] = Memo()
         self._decoded_tokens: Memo[tuple[int, bool], tuple[float, int]] = Memo()
         self._table_computes: dict[_TableKey, FloatArray] = {}
         self._rank_computes: Memo[tuple[ModelSpec, int, bool, int, int, int], RankCompute] = Memo()
@@ -223,12 +229,17 @@ class AnalyticModel(QueryLoop):
         replica, overlap = self._replica(query)
         generation, num_rows, num_slots = self._generation(query), replica.num_rows, replica.num_slots
         if self._splits.rollouts:
-            return self._splits.rollouts.lower_bound_seconds(generation, replica)
+            return self._splits.rollouts.lower_bound_seconds(generation, replica, kinds_of=self._kinds_of_rounds)
         decoded, longest = self._decoded(num_rows, overlap.in_flight(num_rows) > num_rows)
         return self._generation_bounds.memoize(
             (query.model, query.layout, decoded, num_slots, longest),
-            lambda: generation_lower_bound(generation, decoded, num_slots, num_slots, longest),
+            lambda: generation_lower_bound(
+                generation, decoded, num_slots, num_slots, longest, kinds_of=self._kinds_of_rounds
+            ),
         )
+
+    def _kinds_of_rounds(self, shard: Shard, max_rows: float) -> RoundKinds:
+        return self._round_kinds.memoize((shard, max_rows), lambda: round_kinds(shard, max_rows))
 
     def _decoded(self, num_rows: int, crosses_periods: bool) -> tuple[float, int]:
         """Return the fewest tokens that a replica of `num_rows` rows decodes in a period, and the fewest rounds.

@@ -10,14 +10,15 @@ for each row of the largest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import combinations
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from meshwright.cost_models.compute import PassColumns
+from meshwright.cost_models.compute import PassColumns, Shard
 from meshwright.cost_models.generation_cost import Generation
 from meshwright.cost_models.kernels import PRECISIONS
+from meshwright.profiles.elementwise import FloatArray
 from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Stage
@@ -75,39 +76,67 @@ def _cached_bytes_read(model: ModelSpec, workload: Workload, precision: str) -> 
     return num_reads * elements * PRECISIONS[precision].cache_bytes
 
 
+class RoundKinds(NamedTuple):
+    """The kinds of decode rounds of one group, each [kinds]: seconds of one layer and of embedding and head with the
+    fewest rows of the kind, and its most rows."""
+
+    layer: FloatArray
+    ends: FloatArray
+    max_rows: FloatArray
+
+
+def round_kinds(shard: Shard, max_rows: float) -> RoundKinds:
+    """Return the kinds of rounds of a shard with at most `max_rows` rows, which is 1 or more.
+
+    Attention counts as if one token were cached.
+    """
+    boundaries = 1 + np.array(_KIND_BOUNDS) * (max_rows - 1) if max_rows > 1 else np.ones(2)
+    rows = boundaries[:-1]
+    ones = np.ones(len(rows))
+    times = shard.each(TimedPass.DECODE, PassColumns(ones, rows, ones, ones))
+    return RoundKinds(times.layer, times.ends, boundaries[1:])
+
+
+RoundKindsOf: TypeAlias = Callable[[Shard, float], RoundKinds]
+"""`round_kinds`, or a function that remembers its results."""
+
+
 def generation_lower_bound(
-    generation: Generation, num_tokens: float, num_slots: int, max_live: int, num_rounds: float
+    generation: Generation,
+    num_tokens: float,
+    num_slots: int,
+    max_live: int,
+    num_rounds: float,
+    *,
+    kinds_of: RoundKindsOf = round_kinds,
 ) -> float:
     """Return a lower bound on the seconds in which a replica decodes `num_tokens` tokens, without simulating it.
 
-    At most `max_live` sequences sample at a time, in at least `num_rounds` rounds. Attention counts as if one token
-    were cached, and prefills, each of which samples the first token of its response, as nothing.
+    At most `max_live` sequences sample at a time, in at least `num_rounds` rounds. Prefills, each of which samples the
+    first token of its response, count as nothing.
     """
     num_stages = generation.query.layout.pp
     if not num_tokens:
         return 0.0
     num_groups, num_rounds = min(num_stages, num_slots), max(num_rounds, num_tokens / max_live)
-    max_rows = max(1.0, max_live / num_groups)
-    boundaries = [1 + end * (max_rows - 1) for end in _KIND_BOUNDS] if max_rows > 1 else [1.0, 1.0]
-    rows = np.array(boundaries[:-1])
-    ones = np.ones(len(rows))
-    times = generation.shard.each(TimedPass.DECODE, PassColumns(ones, rows, ones, ones))
+    kinds = kinds_of(generation.shard, max(1.0, max_live / num_groups))
     layers, ends = (
-        num_stages
-        * _min_seconds_of_rounds(list(zip(seconds, boundaries[1:], strict=True)), num_rounds, num_tokens / num_groups)
-        for seconds in (times.layer.tolist(), times.ends.tolist())
+        num_stages * _min_seconds_of_rounds(seconds, kinds.max_rows, num_rounds, num_tokens / num_groups)
+        for seconds in (kinds.layer, kinds.ends)
     )
     return generation.lower_bound_seconds(layers, ends, num_rounds, num_tokens, num_groups)
 
 
-def _min_seconds_of_rounds(kinds: Sequence[tuple[float, float]], num_rounds: float, num_rows: float) -> float:
+def _min_seconds_of_rounds(seconds: FloatArray, max_rows: FloatArray, num_rounds: float, num_rows: float) -> float:
     """Return the fewest seconds of at least `num_rounds` rounds with `num_rows` rows in total.
 
-    `kinds` are the seconds and the maximum rows of a round of each kind.
+    A round of a kind takes `seconds` and has at most `max_rows` rows, [kinds].
     """
-    candidates = [max(num_rounds, num_rows / rows) * seconds for seconds, rows in kinds]
-    for (few_seconds, few_rows), (many_seconds, many_rows) in combinations(kinds, 2):
-        num_many = (num_rows - num_rounds * few_rows) / (many_rows - few_rows)
-        if 0 <= num_many <= num_rounds:
-            candidates.append(num_many * many_seconds + (num_rounds - num_many) * few_seconds)
-    return min(candidates)
+    of_one_kind = float((np.maximum(num_rounds, num_rows / max_rows) * seconds).min())
+    few, many = np.triu_indices(len(seconds), 1)
+    if not len(few):
+        return of_one_kind
+    num_many = (num_rows - num_rounds * max_rows[few]) / (max_rows[many] - max_rows[few])
+    of_two_kinds = num_many * seconds[many] + (num_rounds - num_many) * seconds[few]
+    is_possible = (num_many >= 0) & (num_many <= num_rounds)
+    return min(of_one_kind, float(np.where(is_possible, of_two_kinds, np.inf).min()))

@@ -26,7 +26,7 @@ from typing import NamedTuple
 from meshwright.cost_models.compute import Passes
 from meshwright.cost_models.cost import Cost, Term
 from meshwright.cost_models.generation_cost import Generation, generation_work
-from meshwright.cost_models.lower_bounds import generation_lower_bound
+from meshwright.cost_models.lower_bounds import RoundKindsOf, generation_lower_bound
 from meshwright.cost_models.protocol import Memo
 from meshwright.cost_models.rounds import Rounds, RoundWindow, batch_rounds, replica_responses
 from meshwright.cost_models.steady_state import Overlap, SteadyState
@@ -94,7 +94,7 @@ class RolloutCosts:
         idle = rounds.num_idle * cost.total / rounds.num_busy
         return cost + Cost((Term(TOOLS, idle),))
 
-    def lower_bound_seconds(self, generation: Generation, replica: Replica) -> float:
+    def lower_bound_seconds(self, generation: Generation, replica: Replica, *, kinds_of: RoundKindsOf) -> float:
         """Return a lower bound on `seconds` without simulating: the larger of two bounds.
 
         Sampling alone (only if a waiting sequence leaves its slot): if x sequences sample on average over all rounds,
@@ -104,17 +104,19 @@ class RolloutCosts:
         smallest tau, that of a round with one row. The rounds are at least those of the longest rollout and, if a
         waiting sequence keeps its slot, those of all rollouts of the replica over its slots.
         """
-        with_waiting = (1 - 2 * _TOLERANCE) * self._min_waiting_seconds(generation, replica)
+        with_waiting = (1 - 2 * _TOLERANCE) * self._min_waiting_seconds(generation, replica, kinds_of)
         if replica.while_waiting is WhileWaiting.KEEP:
             return with_waiting
         responses = replica_responses(self._sampling_workload, replica.num_rows)
         num_tokens = int(responses.sum()) - len(responses)
-        sampling = generation_lower_bound(generation, num_tokens, replica.num_slots, replica.num_slots + 1, 0)
+        sampling = generation_lower_bound(
+            generation, num_tokens, replica.num_slots, replica.num_slots + 1, 0, kinds_of=kinds_of
+        )
         return max(with_waiting, sampling)
 
-    def _min_waiting_seconds(self, generation: Generation, replica: Replica) -> float:
+    def _min_waiting_seconds(self, generation: Generation, replica: Replica, kinds_of: RoundKindsOf) -> float:
         """Return the seconds of sampling and waiting at the smallest possible tau."""
-        one_row = generation_lower_bound(generation, 1, 1, 1, 0)
+        one_row = generation_lower_bound(generation, 1, 1, 1, 0, kinds_of=kinds_of)
         step = math.floor(math.log2(one_row) * _PER_OCTAVE)
         seconds_of_round: float = 2.0 ** (step / _PER_OCTAVE)
         lifetime = self._lifetimes.memoize(step, lambda: self._turns.rounds(self._workload.response, seconds_of_round))
