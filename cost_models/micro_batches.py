@@ -1,4 +1,5 @@
-"""The micro-batches of a stage: split by rows or by tokens, shared by context-parallel ranks, or streamed in chunks.
+"""The micro-batches of a stage at expected lengths: split by rows or by tokens with the rules of `profiles.packing`, by
+which a run splits its batches, shared by context-parallel ranks, or streamed in chunks.
 
 A context-parallel rank holds slices r and 2 x cp - 1 - r of each sequence's 2 x cp slices: under a causal mask all
 ranks then have equally many scores (Llama 3 report, arXiv:2407.21783, section 3.3.2). A stage that streams prefills a

@@ -6,6 +6,7 @@ pruning    = from the first plan: how long a choice may take beside the fastest 
 frontiers  = for each case and stage: the Pareto-optimal legal choices (layout and schedule) within the pruning bound
 problem    = for each case: the frontiers on every pool, the precedences, the refits and the memory limits
 result     = the best answer to a problem, with a lower bound that holds for every plan of its case
+             (`planner/solver/search.py`: bounds of combinations of choices in arrays, then CP-SAT)
 plan       = the best answer over all cases, timed by the evaluator and checked by the verifier
 no plan    = if nothing fits: the binding limits, and the smallest changes that make the job feasible
 """

@@ -1,4 +1,4 @@
-"""The complete exception hierarchy, and all exit codes.
+"""The complete exception hierarchy, and the exit codes of errors.
 
 MeshwrightError
 ├── BadInput      what the user gave breaks a rule            exit code 2

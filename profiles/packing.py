@@ -1,7 +1,8 @@
 """Assignment of rows (sequences of a batch) to replicas, micro-batches and prefill passes, and of tokens to KV blocks.
 
-The only place where rows are split: a run and its rehearsal call `generation_rows`, `assigned_rows` and `micro_batches`
-with the rows of a batch; `cost_models.micro_batches` calls the functions that these use, with expected lengths.
+A run and its rehearsal call `generation_rows`, `assigned_rows` and `micro_batches` with the rows of a batch.
+`cost_models.micro_batches` calls the functions that these use, with expected lengths; for many batches at once it has
+the rule of tokens in arrays (`_split_together`).
 """
 
 from __future__ import annotations

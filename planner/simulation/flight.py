@@ -73,7 +73,7 @@ class Flight(Generic[W, G, E]):
         """Number of started sequences that have not ended, by the period in which they started."""
 
     def resume(self, period: int, waiting: Iterable[W], ended: Iterable[E], paused: Iterable[Started] = ()) -> None:
-        """Continue after period `turn` with the groups' live sequences and the given ones; paused ones have started."""
+        """Continue after a period with the groups' live sequences and the given ones; paused ones have started."""
         self.period, self.ended = period, list(ended)
         self.waiting.extend(waiting)
         live = [*(sequence for group in self.groups for sequence in group.live), *paused]

@@ -1,4 +1,7 @@
-"""Solves a problem: with relations between rank ranges if tasks may be anywhere, otherwise with fixed ranks."""
+"""Solves a problem: with relations between rank ranges if tasks may be anywhere, otherwise with fixed ranks.
+
+The search itself is in `search.py`.
+"""
 
 from __future__ import annotations
 

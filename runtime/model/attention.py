@@ -31,13 +31,10 @@ from meshwright.profiles.model_parts.hf_config import LinearScaling, RopeScaling
 from meshwright.profiles.model_shape import CachedHeads, ModelSpec
 from meshwright.runtime.device import host
 from meshwright.runtime.model.context_parallel import Gathered, SequenceShard
+from meshwright.runtime.model.kernel_choice import LARGEST_FLASH_HEAD
 from meshwright.runtime.model.kv_cache import ContinuedRows, EqualRows, group_equal_rows
 from meshwright.runtime.model.limited_attention import AttentionLimits, attend_limited, attention_limits
 
-LARGEST_FLASH_HEAD = 256
-"""Elements of the largest head that FlashAttention-2 computes; heads of a latent cache have more.
-https://github.com/Dao-AILab/flash-attention
-"""
 _CAUSAL = (-1, 0)
 """The window with which torch's kernel is causal."""
 

@@ -1,7 +1,9 @@
 """The choice of kernels of a run, made once at its start from the capabilities of the device.
 
-The plain kernels are the reference that tests compare the others with. For where the choice is applied see
-`runtime.model.layers` and, for decode steps and prefills, `runtime.inference.decode_step`.
+The plain kernels are the reference that tests compare the others with. The choice is applied in
+`runtime.model.attention` and `runtime.model.layers` and, for decode steps and prefills, in
+`runtime.inference.decode_step` (on a CPU `runtime.inference.attention`). A layer or a pass that a chosen kernel cannot
+compute, for example with capped scores or attention sinks, uses the plain one there.
 """
 
 from __future__ import annotations
@@ -18,9 +20,12 @@ from meshwright.runtime.device.capabilities import DeviceCapabilities
 _FLASH_CAPABILITY = (8, 0)
 """Compute capability of Ampere, the first architecture that FlashAttention-2 runs on.
 
-FlashAttention-2 also needs a head size that is a multiple of 8 and at most 256.
+FlashAttention-2 also needs a head size that is a multiple of 8 and at most `LARGEST_FLASH_HEAD`.
 https://github.com/Dao-AILab/flash-attention
 """
+
+LARGEST_FLASH_HEAD = 256
+"""Elements of the largest head that FlashAttention-2 computes; heads of a latent cache have more."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ def choose_kernels(capabilities: DeviceCapabilities, precision: str, specs: Iter
     if capabilities.kind != "cuda":
         return PLAIN
     specs = tuple(specs)
-    fits = all(spec.head_dim <= 256 and spec.head_dim % 8 == 0 for spec in specs)
+    fits = all(spec.head_dim <= LARGEST_FLASH_HEAD and spec.head_dim % 8 == 0 for spec in specs)
     # A tile of keys as large as a latent vector does not fit in the shared memory of a multiprocessor, and the kernel
     # has no sinks.
     pages = capabilities.runs_triton and not any(spec.latent or spec.attention_sinks for spec in specs)
