@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.planner.analysis import sensitivity
 from meshwright.planner.analysis.sensitivity import main_influences
 from meshwright.planner.job.job import read_job, resolve
 from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.search.re_evaluate import re_evaluate
 from meshwright.profiles.frameworks import EngineName
+from meshwright.profiles.uncertainty import uncertainty
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
 
@@ -65,6 +67,13 @@ def test_a_step_lies_within_its_percentiles_and_a_profile_narrows_them() -> None
     assert noisy.p90_seconds > 1.2 * plan.period_seconds > by_equation.p90_seconds
 
 
-def test_an_engine_of_another_trainer_is_more_uncertain_by_its_host_and_its_loader() -> None:
-    own, other = (main_influences(plan_with(name), cost_model_of) for name in ("meshwright-graph", "vllm"))
-    assert other.p90_seconds / other.p10_seconds > own.p90_seconds / own.p10_seconds
+@pytest.mark.parametrize(("engine", "has_loader"), [("vllm", True), ("meshwright-graph", False)])
+def test_the_loader_of_another_trainers_engine_widens_the_range(
+    engine: EngineName, has_loader: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_with(engine)
+    uncertain = main_influences(plan, cost_model_of)
+    exact = uncertainty().model_copy(update={"loader": 0.0})
+    monkeypatch.setattr(sensitivity, "uncertainty", lambda: exact)
+    without = main_influences(plan, cost_model_of)
+    assert (uncertain.p90_seconds > without.p90_seconds) == has_loader
