@@ -72,8 +72,8 @@ _MANY_MODES = 700
 _STEP_SHARE = 1 / 4
 """Length of a step as a share of the requested gap, if `_STEPS` steps would be shorter."""
 
-_MAX_PAIRS = 1_000_000
-"""Number of pairs of a combination and a mode of the next task up to which tasks are joined; a second of work."""
+_MAX_PAIRS = 300_000
+"""Number of pairs of a combination and a mode of the next task up to which tasks are joined: 0.3 s of work."""
 
 _STRIDE, _STRIDE_GROWTH = 0.01, 1.5
 """First stride, as a share of the bound, and the factor by which strides grow in each round.
