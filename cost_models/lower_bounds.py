@@ -1,11 +1,14 @@
 """Lower bounds on the seconds of a stage, which let a search skip choices that are far too slow.
 
 The bound of any stage on a number of ranks, whatever its layout and schedule, is its arithmetic at the device's peak
-(Williams et al., Roofline, CACM 2009). The bound of a generation under one choice is a linear program: choose rounds of
-few or many rows so that they sample all tokens in at least a given number of rounds, in the fewest seconds. One or two
-kinds of rounds solve it (Dantzig, Linear Programming and Extensions, 1963, section 6-1). A kind is a range of numbers
-of rows: a round of it takes the seconds of the smallest number, since fewer rows never take longer, and samples a token
-for each row of the largest.
+(Williams et al., Roofline, CACM 2009).
+
+A round is one decode step of every group of slots; its rows are the sequences that take part, each of which samples a
+token. The bound of a generation under one choice is a linear program: choose rounds of few or many rows so that they
+sample all tokens in at least a given number of rounds, in the fewest seconds. One or two kinds of rounds solve it
+(Dantzig, Linear Programming and Extensions, 1963, section 6-1). A kind is a range of numbers of rows: a round of it
+takes the seconds of the smallest number, since fewer rows never take longer, and samples a token for each row of the
+largest.
 """
 
 from __future__ import annotations
@@ -28,10 +31,11 @@ from meshwright.profiles.workload import Workload
 _FLOPS_PER_WEIGHT = 2
 """FLOPs per weight and token: a multiplication and an addition."""
 
-_PASSES_TO_TRAIN = 3
-"""Matmuls of a training pass over those of a forward pass: forward, and backward to activations and to weights."""
+_TRAIN_TO_FORWARD_MATMULS = 3
+"""Ratio of the matmuls of a training pass to those of a forward pass: forward, and backward to activations and to
+weights."""
 
-_PASSES_TO_TRAIN_ADAPTER = 2
+_ADAPTER_TRAIN_TO_FORWARD_MATMULS = 2
 """The ratio for frozen weights with an adapter, whose own matmuls are left out."""
 
 _KIND_BOUNDS = (0.0, 0.03, 0.06, 0.12, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 1.0)
@@ -49,8 +53,8 @@ def rank_seconds_lower_bound(
     tokens = workload.batch_size * workload.mean_tokens
     if stage.generates:  # a prompt may be prefilled once for its group
         tokens -= (workload.batch_size - workload.num_prompts) * workload.prompt_lengths.mean
-    to_train = _PASSES_TO_TRAIN_ADAPTER if model.adapter else _PASSES_TO_TRAIN
-    passes = to_train * workload.num_epochs if stage.trains else 1
+    train_ratio = _ADAPTER_TRAIN_TO_FORWARD_MATMULS if model.adapter else _TRAIN_TO_FORWARD_MATMULS
+    passes = train_ratio * workload.num_epochs if stage.trains else 1
     peak = max(cluster.device.flops_per_second.values())
     seconds = _FLOPS_PER_WEIGHT * weights * tokens * passes / peak
     if stage.generates:
@@ -70,15 +74,22 @@ def _cached_bytes_read(model: ModelSpec, workload: Workload, precision: str) -> 
     """Return the bytes of keys and values that a batch reads while decoding, in layers without a sliding window."""
     response = workload.sampled_lengths
     mean_response = sum(p * n for n, p in zip(response.tokens, response.probabilities, strict=True))
-    pairs = sum(p * n * (n - 1) / 2 for n, p in zip(response.tokens, response.probabilities, strict=True))
-    num_reads = workload.batch_size * (workload.prompt_lengths.mean * max(0.0, mean_response - 1) + pairs)
+    # A response of n tokens is read by n - 1 decode steps, the first of which finds one token of it in the cache.
+    cached_response_reads = sum(
+        p * n * (n - 1) / 2 for n, p in zip(response.tokens, response.probabilities, strict=True)
+    )
+    cached_prompt_reads = workload.prompt_lengths.mean * max(0.0, mean_response - 1)
+    num_reads = workload.batch_size * (cached_prompt_reads + cached_response_reads)
     elements = model.cached_elements * model.num_full_layers
     return num_reads * elements * PRECISIONS[precision].cache_bytes
 
 
 class RoundKinds(NamedTuple):
-    """The kinds of decode rounds of one group, each [kinds]: seconds of one layer and of embedding and head with the
-    fewest rows of the kind, and its most rows."""
+    """The kinds of decode rounds of one group, each [kinds].
+
+    `layer` and `ends` are the seconds of one layer, and of embedding and head together, with the fewest rows of the
+    kind; `max_rows` is its largest number of rows.
+    """
 
     layer: FloatArray
     ends: FloatArray
@@ -112,8 +123,9 @@ def generation_lower_bound(
 ) -> float:
     """Return a lower bound on the seconds in which a replica decodes `num_tokens` tokens, without simulating it.
 
-    At most `max_live` sequences sample at a time, in at least `num_rounds` rounds. Prefills, each of which samples the
-    first token of its response, count as nothing.
+    At most `max_live` sequences sample at a time, in at least `num_rounds` rounds. The `num_slots` slots form a group
+    for each pipeline stage, or one for each slot if there are fewer. Prefills, each of which samples the first token of
+    its response, count as nothing.
     """
     num_stages = generation.query.layout.pp
     if not num_tokens:

@@ -166,7 +166,7 @@ def best_plan(
     if best:
         plans.append(best.assemble_plan(facts, model, origin))
         if with_gap(plans[-1]).solver.gap > limits.tolerance:
-            plans.append(evaluate(with_workers(plans[-1], spare=0.0)))
+            plans.append(evaluate(with_workers(plans[-1], wait_tolerance=0.0)))
     plan = with_gap(min(plans, key=lambda candidate: candidate.period_seconds))
     broken = verify(plan)
     assert not broken, broken

@@ -114,7 +114,8 @@ def graph_of(
 ) -> StageGraph:
     """Return the graph of an algorithm with or without a reference model, a reward model and rewards on hosts.
 
-    PPO always has a reference. `has_turns`: the critic of multi-turn rollouts also reads which tokens were sampled.
+    PPO always has a reference. `has_environment`: rewards are computed on hosts. `has_turns`: the critic of multi-turn
+    rollouts also reads which tokens were sampled.
     `ref_is_base`: the reference is the actor without its adapter. `has_waves`: prompts are sampled in waves, and other
     stages wait for the scores of the reward model, which select the groups. `has_filter`: the best samples of each
     prompt are selected, so that no stage streams. `num_teachers` is used by `distill` only, which has no other scores.
@@ -126,12 +127,15 @@ def graph_of(
     inferences = [ref] if has_ref or is_ppo else []
     inferences += [_VALUE, _PROXIMAL] if is_ppo else [_PROXIMAL]
     if has_filter or (has_reward and has_waves):
+        # Stages work on the selected samples only. The selection needs the scores of whole samples, so that they cannot
+        # stream, and they read the scores to start after them.
         scores = ("scores",) if has_reward else ()
         inferences = [replace(stage, reads=(*stage.reads, *scores), may_stream=False) for stage in inferences]
     inferences = [replace(_SCORE, may_stream=not has_filter), *inferences] if has_reward else inferences
     reads = (*_SEQUENCE_FIELDS, *(field for stage in inferences for field in stage.writes))
     reads += (REWARDS, REWARD_SECONDS) if has_environment else ()
     training = [_training_stage(Role.ACTOR, *reads, *_SAMPLING_FIELDS)]
+    # `versions` marks the tokens that were not sampled, which a tool has appended.
     training += [_training_stage(Role.CRITIC, *reads, *(("versions",) if has_turns else ()))] if is_ppo else []
     return StageGraph((_GENERATE, *inferences, *training), (_HOST_REWARDS,) if has_environment else ())
 

@@ -74,7 +74,7 @@ class RankUse:
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
     """The explanation of a plan: why its period is as long as it is, what fills its ranks, and which costs are
-    uncertain. `work` holds the fields of `SearchWork`."""
+    uncertain. `work` holds the fields of `planner.plan.plan.SearchWork`."""
 
     period_seconds: float
     bound_seconds: float
@@ -136,7 +136,10 @@ def explain(plan: Plan) -> Explanation:
 
 
 def _critical_path(plan: Plan) -> tuple[CriticalTask, ...]:
-    """The critical path, in order of time: the task that ends last, before it the one that it waited for, and so on."""
+    """The critical path, in order of time: the task that ends last, before it the one that it waited for, and so on.
+
+    A task is a stage or a refit.
+    """
     items = {task_name(item): item for item in items_of(plan)}
     by_name = {task.name: task for task in tasks(plan)}
     path: list[CriticalTask] = []
@@ -163,7 +166,7 @@ def _blocker(plan: Plan, task: Task, by_name: dict[str, Task]) -> tuple[str | No
     ends = {task_name(item): item.end_seconds for item in items_of(plan)}
     starts = {task_name(item): item.start_seconds for item in items_of(plan)}
     start = starts[task.name]
-    if start <= _TOLERANCE:
+    if start <= _TOLERANCE * plan.period_seconds:
         return None, "starts the period"
     inputs = {name: ends[name] + lag for name, lag in task.after}
     latest = max(inputs, key=inputs.__getitem__, default=None)
@@ -181,7 +184,7 @@ def _blocker(plan: Plan, task: Task, by_name: dict[str, Task]) -> tuple[str | No
     occupied = [name for name in shared if abs(ends[name] - start) <= _TOLERANCE * plan.period_seconds]
     if not occupied:
         reads_rewards = task.name in {edge.consumer for edge in plan.graph.host_edges}
-        return None, "needs rewards of an earlier period" if reads_rewards else "is scheduled at that time"
+        return None, "needs rewards of an earlier period" if reads_rewards else "needs an input from an earlier period"
     return occupied[0], f"runs on rank {min(by_name[occupied[0]].ranks & task.ranks)} after {occupied[0]}"
 
 

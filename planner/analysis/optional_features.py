@@ -19,7 +19,7 @@ from meshwright.planner.job.job import Facts
 from meshwright.planner.job.rewards_and_tools import HostWorkers
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.plan import Edge, Plan
-from meshwright.planner.plan.reward_workers import LATENCY, WAITING, host_seconds, reward_tail_of
+from meshwright.planner.plan.reward_workers import LATENCY, UNDER_WAY, host_seconds, reward_tail_of
 from meshwright.profiles.packing import rows_per_replica
 from meshwright.profiles.stages import GENERATE
 
@@ -208,7 +208,7 @@ def host_rewards(plan: Plan) -> HostRewards | None:
 def _without_host_wait(edge: Edge) -> Edge:
     """The transfer without its wait for rewards on hosts."""
     return edge.model_copy(
-        update={"cost": Cost(tuple(term for term in edge.cost.terms if term.name not in (LATENCY, WAITING)))}
+        update={"cost": Cost(tuple(term for term in edge.cost.terms if term.name not in (LATENCY, UNDER_WAY)))}
     )
 
 

@@ -24,7 +24,7 @@ _NUM_CELLS = 2**14
 _NEVER = -60.0
 """Logarithm of a negligible probability, in place of minus infinity."""
 
-Seconds = NDArray[np.float64]
+SecondsArray = NDArray[np.float64]
 
 
 class RewardWorkers(NamedTuple):
@@ -34,7 +34,7 @@ class RewardWorkers(NamedTuple):
     concurrency: int
 
 
-def tail_seconds(ends: Seconds, rewards: Sequence[RewardWorkers], num_replicas: int = 1) -> float:
+def tail_seconds(ends: SecondsArray, rewards: Sequence[RewardWorkers], num_replicas: int = 1) -> float:
     """Return the expected seconds from the last of the `ends` of responses [n] until all their rewards are known.
 
     The result is for the slowest of R = `num_replicas` replicas. If W is at least the number of responses it is exact:
@@ -62,13 +62,13 @@ class _Calls(NamedTuple):
     possible latencies [k], and `rises` the increase of log F at each of them [k], which is 0 at the first.
     """
 
-    elapsed: Seconds
-    counts: Seconds
-    seconds: Seconds
-    rises: Seconds
+    elapsed: SecondsArray
+    counts: SecondsArray
+    seconds: SecondsArray
+    rises: SecondsArray
 
     @classmethod
-    def of(cls, elapsed: Seconds, latencies: Latencies) -> Self:
+    def of(cls, elapsed: SecondsArray, latencies: Latencies) -> Self:
         """Return the calls that may not be done when the last response ends, given the times since all starts [m]."""
         distinct, counts = np.unique(elapsed[elapsed < latencies.longest], return_counts=True)
         cumulative = np.minimum(np.cumsum(latencies.probabilities), 1.0)
@@ -104,7 +104,7 @@ def _integrate(
     return float((np.diff(at[order]) * -np.expm1(num_replicas * logs)).sum()), float(logs[0])
 
 
-def tail_lower_bound_seconds(ends: Seconds, rewards: Sequence[RewardWorkers], num_replicas: int = 1) -> float:
+def tail_lower_bound_seconds(ends: SecondsArray, rewards: Sequence[RewardWorkers], num_replicas: int = 1) -> float:
     """Return a tight lower bound of `tail_seconds` that is much faster to compute: times are rounded to a grid."""
     pairs, longest = _elapsed_calls(ends, rewards)
     if longest <= 0:
@@ -114,7 +114,7 @@ def tail_lower_bound_seconds(ends: Seconds, rewards: Sequence[RewardWorkers], nu
         cells = np.ceil(elapsed[elapsed < one.longest] / cell).astype(np.int64)
         first = int(cells.min(initial=0))  # negative if calls start after the last response
         counts = np.bincount(cells - first, minlength=1)
-        times: Seconds = cell * np.arange(first + 1, first + _NUM_CELLS + len(counts), dtype=np.float64)
+        times: SecondsArray = cell * np.arange(first + 1, first + _NUM_CELLS + len(counts), dtype=np.float64)
         with np.errstate(divide="ignore"):
             log_done = np.maximum(np.log(one.cdf(times)), _NEVER)
         size = 1 << len(times).bit_length()
@@ -132,7 +132,7 @@ def arrival_lower_bound_seconds(latencies: Sequence[Latencies], num_samples: int
     return tail_lower_bound_seconds(np.zeros(num_samples), served) if served and num_samples else 0.0
 
 
-def sampled_tail_seconds(ends: Seconds, rewards: Sequence[RewardWorkers], rng: np.random.Generator) -> float:
+def sampled_tail_seconds(ends: SecondsArray, rewards: Sequence[RewardWorkers], rng: np.random.Generator) -> float:
     """Return a random sample of the tail of one replica: each call of the queue takes a random latency."""
     last = 0.0
     for one in rewards:
@@ -150,7 +150,9 @@ def unqueued_tail_seconds(latencies: Sequence[Latencies]) -> float:
     return max((one.mean for one in latencies), default=0.0)
 
 
-def _elapsed_calls(ends: Seconds, rewards: Sequence[RewardWorkers]) -> tuple[list[tuple[Seconds, Latencies]], float]:
+def _elapsed_calls(
+    ends: SecondsArray, rewards: Sequence[RewardWorkers]
+) -> tuple[list[tuple[SecondsArray, Latencies]], float]:
     """Return (seconds from the start of each call to the end of the last response [n], latencies) for each reward.
 
     Also return the longest time that any call may take after the last response.
@@ -161,7 +163,7 @@ def _elapsed_calls(ends: Seconds, rewards: Sequence[RewardWorkers]) -> tuple[lis
     return pairs, max(one.longest - float(seconds.min()) for seconds, one in pairs)
 
 
-def _starts(ends: Seconds, num_at_a_time: int, mean: float) -> Seconds:
+def _starts(ends: SecondsArray, num_at_a_time: int, mean: float) -> SecondsArray:
     if num_at_a_time >= len(ends) or mean <= 0:
         return ends
     starts = ends.tolist()
@@ -170,7 +172,7 @@ def _starts(ends: Seconds, num_at_a_time: int, mean: float) -> Seconds:
     return np.array(starts)
 
 
-def response_ends(tokens: Sequence[int], num_slots: int, seconds: float) -> Seconds:
+def response_ends(tokens: Sequence[int], num_slots: int, seconds: float) -> SecondsArray:
     """Return the times in seconds at which responses of these lengths end [n], the last one at `seconds`.
 
     Responses take free slots in order, and all decode rounds take equally long.

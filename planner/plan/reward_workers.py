@@ -1,7 +1,7 @@
 """The workers of rewards that run on hosts, and the time that training waits for them after the generation.
 
-The least wait is part of the cost of every transfer from the generation, so that lower bounds include it. The rest of
-the wait depends on how a plan generates.
+The wait without queueing for workers is part of the cost of every transfer from the generation, so that lower bounds
+include it. The rest of the wait depends on how a plan generates.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from meshwright.cost_models.cost import Cost, Source, Term
 from meshwright.planner.job.job import Facts
 from meshwright.planner.job.reward_tail import (
     RewardWorkers,
-    Seconds,
+    SecondsArray,
     arrival_lower_bound_seconds,
     response_ends,
     tail_lower_bound_seconds,
@@ -31,19 +31,19 @@ from meshwright.profiles.packing import rows_per_replica
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import GENERATE
 
-LATENCY, WAITING = "reward latency", "rewards under way"
-"""Cost terms of a transfer from the generation: the reward latency of the response that ends last, and the wait beyond
-it."""
+LATENCY, UNDER_WAY = "reward latency", "rewards under way"
+"""Cost terms of a transfer from the generation: the mean latency of the slowest reward, for which the response that
+ends last waits, and the further wait for calls that are then still under way: queued ones, and longer ones."""
 
 MAX_JUDGE_CALLS = 1024
 """Maximum number of concurrent calls of a replica to a judge."""
 
-_SPARE_SHARE = 0.01
+_WAIT_TOLERANCE = 0.01
 """The share of the generation's seconds by which rewards may take longer than with the maximum number of workers."""
 
 
 def min_reward_wait(facts: Facts, consumer: str) -> Cost:
-    """The least wait of a stage after the generation for rewards that it reads, in seconds."""
+    """The seconds that a stage waits after the generation for rewards that it reads, if no call is queued."""
     readers = reward_readers(facts)
     latencies = [reward.latency_seconds for reward in facts.rewards]
     seconds = unqueued_tail_seconds([latency.resolve() for latency in latencies])
@@ -53,17 +53,19 @@ def min_reward_wait(facts: Facts, consumer: str) -> Cost:
 
 def host_seconds(edge: Edge) -> float:
     """The seconds of a transfer that are spent waiting for rewards on hosts."""
-    return edge.cost.amount(LATENCY, WAITING)
+    return edge.cost.amount(LATENCY, UNDER_WAY)
 
 
 def extra_reward_wait_seconds(facts: Facts, part: int, layout: Layout, schedule: Schedule, seconds: float) -> float:
     """A lower bound on the wait of readers of rewards beyond `min_reward_wait`, in seconds.
 
-    The generation has this layout and schedule and takes `seconds`; rewards have the maximum number of workers.
+    The generation runs on part `part` of the cluster with this layout and schedule and takes `seconds`; rewards have
+    the maximum number of workers.
     """
     rewards = [
         RewardWorkers(
-            _resolved(one.latency_seconds), (one.workers or _max_workers(facts, part, layout, one)) * one.batch_size
+            latencies=_resolved(one.latency_seconds),
+            concurrency=(one.workers or _max_workers(facts, part, layout, one)) * one.batch_size,
         )
         for one in facts.rewards
     ]
@@ -87,11 +89,11 @@ def earliest_reward_seconds(facts: Facts) -> float:
     return arrival_lower_bound_seconds(latencies, facts.workload.candidates.batch_size)
 
 
-def with_workers(plan: Plan, *, spare: float = _SPARE_SHARE) -> Plan:
+def with_workers(plan: Plan, *, wait_tolerance: float = _WAIT_TOLERANCE) -> Plan:
     """Return the plan with the number of workers of each reward on hosts, and the wait for them.
 
-    There are as few workers as keep the wait at most `spare` times the generation's seconds above the wait with the
-    maximum number of workers.
+    The wait may exceed that with the maximum number of workers by at most `wait_tolerance` times the seconds of the
+    generation; within that, every reward has as few workers as possible.
     """
     facts = plan.facts
     if not facts.rewards:
@@ -99,8 +101,9 @@ def with_workers(plan: Plan, *, spare: float = _SPARE_SHARE) -> Plan:
     ends = _planned_response_ends(plan)
     max_workers = [reward.workers or max_workers_of(plan, reward) for reward in facts.rewards]
     generation = plan.placement(GENERATE)
-    longest_tail = reward_tail_of(plan, ends, max_workers) + spare * generation.cost.total
+    longest_tail = reward_tail_of(plan, ends, max_workers) + wait_tolerance * generation.cost.total
     chosen = list(max_workers)
+    # Greedy: each reward in turn takes the smallest power of 2, or the maximum, while later ones have their maximum.
     for index, reward in enumerate(facts.rewards):
         fewer = [
             2**k for k in range(max_workers[index].bit_length()) if 2**k < max_workers[index] and reward.workers is None
@@ -151,7 +154,7 @@ def _max_workers(facts: Facts, part: int, layout: Layout, reward: RewardLoad) ->
     return max(1, cluster.cpus // (replicas * sum(not one.is_remote for one in facts.rewards)))
 
 
-def reward_tail_of(plan: Plan, ends: Seconds, workers: Sequence[int]) -> float:
+def reward_tail_of(plan: Plan, ends: SecondsArray, workers: Sequence[int]) -> float:
     """Seconds from the end of the last response of a step to its last reward, with these workers for each reward."""
     return tail_seconds(ends, served_rewards(plan, workers), plan.placement(GENERATE).layout.dp)
 
@@ -159,7 +162,7 @@ def reward_tail_of(plan: Plan, ends: Seconds, workers: Sequence[int]) -> float:
 def served_rewards(plan: Plan, workers: Sequence[int]) -> list[RewardWorkers]:
     """The rewards of a plan with these numbers of workers."""
     return [
-        RewardWorkers(reward.latency_seconds.resolve(), number * reward.batch_size)
+        RewardWorkers(latencies=reward.latency_seconds.resolve(), concurrency=number * reward.batch_size)
         for reward, number in zip(plan.facts.rewards, workers, strict=True)
     ]
 
@@ -187,15 +190,15 @@ def worker_violations(plan: Plan) -> Iterator[str]:
             )
 
 
-def _planned_response_ends(plan: Plan) -> Seconds:
+def _planned_response_ends(plan: Plan) -> SecondsArray:
     """End times of the responses of the fullest replica, in seconds from the start of a period in which all of them
     start and end. Sequences that stay in flight across periods end no later."""
     generation = plan.placement(GENERATE)
     return _response_ends(plan.facts, generation.layout, generation.schedule, generation.cost.total)
 
 
-def _response_ends(facts: Facts, layout: Layout, schedule: Schedule, seconds: float) -> Seconds:
-    workload = facts.workload.candidates
+def _response_ends(facts: Facts, layout: Layout, schedule: Schedule, seconds: float) -> SecondsArray:
+    workload = facts.workload.candidates  # all samples are scored, also those that best-of-n then drops
     num_rows = rows_per_replica(workload.batch_size, layout.dp)[0]
     lengths = np.random.default_rng(0).permutation(workload.response_lengths.stratified_sample(num_rows))
     return response_ends(lengths.tolist(), schedule.generation_slots, seconds)
@@ -219,6 +222,6 @@ def reward_readers(facts: Facts) -> set[str]:
 
 def _waiting(edge: Edge, seconds: float) -> Edge:
     """The transfer with this total wait for rewards."""
-    unqueued = Cost(tuple(term for term in edge.cost.terms if term.name != WAITING))
+    unqueued = Cost(tuple(term for term in edge.cost.terms if term.name != UNDER_WAY))
     queueing_seconds = seconds - unqueued.amount(LATENCY)
-    return edge.model_copy(update={"cost": unqueued + Cost((Term(WAITING, max(0.0, queueing_seconds)),))})
+    return edge.model_copy(update={"cost": unqueued + Cost((Term(UNDER_WAY, max(0.0, queueing_seconds)),))})

@@ -212,7 +212,12 @@ def _num_lines(lines: Sequence[str], width: float, height: float) -> int:
 
 
 def _line_classes(number: int, fits_narrow: int) -> str:
-    return " ".join(["strong"] * (number == 0) + ["roomy"] * (number >= fits_narrow))
+    classes = []
+    if number == 0:
+        classes.append("strong")
+    if number >= fits_narrow:
+        classes.append("roomy")
+    return " ".join(classes)
 
 
 @dataclass(frozen=True)
@@ -275,24 +280,26 @@ class Series:
     marked: bool = True
 
 
-def plot(series: Sequence[Series], *, across: Axis, names: Sequence[str], what: str, up: str, describe: str) -> Markup:
-    """Return a plot. `names` are the labels of the ticks of the axis `across`, `what` is the swept quantity, and `up`
-    is the plotted quantity with its unit. The vertical axis starts at zero, or at the lowest negative value."""
+def plot(
+    series: Sequence[Series], *, x_axis: Axis, tick_labels: Sequence[str], x_label: str, y_label: str, describe: str
+) -> Markup:
+    """Return a plot. `tick_labels` are those of `x_axis`, `x_label` is the swept quantity, and `y_label` the plotted
+    quantity with its unit. The vertical axis starts at zero, or at the lowest negative value."""
     values = [point.y for one in series for point in one.points]
     lowest, highest = min(0.0, *values, 0.0), max(values, default=1.0)
     margin = 0.08 * (highest - lowest)
-    upwards = linear(lowest - margin if lowest < 0 else 0.0, highest + margin or 1.0)
+    upwards = linear(lowest - margin if lowest < 0 else 0.0, (highest + margin) or 1.0)
     return render(
         "plot.html",
         describe=describe,
-        up=up,
-        what=what,
+        y_label=y_label,
+        x_label=x_label,
         above=_SPACE_ABOVE,
         height=_HEIGHT,
         below=_SPACE_BELOW,
         upward_ticks=[_UpwardTick(_y(upwards, tick), f"{tick:,g}") for tick in upwards.ticks],
-        ticks=[_Tick(across.x(tick), name) for tick, name in zip(across.ticks, names, strict=True)],
-        series=[_placed_series(one, across, upwards) for one in series],
+        ticks=[_Tick(x_axis.x(tick), label) for tick, label in zip(x_axis.ticks, tick_labels, strict=True)],
+        series=[_placed_series(one, x_axis, upwards) for one in series],
     )
 
 
@@ -324,10 +331,10 @@ class _PlacedSeries:
     circles: Sequence[_PlacedPoint]
 
 
-def _placed_series(series: Series, across: Axis, upwards: Axis) -> _PlacedSeries:
+def _placed_series(series: Series, x_axis: Axis, upwards: Axis) -> _PlacedSeries:
     points = [
         _PlacedPoint(
-            across.x(point.x),
+            x_axis.x(point.x),
             _y(upwards, point.y),
             f"{series.name} {point.title}".strip(),
             "point" if point.is_valid else "point open",

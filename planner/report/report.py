@@ -25,8 +25,10 @@ from meshwright.profiles.uncertainty import Interval
 
 @dataclass(frozen=True)
 class _Card:
-    """A figure at the top of the report; `clock` labels one that was not predicted, and `range` has its 10th and 90th
-    percentile."""
+    """A figure at the top of the report.
+
+    `clock` is SIMULATED or MEASURED, or empty for a predicted figure; `range` has its 10th and 90th percentile.
+    """
 
     figure: str
     text: str
@@ -78,10 +80,10 @@ def _cards(contents: Contents) -> tuple[_Card, ...]:
     return (
         _Card(
             formatting.seconds(plan.period_seconds),
-            "a step, predicted",
+            "step time, predicted",
             range=_range(ranges.step_seconds if ranges else None, formatting.seconds),
         ),
-        _Card(formatting.seconds(simulation.steps.mean), f"a step, {simulation.durations} durations", "SIMULATED"),
+        _Card(formatting.seconds(simulation.steps.mean), f"step time, {simulation.durations} durations", "SIMULATED"),
         _Card(
             formatting.count(plan_outlook.tokens_per_second),
             "response tokens/s, predicted",
@@ -96,7 +98,7 @@ def _cards(contents: Contents) -> tuple[_Card, ...]:
 
 
 def _cost_cards(cost: RunCost | None, ranges: PredictedRanges | None) -> tuple[_Card, ...]:
-    """The GPU-hours and the money of a number of steps, where they are known."""
+    """The GPU-hours and the cost in money of a number of steps, where they are known."""
     if cost is None:
         return ()
     steps = f"of {cost.num_steps:,} steps"
@@ -109,7 +111,7 @@ def _cost_cards(cost: RunCost | None, ranges: PredictedRanges | None) -> tuple[_
         return (hours,)
     money = _Card(
         f"{cost.money:,.2f}",
-        f"money {steps}, at {cost.price:g} a GPU-hour",
+        f"cost {steps}, at {cost.price:g} per GPU-hour",
         range=_range(ranges.money if ranges else None, "{:,.2f}".format),
     )
     return hours, money

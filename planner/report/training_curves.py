@@ -87,10 +87,10 @@ def _curve(name: str, points: Sequence[tuple[int, float]]) -> Markup:
     x_axis = linear(plot_points[0].x, plot_points[-1].x)
     return plot(
         [Series("", formatting.COLOURS[0], plot_points, marked=len(plot_points) <= _MAX_MARKED_POINTS)],
-        across=x_axis,
-        names=[f"{tick:,g}" for tick in x_axis.ticks],
-        what="step",
-        up=title,
+        x_axis=x_axis,
+        tick_labels=[f"{tick:,g}" for tick in x_axis.ticks],
+        x_label="step",
+        y_label=title,
         describe=f"{title} over the steps of the run",
     )
 

@@ -61,10 +61,10 @@ def _sizes_plot(planned: dict[int, PlanMetrics]) -> Markup:
     series = (Series("linear scaling", "c-other", ideal, guide=True), Series("", formatting.COLOURS[0], points))
     return plot(
         series,
-        across=at_values([point.x for point in points]),
-        names=[str(size) for size in planned],
-        what="GPUs",
-        up="step time, s",
+        x_axis=at_values([point.x for point in points]),
+        tick_labels=[str(size) for size in planned],
+        x_label="GPUs",
+        y_label="step time, s",
         describe="step time against the number of GPUs",
     )
 
@@ -171,9 +171,14 @@ def _sweep_plot(swept: _Swept, axis: _AxisPositions, y_label: str, value_of: Cal
         ]
         ordered = tuple(sorted(points, key=lambda point: point.x))
         series.append(Series(name, formatting.COLOURS[number % len(formatting.COLOURS)], ordered, joined=axis.ordered))
-    across = at_values(tuple(axis.positions.values()))
+    x_axis = at_values(tuple(axis.positions.values()))
     return plot(
-        series, across=across, names=axis.names, what=swept.field, up=y_label, describe=f"{y_label} by {swept.field}"
+        series,
+        x_axis=x_axis,
+        tick_labels=axis.names,
+        x_label=swept.field,
+        y_label=y_label,
+        describe=f"{y_label} by {swept.field}",
     )
 
 
@@ -219,15 +224,24 @@ def sweep_plots(sweep: Sweep) -> tuple[Markup, ...]:
     )
 
 
-def _front_plot(points: Sequence[tuple[float, float, str]], across: Axis, names: Sequence[str], what: str) -> Markup:
+def _front_plot(
+    points: Sequence[tuple[float, float, str]], x_axis: Axis, tick_labels: Sequence[str], x_label: str
+) -> Markup:
     """A plot of (position, step seconds, label) with the front joined."""
     placed = sorted(points)
     front = [one for one in placed if not any(_beats(other, one) for other in placed)]
     series = (
-        Series("", "c-other", tuple(_step_point(one, what) for one in placed if one not in front), joined=False),
-        Series("", formatting.COLOURS[0], tuple(_step_point(one, what) for one in front)),
+        Series("", "c-other", tuple(_step_point(one, x_label) for one in placed if one not in front), joined=False),
+        Series("", formatting.COLOURS[0], tuple(_step_point(one, x_label) for one in front)),
     )
-    return plot(series, across=across, names=names, what=what, up="step time, s", describe=f"step time against {what}")
+    return plot(
+        series,
+        x_axis=x_axis,
+        tick_labels=tick_labels,
+        x_label=x_label,
+        y_label="step time, s",
+        describe=f"step time against {x_label}",
+    )
 
 
 def _beats(one: tuple[float, float, str], other: tuple[float, float, str]) -> bool:

@@ -189,7 +189,7 @@ class _Costing:
             self.record.rejected,
             part=part,
             search_case=self.search_case,
-            plain_only=self.is_plain,
+            usual_only=self.is_plain,
         )
 
     def _undominated(self, costed: CostedChoices, part: int) -> tuple[Candidate, ...]:

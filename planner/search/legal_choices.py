@@ -56,11 +56,11 @@ def legal_choices(
     *,
     part: int = 0,
     search_case: SearchCase | None = None,
-    wanted: ExtraChoices = NO_EXTRA_CHOICES,
+    extra_choices: ExtraChoices = NO_EXTRA_CHOICES,
 ) -> Iterator[Choice]:
     """Yield the legal choices that agree with the pins, in a fixed order; see `legal_choice_table`."""
     table = legal_choice_table(
-        facts, stage, num_ranks, pins, Counter(), part=part, search_case=search_case, wanted=wanted
+        facts, stage, num_ranks, pins, Counter(), part=part, search_case=search_case, extra_choices=extra_choices
     )
     return (Choice(layout, schedule) for layout, schedule in table)
 
@@ -74,31 +74,31 @@ def legal_choice_table(
     *,
     part: int = 0,
     search_case: SearchCase | None = None,
-    plain_only: bool = False,
-    wanted: ExtraChoices = NO_EXTRA_CHOICES,
+    usual_only: bool = False,
+    extra_choices: ExtraChoices = NO_EXTRA_CHOICES,
 ) -> ChoiceTable:
     """Return the legal layouts on a part of the cluster, each with its legal schedules that agree with the pins.
 
-    The order is fixed. Rejected choices are counted in `rejected`, by reason. Schedules do not yet say how rows are
-    split by speed over two kinds of nodes. With `plain_only`, only usual choices (`_is_plain_layout`,
-    `_plain_schedules`) are returned, and the others are not counted. `search_case` defaults to `synchronous_case`.
-    Micro-batch sizes and token caps that are pinned are offered in addition to the usual ones; without pins, `wanted`
-    has the extra choices.
+    The order is fixed. Rejected choices are counted in `rejected`, by reason. Over two kinds of nodes, rows are
+    split by speed later, by `cost_models.mixed`. With `usual_only`, only usual choices (`_is_usual_layout`,
+    `_usual_schedules`) are returned, and the others are not counted. `search_case` defaults to `synchronous_case`.
+    Micro-batch sizes and token caps that are pinned are offered in addition to the usual ones; without pins,
+    `extra_choices` has the extra choices.
     """
     search_case = search_case or synchronous_case(facts.graph)
-    wanted = _pinned_extra_choices(pins) if pins else wanted
+    extra_choices = _pinned_extra_choices(pins) if pins else extra_choices
     layouts, tables, all_legal = list[Layout](), list[ScheduleTable](), list[BoolArray]()
-    for plain_layout in _layouts(facts, stage, num_ranks, wanted):
-        if plain_only and not _is_plain_layout(plain_layout, facts.cluster.ranks_per_node):
+    for uninterleaved in _layouts(facts, stage, num_ranks, extra_choices):
+        if usual_only and not _is_usual_layout(uninterleaved, facts.cluster.ranks_per_node):
             continue
-        for layout in (plain_layout,) if plain_only else _with_chunks(facts, stage, plain_layout):
+        for layout in (uninterleaved,) if usual_only else _with_interleaving(facts, stage, uninterleaved):
             violations = layout_rules(facts, stage, layout, part)
             if violations:
                 rejected[violations[0]] += 1
                 break  # every number of model chunks (vpp) violates the same rule
-            table = schedule_table(facts, stage, layout, search_case, wanted)
-            is_legal = _plain_schedules(table, facts.workload.max_tokens) if plain_only else np.full(len(table), True)
-            is_legal = _without_illegal_chunks(facts, layout, table, is_legal, rejected, part=part)
+            table = schedule_table(facts, stage, layout, search_case, extra_choices)
+            is_legal = _usual_schedules(table, facts.workload.max_tokens) if usual_only else np.full(len(table), True)
+            is_legal = _without_illegal_streaming(facts, layout, table, is_legal, rejected, part=part)
             if pins:
                 agreeing = np.array([agrees(Choice(layout, schedule), pins) for schedule in table.schedules])
                 rejected[PINNED] += int((is_legal & ~agreeing).sum())
@@ -111,7 +111,7 @@ def legal_choice_table(
     return whole.filter(np.concatenate(all_legal)) if layouts else whole
 
 
-def _without_illegal_chunks(
+def _without_illegal_streaming(
     facts: Facts,
     layout: Layout,
     table: ScheduleTable,
@@ -135,26 +135,27 @@ def _without_illegal_chunks(
 def _pinned_extra_choices(pins: Sequence[Pin]) -> ExtraChoices:
     """Return the micro-batches and layouts beyond the usual ones that the pins of a stage require."""
     caps = [pin.value for pin in pins if pin.key == "micro_batch_tokens" and not pin.forbids]
+    # A cap of 0 tokens means micro-batches by rows.
     by_rows = 0 in caps or any(pin.key == "micro_batch_size" for pin in pins)
     all_layouts = any(pin.key in ("layout", "pp", "ep", "etp") for pin in pins)
     return ExtraChoices(by_rows, tuple(cap for cap in caps if isinstance(cap, int) and cap), all_layouts)
 
 
-def _is_plain_layout(layout: Layout, ranks_per_node: int) -> bool:
+def _is_usual_layout(layout: Layout, ranks_per_node: int) -> bool:
     """True for the usual layouts: tp within a node and with sequence parallelism, no context parallelism."""
     return layout.tp <= ranks_per_node and layout.sp == (layout.tp > 1) and layout.cp == 1
 
 
-def _plain_schedules(table: ScheduleTable, longest: int) -> BoolArray:
+def _usual_schedules(table: ScheduleTable, longest: int) -> BoolArray:
     """True for the usual schedules: no offload, selective recomputation or chunks, [schedules].
 
     Their micro-batches have room for 1, 4, 16, ... rows of the maximum length.
     """
-    return np.array([_is_plain_schedule(schedule, longest) for schedule in table.schedules])
+    return np.array([_is_usual_schedule(schedule, longest) for schedule in table.schedules])
 
 
 @lru_cache(maxsize=4096)  # many layouts have the same schedules
-def _is_plain_schedule(schedule: Schedule, longest: int) -> bool:
+def _is_usual_schedule(schedule: Schedule, longest: int) -> bool:
     rows = schedule.max_tokens(longest) // longest
     is_power_of_four = rows.bit_length() % 2 and rows.bit_count() == 1
     return (
@@ -205,8 +206,8 @@ def _check_together(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> None:
     """
     cluster = facts.cluster
     parts = [(cluster.part_of_pool(ranks.ranks), ranks.num_ranks) for ranks in pools(facts, stage, pins)]
-    # One part of the cluster for each number of node kinds (1 or 2) and each pool size.
-    kinds = {(len(cluster.parts_of(part)), size): part for part, size in parts}
+    # One part of the cluster for each pool size and each number of node kinds (1 or 2).
+    kinds = {(size, len(cluster.parts_of(part))): part for part, size in parts}
     if not kinds:
         _refuse(pins[-1], (f"no pool is left for {stage.name}; remove one of its pins.",))
     extra_choices = _pinned_extra_choices(pins)
@@ -214,8 +215,10 @@ def _check_together(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> None:
         choice
         for ahead in steps_ahead_patterns(facts.graph, facts.staleness)
         for search_case in search_cases(ahead, facts.staleness)
-        for (_, size), part in sorted(kinds.items(), key=lambda kind: kind[0][::-1])
-        for choice in legal_choices(facts, stage, size, (), part=part, search_case=search_case, wanted=extra_choices)
+        for (size, _), part in sorted(kinds.items())
+        for choice in legal_choices(
+            facts, stage, size, (), part=part, search_case=search_case, extra_choices=extra_choices
+        )
     ]
     for pin in pins:
         if pin.key == "pool":
@@ -254,6 +257,7 @@ def _why_illegal(facts: Facts, stage: Stage, pin: Pin, legal: Sequence[Choice]) 
         violations = schedule_rules(facts, stage, nearest.layout, _with_field(nearest.schedule, pin))
     for sentence in violations:
         if sentence.startswith(f"{pin.key}={pin.value} "):
+            # Without its advice: the message names the nearest legal value.
             return f", since {sentence.removesuffix('.').partition('; use')[0]}"
     return ""
 
@@ -267,6 +271,7 @@ def _nearest_with_degree(legal: Sequence[Choice], pin: Pin) -> Layout | None:
 
 def _with_degree(layout: Layout, pin: Pin) -> Layout | None:
     """Return the layout with the pinned degree, or None if no layout has it together with the other degrees."""
+    # The degrees of the experts have to divide dp, and were chosen for another one.
     plain = replace(layout, ep=1, etp=layout.tp, vpp=1) if pin.key == "dp" else layout
     try:
         changed: dict[str, Any] = {pin.key: pin.value}
@@ -306,7 +311,7 @@ def _layouts(facts: Facts, stage: Stage, num_ranks: int, extra_choices: ExtraCho
                     yield from offered_layouts(facts, stage, Layout(tp=tp, pp=pp, dp=dp, sp=sp, cp=cp), extra_choices)
 
 
-def _with_chunks(facts: Facts, stage: Stage, layout: Layout) -> Iterator[Layout]:
+def _with_interleaving(facts: Facts, stage: Stage, layout: Layout) -> Iterator[Layout]:
     """Yield the layout and, for a stage that trains, its interleaved variants.
 
     Every number of model chunks (vpp) that divides the layers of a pipeline stage is offered.

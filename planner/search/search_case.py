@@ -1,4 +1,8 @@
-"""One search case: its optimisation problem, the solver's answer, and the record that a plan keeps of the search."""
+"""One search case: its optimisation problem, the solver's answer, and the record that a plan keeps of the search.
+
+A search case fixes how many steps each stage works ahead, whether state is offloaded, and whether sequences stay in
+flight (`SearchCase`). Each case is a problem of its own; the plan is the best over all cases.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +68,10 @@ class SolvedCase(FormulatedCase):
 
 
 def likeliest_index(formulated: Sequence[FormulatedCase], gap: float) -> int:
-    """Return the index of the first search case whose lower bound exceeds the smallest one by no more than the gap."""
+    """Return the index of the search case that is likeliest to hold the best plan.
+
+    It is the first one whose lower bound exceeds the smallest bound by no more than the gap.
+    """
     bounds = [case.lower_bound_seconds for case in formulated]
     return next(index for index, bound in enumerate(bounds) if bound * (1 - gap) <= min(bounds))
 
@@ -78,7 +85,8 @@ def _picks(formulation: Formulation, answer: Answer) -> dict[str, Pick]:
 
 
 def _order(formulation: Formulation, answer: Answer) -> tuple[str, ...]:
-    """Sort the activities by start; those that start together are in an order that respects the precedences."""
+    """Sort the tasks (stages and refits) by start; those that start together are in an order that respects the
+    precedences."""
     position = {name: index for index, name in enumerate(formulation.problem.order)}
     return tuple(sorted(position, key=lambda name: (answer.starts[name], position[name])))
 
@@ -96,6 +104,8 @@ def solver_record(
     """
     from meshwright.planner.solver.cp_sat import NAME, VERSION
 
+    # "beaten" means that no plan is faster than the known one by more than the tolerance. Only a tolerance of 0 makes
+    # the known plan the best one.
     exact = {"optimal", "infeasible"} if limits.tolerance else {"optimal", "infeasible", "beaten"}
     return Solver(
         name=NAME,

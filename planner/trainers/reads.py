@@ -1,4 +1,8 @@
-"""How an import reads the keys of a table: functions from a configuration to the fields that a row's key gives."""
+"""How an import reads the keys of a table: functions from a configuration to the fields that a row's key gives.
+
+A reader (`Read`) takes a setup and a row and yields fields. Functions here with these two parameters are readers, such
+as `group_size`; the others return a reader that depends on their arguments, such as `batch_size`.
+"""
 
 from __future__ import annotations
 

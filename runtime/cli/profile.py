@@ -49,8 +49,8 @@ def profile(
         typer.Option(
             "--from",
             help="Measure nothing: compose forward, prefill and decode from timings that NVIDIA published (pip "
-            "install 'meshwright\\[aiconfigurator]'); training costs stay equations. Without a job, for the dense "
-            "models that the package names.",
+            "install 'meshwright\\[aiconfigurator]'). Training is still costed by equations. Without a job the table "
+            "has the dense models that the package names.",
         ),
     ] = None,
     minutes: Annotated[
@@ -62,8 +62,8 @@ def profile(
 ) -> None:
     """Time the job's stages and collectives on this machine; an interrupted profile is continued.
 
-    Rewards and the tool are called too, unless the job states their latency, and vLLM is timed for as long again if the
-    job names its environment and may generate with it.
+    Rewards and the tool are called too, unless the job states their latency. If the job names the environment of vLLM
+    and may generate with it, vLLM is timed as well, for about --minutes more.
     """
     require_outputs(Output("-o", output, OutputKind.TABLE), inputs=(job,))
     if source is not None:
@@ -132,4 +132,4 @@ def _show(table: Table, output: Path) -> None:
     if table.provenance.kernels:
         console.print(f"kernels: {table.provenance.kernels}", highlight=False, soft_wrap=True)
     if table.provenance.origin:
-        console.print(f"from {table.provenance.origin}; training is not among them and stays analytic", soft_wrap=True)
+        console.print(f"from {table.provenance.origin}; training is not timed and stays analytic", soft_wrap=True)

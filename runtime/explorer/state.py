@@ -1,6 +1,6 @@
-"""The state of the explorer: what is changed in a job, what is pinned, the state that it is shown beside, and a grid.
+"""The state of the explorer: the changes of a job, the pins, the state that it is compared with, and a grid.
 
-A state is an address and a few command lines.
+A state can be written as the query of an address, and as the command lines that give the same plans.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ Settings: TypeAlias = tuple[tuple[str, str], ...]
 class State:
     """The changed fields of a job's facts; pins; the price of a GPU-hour; and the number of steps whose cost is shown.
 
-    `kept` is the state beside which this one is shown; None stands for the job as given. `grid` has the fields of which
-    all combinations of several values are planned.
+    `pins` are texts such as actor_train.tp=2. `compared_with` is the state beside which this one is shown, `kept` in an
+    address; None means the job as given. `grid` has the fields of which all combinations of several values are planned.
     """
 
     settings: Settings = ()
     pins: tuple[str, ...] = ()
     price: float | None = None
     num_steps: int = DEFAULT_NUM_STEPS
-    kept: State | None = None
+    compared_with: State | None = None
     grid: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @property
     def values(self) -> Mapping[str, Value]:
         """The changed fields with their values."""
-        (setting,) = parse_settings([f"{path}={text}" for path, text in self.settings])
-        return setting
+        (values,) = parse_settings([f"{path}={text}" for path, text in self.settings])  # each field has one value
+        return values
 
     @property
     def without_pins(self) -> State:
@@ -62,15 +62,15 @@ class State:
 
     @cached_property
     def searched(self) -> State:
-        """The part of the state that decides which plan is best."""
+        """The part of the state that decides which plan is best; estimates and searches are kept by it."""
         return State(self.settings, self.pins)
 
     @property
     def reference(self) -> State:
         """The state beside which this one is shown, for as many steps, and at the same price unless it has its own."""
-        kept = self.kept or State()
-        price = self.price if kept.price is None else kept.price
-        return replace(kept, price=price, num_steps=self.num_steps)
+        other = self.compared_with or State()
+        price = self.price if other.price is None else other.price
+        return replace(other, price=price, num_steps=self.num_steps)
 
     @property
     def grid_search(self) -> State:
@@ -110,8 +110,8 @@ class State:
             pairs.append(("price", f"{self.price:g}"))
         if self.num_steps != DEFAULT_NUM_STEPS:
             pairs.append(("steps", str(self.num_steps)))
-        if self.kept is not None:
-            pairs.append(("kept", self.kept.query))
+        if self.compared_with is not None:
+            pairs.append(("kept", self.compared_with.query))
         pairs += [("grid", f"{path}={','.join(texts)}") for path, texts in self.grid]
         return urlencode(pairs)
 
@@ -168,7 +168,7 @@ def _grid(texts: Iterable[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     number = math.prod(map(len, fields.values()))
     if number > _MAX_POINTS:
         raise BadInput(
-            f"--grid has {number} combinations of values, and each takes a search; give {_MAX_POINTS} at most."
+            f"--grid has {number} combinations of values, and each takes a search; give at most {_MAX_POINTS}."
         )
     return tuple(sorted(fields.items()))
 
@@ -178,7 +178,7 @@ def state_from_query(query: str) -> State:
     if len(query) > _MAX_QUERY_CHARACTERS:
         raise BadInput(f"the address has more than {_MAX_QUERY_CHARACTERS} characters; change fewer fields.")
     settings, pins, grid, price, num_steps = [], [], [], None, DEFAULT_NUM_STEPS
-    kept: State | None = None
+    compared_with: State | None = None
     for name, text in parse_qsl(query):
         if name == "pin":
             pins.append(text)
@@ -189,14 +189,16 @@ def state_from_query(query: str) -> State:
         elif name == "grid":
             grid.append(text)
         elif name == "kept":
-            kept = _kept(text)
+            compared_with = _compared_with(text)
         else:
             settings.append(f"{name}={text}")
     state = state_of(settings, pins, price, num_steps, grid=grid)
-    return state if kept is None or kept == State() else replace(state, kept=kept)
+    if compared_with is None or compared_with == State():
+        return state
+    return replace(state, compared_with=compared_with)
 
 
-def _kept(query: str) -> State:
+def _compared_with(query: str) -> State:
     if any(name in ("kept", "grid") for name, _ in parse_qsl(query)):
         raise BadInput("the kept state has a kept state or a grid of its own; keep a state without them.")
     return state_from_query(query)

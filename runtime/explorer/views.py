@@ -417,7 +417,10 @@ def _grid_headings(state: State) -> tuple[str, ...]:
 
 
 def _grid_row(point: SweepPoint, state: State, at: State) -> _GridRow:
-    label, query = formatting.setting(point.setting), replace(at, kept=state.kept, grid=state.grid).query
+    label, query = (
+        formatting.setting(point.setting),
+        replace(at, compared_with=state.compared_with, grid=state.grid).query,
+    )
     if point.plan is None:
         return _GridRow(label=label, violation=" ".join(point.violations), query=query)
     plan = point.plan

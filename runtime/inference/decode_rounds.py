@@ -238,7 +238,7 @@ class MultiStepDecoding:
         recorded = list[Reals]()
         while len(recorded) < len(uniforms):
             tokens = sampled[0].numpy().astype(int)
-            if self._stopping.is_end(tokens):
+            if self._stopping.any_end(tokens):
                 break
             logits = self._passes(StepRows(rows.slots, rows.cached + len(recorded), tokens), (), ())
             assert logits is not None, "a single stage has logits"
@@ -261,5 +261,5 @@ class MultiStepDecoding:
     def _first_end(self, tokens: Numbers) -> int:
         """Return the index of the first round in `tokens` [rounds, B] with an end token, or the number of rounds."""
         return next(
-            (index for index, round_tokens in enumerate(tokens) if self._stopping.is_end(round_tokens)), len(tokens)
+            (index for index, round_tokens in enumerate(tokens) if self._stopping.any_end(round_tokens)), len(tokens)
         )

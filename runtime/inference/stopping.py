@@ -85,6 +85,7 @@ class Stopping:
     def finish(self, group: LiveGroup) -> dict[int, Finish]:
         """Return which live sequences of a group end with the last sampled tokens, by index, and why."""
         rows, records = group.rows, group.records
+        # In ascending order of precedence: a later reason replaces an earlier one.
         finished = _finish_where(
             records.num_sampled[rows] >= np.minimum(records.max_tokens[rows], self.max_response), Finish.LENGTH
         )
@@ -102,7 +103,7 @@ class Stopping:
         left = np.minimum(records.max_tokens[rows], self.max_response) - records.num_sampled[rows]
         return int(left.min())
 
-    def is_end(self, tokens: Numbers) -> bool:
+    def any_end(self, tokens: Numbers) -> bool:
         """Return True if one of the tokens [B] is an end token."""
         return bool(self.eos_tokens) and bool((tokens == self._ends).any())
 

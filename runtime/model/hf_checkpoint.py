@@ -52,13 +52,16 @@ class Stacked(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a checkpoint, by its name and shape; or some rows of a tensor of `num_rows` rows, from `first_row`
-    on; or one of a stack of tensors."""
+    """A tensor of a checkpoint, by its name and shape; or some rows of one, or one of a stack of tensors.
+
+    `shape` is that of the part. Some rows start at `first_row` of a tensor of `total_rows` rows in all; `total_rows` is
+    0 for a whole tensor.
+    """
 
     name: str
     shape: tuple[int, ...]
     first_row: int = 0
-    num_rows: int = 0
+    total_rows: int = 0
     stacked: Stacked | None = None
 
     @property
@@ -72,7 +75,7 @@ class StoredTensor:
         if self.stacked:
             rows, *columns = self.shape
             return (self.stacked.num_experts, *columns, rows * self.stacked.step)
-        return (self.num_rows, *self.shape[1:]) if self.num_rows else self.shape
+        return (self.total_rows, *self.shape[1:]) if self.total_rows else self.shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +91,8 @@ class Recipe:
     padded_rows: int = 0
     """Number of rows of the parameter over all ranks if it is padded with zeros; 0 if it is not."""
     head_order: tuple[int, ...] = ()
-    """For each row of a query or key head in the parameter, or of its norm, its row in the stored head; empty if they
-    are the same."""
+    """Row i of a query or key head in the parameter, or of its norm, is row `head_order[i]` of the stored head. Empty
+    if the orders are the same."""
 
     def span(self, stored: StoredTensor, tp_rank: int, tp: int) -> tuple[int, int]:
         """Start and stop of one tensor-parallel rank's part of `stored` along `axis`.
@@ -107,7 +110,7 @@ class Recipe:
         ]
         if len(parts) == 1:
             return parts[0]
-        heads = self.heads // tp or 1
+        heads = max(1, self.heads // tp)
         return torch.cat([part.unflatten(0, (heads, -1)) for part in parts], dim=1).flatten(0, 1)
 
     def split(self, shards: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -122,10 +125,10 @@ class Recipe:
         if self.axis is None:
             return {self.tensors[0].name: _reordered(shards[0], in_stored_order) if self.head_order else shards[0]}
         tp = len(shards)
-        heads = self.heads // tp or 1
-        rows = [(self.padded_rows or stored.shape[0]) // heads for stored in self.tensors]
-        rows = [count // tp if self.axis == 0 else count for count in rows]
-        by_shard = [shard.unflatten(0, (heads, -1)).split(rows, dim=1) for shard in shards]
+        heads = max(1, self.heads // tp)
+        num_shards = tp if self.axis == 0 else 1
+        rows_per_head = [(self.padded_rows or stored.shape[0]) // heads // num_shards for stored in self.tensors]
+        by_shard = [shard.unflatten(0, (heads, -1)).split(rows_per_head, dim=1) for shard in shards]
         rows_of: dict[str, list[Tensor]] = {}
         for i, stored in enumerate(self.tensors):
             whole = torch.cat([parts[i].flatten(0, 1) for parts in by_shard], dim=self.axis)[: stored.shape[0]]
@@ -159,8 +162,11 @@ def _reordered(rows: Tensor, order: Sequence[int]) -> Tensor:
 
 
 def head_order(spec: ModelSpec) -> tuple[int, ...]:
-    """The order in which a head's rows are kept: rotated pairs as the two halves of the head, so that all models rotate
-    alike; empty if they are stored so. Scores do not depend on the order, which queries and keys share.
+    """The order of a head's rows in a parameter, as in `Recipe.head_order`; empty if they are stored so.
+
+    The elements of a rotated pair are half a head apart (the order of GPT-NeoX), also where a checkpoint has them side
+    by side (that of GPT-J), so that all models rotate in the same way. Scores do not depend on the order, which queries
+    and keys share.
 
     The rows that are not rotated take the places of pairs whose angle is always 0 (`attention.frequencies`).
     """
@@ -223,19 +229,19 @@ def _layer_recipe(spec: ModelSpec, number: int, parameter: str) -> Recipe:
         heads = (spec.num_kv_heads if "k_" in module else spec.num_heads) if spec.whole_qk_norm else 1
         stored = StoredTensor(f"{layer}.self_attn.{_QK_NORMS[module]}.weight", (heads * spec.head_dim,))
         return Recipe(tensors=(stored,), axis=0 if spec.whole_qk_norm else None, head_order=head_order(spec))
-    output = {
+    row_parallel = {
         "self_attention.linear_proj": ("self_attn.o_proj", spec.num_heads * spec.value_dim),
         "mlp.linear_fc2": ("mlp.down_proj", spec.ffn_size),
     }
-    if module in output and kind == "weight":
-        name, size = output[module]
+    if module in row_parallel and kind == "weight":
+        name, size = row_parallel[module]
         return Recipe(tensors=(StoredTensor(f"{layer}.{name}.weight", (spec.hidden_size, size)),), axis=1)
-    whole = {
+    replicated = {
         **{norm: (stored, spec.hidden_size) for norm, stored in _norms(spec).items()},
         "self_attention.linear_proj": ("self_attn.o_proj", spec.hidden_size),
         "mlp.linear_fc2": ("mlp.down_proj", spec.hidden_size),
     }
-    name, size = whole[module]
+    name, size = replicated[module]
     return _whole(f"{layer}.{name}.{kind}", size)
 
 
@@ -304,7 +310,7 @@ def _rows_of(name: str, parts: Sequence[StoredTensor]) -> tuple[StoredTensor, ..
     """The parts as rows of one tensor, one behind the other."""
     ends = [*itertools.accumulate((part.shape[0] for part in parts), initial=0)]
     return tuple(
-        StoredTensor(name, part.shape, first_row=first, num_rows=ends[-1])
+        StoredTensor(name, part.shape, first_row=first, total_rows=ends[-1])
         for part, first in zip(parts, ends[:-1], strict=True)
     )
 
@@ -316,11 +322,11 @@ def _experts_recipe(spec: ModelSpec, experts: Experts, layer: str, parameter: st
     block = f"{layer}.block_sparse_moe" if mixtral else f"{layer}.mlp"
     if spec.expert_bias:
         return _stacked_experts_recipe(spec, experts, block, parameter)
-    router = block if mixtral else f"{block}.gate"
+    bias_prefix = block if mixtral else f"{block}.gate"
     shared = f"{block}.shared_expert" if experts.shared_gate else f"{block}.shared_experts"
     whole = {
         "mlp.router.weight": _whole(f"{block}.gate.weight", experts.num_experts, spec.hidden_size),
-        SELECTION_BIAS: _whole(f"{router}.e_score_correction_bias", experts.num_experts),
+        SELECTION_BIAS: _whole(f"{bias_prefix}.e_score_correction_bias", experts.num_experts),
         "mlp.shared_experts.gate_weight": _whole(f"{shared}_gate.weight", 1, spec.hidden_size),
     }
     if parameter in whole:
@@ -481,7 +487,7 @@ class TensorFiles:
             )
         if stored.stacked:
             return _from_stack(view, stored, axis, start, stop)
-        if stored.num_rows:
+        if stored.total_rows:
             assert axis == 0, stored
             start, stop = start + stored.first_row, stored.first_row + (stored.shape[0] if stop is None else stop)
         if len(shape) == 1:  # safetensors needs one slice per axis

@@ -59,8 +59,8 @@ class EvaluationRecord:
     prompts: str = ""  # SHA-256 of the encoded prompts
     generator_gap: float | None = None  # as GeneratorGap.mean, on these responses
     max_generator_gap: float | None = None
-    token_mult_prob_error: float | None = None  # as Gap.mismatch
-    gen_kl_error: float | None = None
+    token_mult_prob_error: float | None = None  # mean of exp|log p - log q|, as Gap.mismatch
+    gen_kl_error: float | None = None  # KL(p || q), as Gap.mismatch
     by_teachers: bool = False
 
     @classmethod
@@ -134,7 +134,8 @@ class GeneratorGap:
     """The absolute difference between log-probabilities of the generator and of the trainer with the same weights.
 
     Training responses are compared if the trained policy itself sampled all their tokens, which never happens where
-    generation runs ahead. Held-out responses always are, since weights are refit before an evaluation.
+    generation runs ahead. Held-out responses always are, since the generator has the newest weights in an
+    evaluation.
     """
 
     mean: float  # over steps and evaluations
@@ -198,6 +199,7 @@ class Recorder:
         if self._run_file:
             write_run_file(self._out, self._run_file)
         keep_steps_before(self._out / "metrics.jsonl", first_step)
+        # An evaluation of step n comes before step n is trained, so that of `first_step` itself is kept.
         keep_steps_before(self._out / "evaluations.jsonl", first_step + 1)
         keep_steps_before(self._out / "trace.jsonl", first_step, with_evaluation=True)
         self._metric_writers = open_metric_writers(self._out, first_step)
@@ -241,7 +243,7 @@ class Recorder:
             return None
         generated, seconds = metrics["response_tokens"] * self._plan.facts.workload.batch_size, self._last_end - begin
         line = {
-            "step": outcomes[0].period,
+            "step": outcomes[0].period,  # a period has the number of the step that is trained in it
             "seconds": seconds,
             "tokens_per_second": generated / seconds,
             "overhead": max(outcome.overhead for outcome in outcomes if outcome.spans),
@@ -287,7 +289,7 @@ class Recorder:
         run = Run(spans=tuple(chain(*last_steps)), pools={pool.name: pool.ranks for pool in self._plan.pools})
         write_atomically(self._out / "trace.chrome.json", chrome_trace([run]))
         lines, evaluated = read_lines(self._out / "metrics.jsonl", _summarised), evaluations(self._out)
-        first = min(first, lines[-1]["step"])  # the first step under this plan
+        first = min(first, lines[-1]["step"])  # first step under this plan; the last one if the trace has no step
         summary = RunSummary(
             steps=self._steps,
             comparisons=(
@@ -355,7 +357,7 @@ def _sampled_tokens(spans: Sequence[Span]) -> dict[str, float]:
 
 
 def _training_metrics(graph: StageGraph, outcomes: Sequence[PeriodResult]) -> dict[str, float]:
-    """Return the metrics of the training stages and of generation in waves, empty if stages only run ahead.
+    """Return the metrics of training stages and of generation with dynamic sampling; empty if stages only run ahead.
 
     Every rank of a stage reports the same metrics, so those of the first are taken.
     """

@@ -45,6 +45,7 @@ class Admission:
         the number in the plan."""
         self._in_waves = plan.facts.workload.selects_samples
         self._max_deferral = plan.staleness - placement.steps_ahead
+        """Number of steps by which a response may be delivered late, when the plan overcommits."""
         self._prompts_per_step = rows_per_replica(data.batch_size, self._num_replicas)[replica]
         self._num_admitted, self._step = 0, steps.start
         self._pacer = Pacer(plan)
@@ -56,7 +57,7 @@ class Admission:
 
     @property
     def num_admitted(self) -> int:
-        """The number of admitted prompts of the replica since step 0, counted as if the run had started at step 0."""
+        """The number of admitted prompts of the replica, with those of all steps before the first one of the run."""
         return self._steps.start * self._prompts_per_step + self._num_admitted
 
     @property
@@ -72,7 +73,7 @@ class Admission:
 
     @property
     def end_step(self) -> int:
-        """A step such that no replica has admitted a prompt of its batch or of a later one.
+        """The step from which on no replica has admitted any prompt: neither of its batch nor of a later one.
 
         It follows from the bound on what is admitted early: an overcommit is at most a batch.
         """
@@ -107,7 +108,12 @@ class Admission:
         ahead = (self._in_flight - 1) * self._prompts_per_step
         if self._overcommits:
             max_overcommit = self.overcommit // self._num_replicas
-            ahead = num_deferred(step, self._num_admitted - delivered, max_overcommit, self._prompts_per_step)
+            ahead = num_deferred(
+                step,
+                before=self._num_admitted - delivered,
+                limit=max_overcommit,
+                num_rows=self._prompts_per_step,
+            )
         target = delivered + self._prompts_per_step + ahead
         last = max(self._num_admitted, min(target, len(self._steps) * self._prompts_per_step))
         prompts = tuple(self._prompt(position) for position in range(self._num_admitted, last))

@@ -78,7 +78,7 @@ MISTAKES: Mapping[str, str] = {
     "verify job.yaml": "job.yaml is YAML, as a job is, and a plan is JSON; give the plan",
     "explore big.yaml --grid cluster.nodes=1..4": "cluster.nodes is '1..4': input should be a valid integer.",
     "explore big.yaml --grid cluster.gpus=1,2": "did you mean cluster.nodes or cluster.ranks_per_node?",
-    "explore big.yaml --grid cluster.nodes=1,2,3,4,5,6,7 --grid staleness=0,1,2,3,4": "give 32 at most.",
+    "explore big.yaml --grid cluster.nodes=1,2,3,4,5,6,7 --grid staleness=0,1,2,3,4": "give at most 32.",
     "explore big.yaml --port 99999": "--port 99999 is out of range; give 65535 at most.",
     "explore big.yaml --set workload.response.scale=many": "is not a number above 0; use one, such as 2.",
     "watch empty --once": "empty holds no plan.json; give the --out of `meshwright run`.",

@@ -8,7 +8,7 @@ import pytest
 from meshwright.planner.job import reward_tail
 from meshwright.planner.job.reward_tail import (
     RewardWorkers,
-    Seconds,
+    SecondsArray,
     _elapsed_calls,
     arrival_lower_bound_seconds,
     response_ends,
@@ -24,14 +24,14 @@ SLOW = LatencySpec(mean=2.0, p99=20.0).resolve()
 ENDS = np.sort(np.random.default_rng(1).lognormal(3.0, 0.8, 64))
 
 
-def at_once(ends: Seconds, latencies: Latencies, num_replicas: int, times: int = 20000) -> float:
+def at_once(ends: SecondsArray, latencies: Latencies, num_replicas: int, times: int = 20000) -> float:
     """The mean over draws of every call's latency, where each begins when its response ends."""
     size = (times, num_replicas, len(ends))
     calls = np.random.default_rng(0).choice(latencies.seconds, size, p=latencies.probabilities)
     return float(((ends + calls).max(axis=(1, 2)) - ends.max()).mean())
 
 
-def played(ends: Seconds, latencies: Latencies, num_workers: int, times: int = 1000) -> float:
+def played(ends: SecondsArray, latencies: Latencies, num_workers: int, times: int = 1000) -> float:
     """The mean over queues in which every call draws its own latency; calls start in order of arrival."""
     draw = np.random.default_rng(0)
     return float(
@@ -64,7 +64,7 @@ def test_a_tail_of_calls_that_are_seldom_long_is_never_below_what_it_is_at_least
         assert tail_lower_bound_seconds(ends, served) <= tail_seconds(ends, served)
 
 
-def drawn_case(seed: int) -> tuple[Seconds, list[RewardWorkers], int]:
+def drawn_case(seed: int) -> tuple[SecondsArray, list[RewardWorkers], int]:
     """Ends, one or two rewards of any kind with few workers or many, and replicas."""
     draw = np.random.default_rng(seed)
     ends = np.sort(draw.lognormal(3.0, 0.8, int(draw.integers(1, 150)))) / draw.choice([1, 8, 1000])
@@ -80,7 +80,7 @@ def drawn_case(seed: int) -> tuple[Seconds, list[RewardWorkers], int]:
 
 
 def on_a_grid(
-    ends: Seconds, served: list[RewardWorkers], num_replicas: int, num_times: int = 20000
+    ends: SecondsArray, served: list[RewardWorkers], num_replicas: int, num_times: int = 20000
 ) -> tuple[float, float]:
     """The integral of 1 - P^R by the middles of as many parts, and how long a part is."""
     pairs, longest = _elapsed_calls(ends, served)

@@ -199,6 +199,6 @@ def test_what_a_generation_keeps_waiting_is_at_least_what_is_searched_with(slow:
     facts, chosen = slow.facts, slow.placement(GENERATE)
     least = min_reward_wait(facts, "actor_train").total
     found = extra_reward_wait_seconds(facts, 0, chosen.layout, chosen.schedule, chosen.cost.total)
-    most = waits(with_workers(slow, spare=0.0))["actor_train"]
+    most = waits(with_workers(slow, wait_tolerance=0.0))["actor_train"]
     assert 0.98 * most <= least + found <= most
     assert extra_reward_wait_bound(facts)(chosen.cost.total) <= found * (1 + 1e-9)

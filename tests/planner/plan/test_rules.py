@@ -74,7 +74,7 @@ def test_cut_experts_that_are_not_offered_are_slower_and_larger_than_whole_ones(
         model = AnalyticModel(facts.cluster, facts.workload, facts.precision)
         for stage in (stage for stage in facts.graph.stages if stage.name in ("actor_generate", "actor_train")):
             offered = {choice.layout for choice in legal_choices(facts, stage, size, ())}
-            every = list(legal_choices(facts, stage, size, (), wanted=ExtraChoices(all_layouts=True)))
+            every = list(legal_choices(facts, stage, size, (), extra_choices=ExtraChoices(all_layouts=True)))
             cut = [one for one in every if one.layout not in offered and one.layout.fold_size == 1]
             for one in rng.sample(cut, 20):
                 experts = {"ep": one.layout.ep * one.layout.tp, "etp": 1}

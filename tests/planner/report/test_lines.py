@@ -19,7 +19,9 @@ def series(*heights: float, joined: bool = True, guide: bool = False, sound: boo
 
 def drawn(*found: Series) -> Markup:
     names = [f"{value:g} nodes" for value in VALUES]
-    return plot(found, across=at_values(VALUES), names=names, what="nodes", up="step time, s", describe="a plot")
+    return plot(
+        found, x_axis=at_values(VALUES), tick_labels=names, x_label="nodes", y_label="step time, s", describe="a plot"
+    )
 
 
 def test_every_point_is_a_circle_with_its_title_and_neighbours_are_joined() -> None:

@@ -30,7 +30,7 @@ def test_a_job_gets_a_table_of_operators_that_plans_it(call: Call, tmp_path: Pat
     output = tmp_path / "table.json"
     outcome = call("profile", H100_JOB, "--from", "aiconfigurator", "-o", output)
     assert outcome.code == 0
-    assert "training is not among them and stays analytic" in outcome.out
+    assert "training is not timed and stays analytic" in outcome.out
     table = read_table(output)
     assert table.provenance.device == "h100-sxm"
     assert table.measurements

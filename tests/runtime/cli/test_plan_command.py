@@ -113,7 +113,7 @@ def test_a_plan_says_what_fills_its_memory_what_would_come_next_and_what_it_cost
     assert call("report", path, "-o", report, "--steps", 2, "--price", 2.5, "--per-steps", 10).code == 0
     page = report.read_text()
     assert f"{summary['cost']['money']:,.2f}" in page
-    assert "money of 10 steps, at 2.5 a GPU-hour" in page
+    assert "cost of 10 steps, at 2.5 per GPU-hour" in page
     assert "The fullest rank, part by part" in page
 
 

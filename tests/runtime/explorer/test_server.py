@@ -129,7 +129,7 @@ def test_the_numbers_come_with_their_ranges(server: ExplorerServer) -> None:
 
 def test_a_kept_state_is_beside_the_next_one_and_comes_back_with_the_address(server: ExplorerServer) -> None:
     kept = state_of(["workload.batch_size=8"], ())
-    state = replace(state_of(["workload.batch_size=16"], ()), kept=kept)
+    state = replace(state_of(["workload.batch_size=16"], ()), compared_with=kept)
     told = [news for news in news_until_final(server, state) if news["html"]][-1]
     assert "Beside “workload.batch_size=8”" in told["html"]
     assert "A step takes" in told["html"]

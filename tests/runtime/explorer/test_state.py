@@ -17,7 +17,7 @@ STATES = [
     state_of(["workload.response.scale=1.5"], ("actor_train.tp=2", "actor_train.recompute!=full")),
     state_of(['cluster.inter_node={"seconds": 1e-06, "bytes_per_second": 1e9}'], ()),
     state_of(["staleness=1"], (), grid=["staleness=0,1", "cluster.nodes=1,2,4"]),
-    replace(state_of(["staleness=1"], ()), kept=state_of(["cluster.nodes=2"], ("actor_train.tp=2",), 3.0)),
+    replace(state_of(["staleness=1"], ()), compared_with=state_of(["cluster.nodes=2"], ("actor_train.tp=2",), 3.0)),
 ]
 
 
@@ -40,7 +40,8 @@ def test_a_command_line_gives_its_state_back(state: State) -> None:
     found = state_of(
         options.get("--set", ()), options.get("--pin", ()), *(price or [None]), *steps, grid=options.get("--grid", ())
     )
-    assert replace(found, kept=state.kept) == state  # the command line of a comparison has the kept state's own
+    # The command line of a comparison has the kept state's own.
+    assert replace(found, compared_with=state.compared_with) == state
 
 
 def test_the_order_in_which_something_was_changed_makes_no_other_state() -> None:
@@ -70,9 +71,9 @@ def test_a_grid_has_all_combinations_on_top_of_what_is_changed() -> None:
 def test_a_state_is_beside_the_job_as_given_until_another_is_kept() -> None:
     kept = state_of(["cluster.nodes=2"], (), 3.0)
     assert state_of(["staleness=1"], (), 2.0, 10).reference == State(price=2.0, num_steps=10)
-    assert replace(State(num_steps=10), kept=kept).reference == replace(kept, num_steps=10)
-    assert replace(State(price=2.0), kept=kept).reference.price == 3.0
-    assert replace(State(price=2.0), kept=replace(kept, price=None)).reference.price == 2.0
+    assert replace(State(num_steps=10), compared_with=kept).reference == replace(kept, num_steps=10)
+    assert replace(State(price=2.0), compared_with=kept).reference.price == 3.0
+    assert replace(State(price=2.0), compared_with=replace(kept, price=None)).reference.price == 2.0
     assert (kept.label, State().label) == ("cluster.nodes=2", "as given")
 
 
@@ -89,7 +90,10 @@ def test_a_state_is_beside_the_job_as_given_until_another_is_kept() -> None:
         ("grid=cluster.nodes", "'cluster.nodes' is not of the form field=value,value"),
         ("grid=cluster.nodes=1,,2", "is not of the form field=value,value"),
         ("grid=a=1&grid=a=2", "a is given twice"),
-        (f"grid=a={','.join(map(str, range(33)))}", "33 combinations of values, and each takes a search; give 32"),
+        (
+            f"grid=a={','.join(map(str, range(33)))}",
+            "33 combinations of values, and each takes a search; give at most 32",
+        ),
         (f"a={'x' * 9000}", "more than 8192 characters"),
     ],
 )

@@ -263,7 +263,7 @@ def test_my_verl_script(stories: Stories, call: Call, tmp_path: Path) -> None:
     assert call("import", script, *arguments).code == 0
     pins = read_pins(plan, read_source(job).facts.graph)
     began = Clocks.now()
-    person = stories.open(job, State(kept=State(pins=tuple(sorted(pins)))))
+    person = stories.open(job, State(compared_with=State(pins=tuple(sorted(pins)))))
     person.began = began  # the address that `explore --beside` prints asks at once
     seconds = person.settled("document.querySelector('#compared li')")
     person.press('a[href^="plan.json"]')
