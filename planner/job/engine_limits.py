@@ -1,4 +1,4 @@
-"""Engines that a plan may generate with: those that a job names, and what `run` does with vLLM.
+"""The engines among which the plan of a job chooses, and the jobs for which `run` can generate with vLLM.
 
 Everything here is known from the facts of a job, before a plan is searched; `planner/plan/engine_rules.py` has the
 rules that layouts and schedules follow.
@@ -41,7 +41,10 @@ def engines_of(job: Job, facts: Facts) -> tuple[EngineName, ...]:
 
 
 def vllm_violations(facts: Facts) -> Iterator[str]:
-    """Yield a sentence for each thing that the facts of a job ask of vLLM and that `run` does not do with it."""
+    """Yield a sentence for each thing that the facts of a job ask of vLLM and that `run` does not do with it.
+
+    Sentences call vLLM "it"; they are printed after the name of the engine.
+    """
     actor = facts.models.spec(Role.ACTOR)
     if facts.cluster.kind != "cpu":
         yield f"it is started on CPUs only, and the cluster is {facts.cluster.kind}; {_OURS}, or export the plan."

@@ -22,7 +22,11 @@ def generates_with_vllm(facts: Facts) -> bool:
 
 
 def keeps_sequences_in_flight(facts: Facts) -> bool:
-    """True if sequences may stay in flight when the engine gets new weights."""
+    """True if sequences may stay in flight when the engine gets new weights.
+
+    Between periods, vLLM drops what sequences in flight have cached and recomputes it with the new weights. A job that
+    keeps the cache after a refit can therefore leave none of them in flight.
+    """
     return not generates_with_vllm(facts) or facts.cache_after_refit == "recompute"
 
 

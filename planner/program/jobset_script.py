@@ -35,6 +35,7 @@ NAMESPACE=${{NAMESPACE:-default}}
 IMAGE=${{IMAGE:-meshwright:latest}}  # container image, as the repository's Containerfile builds it
 CLAIM=${{CLAIM:-shared}}  # PersistentVolumeClaim that all pods can write (ReadWriteMany)
 MOUNT=${{MOUNT:-/shared}}  # where the claim is mounted; relative paths start there, --out among them
+# The plan, the job, and an option for each model that lies elsewhere than where the job says; paths in the pods.
 {path_variables(paths)}
 QUEUE=${{QUEUE:-}}  # local queue of Kueue; empty: none
 TIME_LIMIT=${{TIME_LIMIT:-}}  # seconds; empty: none
@@ -160,6 +161,7 @@ for ((second = 0; second < 600; second++)); do  # the first pod has no address b
   ((second % 60)) || echo "waiting for \$host to have an address, for 600 s at most" >&2
   sleep 1
 done
+# Resume if the argument after --out is a directory with a checkpoint, as it is after a restart.
 previous=
 for word; do
   [[ \$previous != --out || ! -e \$word/latest ]] || set -- "\$@" --resume

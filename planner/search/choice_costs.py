@@ -28,10 +28,9 @@ Amounts: TypeAlias = tuple[float, float, float, float, float]
 class Candidate(NamedTuple):
     """A legal choice with its costs: seconds per period, and bytes on the fullest rank.
 
-    `tail_seconds` remain after the end of the generation that the stage reads in chunks; `weights_bytes` are part of
-    `resident_bytes`.
-    `late_seconds` is how long rewards on hosts take after a generation, beyond the time that they take after any
-    generation (`reward_workers.extra_reward_wait_seconds`).
+    `tail_seconds` are those after the end of the generation that the stage reads in chunks; all `seconds` if it reads
+    none. `weights_bytes` are part of `resident_bytes`. `late_seconds` of a generation is the time that its rewards on
+    hosts take beyond the minimum after any generation (`reward_workers.extra_reward_wait_seconds`).
     """
 
     layout: Layout
@@ -79,6 +78,7 @@ def cost_query(model: CostModel, query: StageQuery, *, is_timed: bool = True) ->
 
 def undominated(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """Return the candidates that no other beats; of equal ones the first is kept."""
+    # Rewards are known `late_seconds` after the generation, and only that time counts for the stages that read them.
     amounts = [(*candidate.amounts, candidate.seconds + candidate.late_seconds) for candidate in candidates]
     return tuple(candidates[index] for index in pareto.undominated(amounts))
 
@@ -125,8 +125,8 @@ class CostedChoices(NamedTuple):
     def undominated_by_layout(self) -> list[int]:
         """Return the indices of the undominated choices of each layout.
 
-        Interleaved pipelines that differ only in the number of chunks are compared with each other and with the plain
-        pipeline: no other stage shares their weights, and refits do not depend on the number of chunks.
+        Interleaved pipelines that differ only in the number of model chunks (vpp) are compared with each other and with
+        the plain pipeline: no other stage shares their weights, and refits do not depend on vpp.
         """
         amounts, kept = self._amounts, list[int]()
         for plain, interleaved in self._by_plain_layout():
@@ -148,8 +148,8 @@ class CostedChoices(NamedTuple):
         """Return for each layout the choices without virtual pipeline stages, and those with any number of them."""
         groups: dict[Layout, tuple[list[int], list[int]]] = {}
         rows_of_layouts: dict[int, list[int]] = {}
-        for index, layout in enumerate(self.choices.layout_index.tolist()):
-            rows_of_layouts.setdefault(layout, []).append(index)
+        for row, layout_index in enumerate(self.choices.layout_index.tolist()):
+            rows_of_layouts.setdefault(layout_index, []).append(row)
         for layout_index, rows in rows_of_layouts.items():
             layout = self.choices.layouts[layout_index]
             plain = replace(layout, vpp=1) if layout.vpp > 1 else layout
@@ -204,7 +204,7 @@ class CostingRecord:
 
 
 class TimeLimit(NamedTuple):
-    """The maximum seconds of a choice that is kept: in all and after the end of the generation that it streams from."""
+    """The time limits of a choice, beyond which it is rejected: on its `seconds` and on its `tail_seconds`."""
 
     seconds: float
     tail_seconds: float

@@ -34,7 +34,11 @@ ENGINES: tuple[EngineName, ...] = (*OWN_ENGINES, "vllm")
 
 
 class Linears(NamedTuple):
-    """Totals over the linears of one layer: weights, inputs per token, and outputs per token."""
+    """Totals over the linears of one layer: weights, inputs per token, and outputs per token.
+
+    Memory and the time of quantising depend on them: weights take a byte each, inputs are quantised for each token, and
+    each output has a scale.
+    """
 
     num_weights: int
     num_inputs: int
@@ -64,8 +68,8 @@ def fp8_shape_violations(model: ModelSpec, tp: int) -> tuple[str, ...]:
     if odd is None:
         return ()
     return (
-        f"tp={tp} leaves a linear of {model.name} with a side of {odd}, and 8-bit floats are multiplied in multiples "
-        f"of {FP8_MULTIPLE}; use a smaller tp, or leave generation_weights out.",
+        f"tp={tp} leaves a linear of {model.name} with a side of {odd}, and a GPU multiplies 8-bit floats only where "
+        f"sides are multiples of {FP8_MULTIPLE}; use a smaller tp, or leave generation_weights out.",
     )
 
 
@@ -79,9 +83,11 @@ def require_quantisable(model: ModelSpec, cluster: AnyCluster, precision: str, e
     if model.experts:
         raise BadInput(f"{setting} is for dense models, and {model.name} has experts; {advice}")
     if model.linear:
-        raise BadInput(f"{setting} is for models with attention, and {model.name} has layers with a state; {advice}")
+        raise BadInput(f"{setting} is for models with attention only, and {model.name} has recurrent layers; {advice}")
     if model.adapter:
-        raise BadInput(f"{setting}, and the actor has an adapter, whose weights all stages share; {advice}")
+        raise BadInput(
+            f"{setting} is for actors without an adapter, and this one's weights are shared by all stages; {advice}"
+        )
     if engine not in ENGINES:
         known = " or ".join(ENGINES)
         raise BadInput(f"{setting} is not supported by engine {engine} during weight updates; use {known}.")
@@ -89,6 +95,8 @@ def require_quantisable(model: ModelSpec, cluster: AnyCluster, precision: str, e
         if part.kind == "cpu":
             continue
         if "fp8" not in part.device.flops_per_second:
-            raise BadInput(f"{setting}, and {part.device.name} does not multiply 8-bit floats; {advice}")
+            raise BadInput(
+                f"{setting} is for GPUs with fp8 GEMMs, and {part.device.name} does not multiply 8-bit floats; {advice}"
+            )
         if precision != "bf16":
-            raise BadInput(f"{setting}, whose products are bf16 on a GPU, and precision is {precision}; use bf16.")
+            raise BadInput(f"{setting} has bf16 products on a GPU, and precision is {precision}; use bf16.")

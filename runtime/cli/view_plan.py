@@ -46,8 +46,8 @@ def print_plan(plan: Plan, path: Path) -> None:
         names = ranks(plan.pool_of(item.stage).ranks)
         schedule_text = schedule(item.schedule) + (f", {item.steps_ahead} ahead" if item.steps_ahead else "")
         table.add_row(*timing, item.stage, names, str(item.layout), schedule_text)
-    ahead = "; ahead: steps before training" if any(plan.ahead.values()) else ""
-    table.caption = f"rows, tokens: per micro-batch{ahead}"
+    ahead = "; ahead counts steps before training" if any(plan.ahead.values()) else ""
+    table.caption = f"rows and tokens are per micro-batch{ahead}"
     console.print(table)
     console.print(_bound_sentence(plan))
     console.print(search_work(plan.solver.work))
@@ -72,7 +72,7 @@ def print_plan(plan: Plan, path: Path) -> None:
 
 
 def print_summary(summary: PlanSummary) -> None:
-    """Print the memory of the fullest rank by part, the next best layouts, and what a number of steps costs."""
+    """Print the memory of the fullest rank by part, the next best layouts, and the GPU-hours of a number of steps."""
     console = Console()
     console.print(_memory_parts(summary))
     console.print(_next_layouts(summary.next_layouts))
@@ -91,7 +91,7 @@ def _memory_parts(summary: PlanSummary) -> Table:
 
 
 def _next_layouts(rows: Sequence[NextLayout]) -> Table:
-    table = titled_table("next best layouts", "stage", "layout", "next best", "step s>", "why not")
+    table = titled_table("next best layouts", "stage", "layout", "next best", "added s>", "why not")
     for row in rows:
         instead = "-" if row.instead is None else str(row.instead)
         step = "-" if row.step_seconds is None else f"{row.step_seconds:+.3f}"

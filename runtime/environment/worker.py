@@ -27,7 +27,7 @@ class Worker:
     """Calls one function in one worker process at a time, which is started with the first batch."""
 
     def __init__(self, function: str, timeout_seconds: float, kind: FunctionKind = "reward") -> None:
-        """`timeout_seconds` is the time limit of a batch."""
+        """`function` is a built-in function or module:function; `timeout_seconds` is the time limit of a batch."""
         self._function, self._timeout, self._kind = function, timeout_seconds, kind
         self._process: subprocess.Popen[bytes] | None = None
         self._is_closed = False
@@ -39,7 +39,7 @@ class Worker:
     def answers(self, samples: Sequence[RewardSample]) -> list[Any]:
         """Return the answers to a batch. Raises RewardError if the function fails, times out or ends its process."""
         if self._is_closed:
-            raise RewardError("its workers have ended")
+            raise RewardError("its worker was closed before the call")
         process = self._process or self._start()
         line = json.dumps([sample.message for sample in samples]) + "\n"
         answers = self._exchange(process, line.encode(), self._timeout)
@@ -83,7 +83,7 @@ class Worker:
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
-        self._exchange(process, b"", IMPORT_SECONDS)
+        self._exchange(process, b"", IMPORT_SECONDS)  # the process answers, without a batch, once it has the function
         return process
 
     def _exchange(self, process: subprocess.Popen[bytes], line: bytes, seconds: float) -> list[Any]:

@@ -32,7 +32,8 @@ from meshwright.runtime.model.hf_checkpoint import recipe
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder, named_global_parameters
 
-_SEED_BITS = 2.0**53
+_NUM_SEEDS = 2.0**53
+"""Number of different seeds of a request: a uniform random float has 53 bits."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -106,9 +107,13 @@ class ExternalReplica(ReplicaEngine):
         of `sampling`. Sequences that wait for a tool give up their slots.
         """
         self._tool_turns = tool_turns
-        calls = ((tool_turns.call_end, Finish.CALL),) if tool_turns else ()
-        self._ends = (*(((stop_strings, Finish.STOP),) if stop_strings else ()), *calls)
+        self._ends: list[tuple[StopStrings, Finish]] = []
         """The strings that end a turn, and why it ends with them, in order of precedence."""
+
+        if stop_strings:
+            self._ends.append((stop_strings, Finish.STOP))
+        if tool_turns:
+            self._ends.append((tool_turns.call_end, Finish.CALL))
         self._engine, self._weights = engine, weights
         self._max_response, self._eos_tokens, self._sampling, self._seed = max_response, eos_tokens, sampling, seed
         self._group: SlotGroup[RequestedSequence] = SlotGroup(0, num_slots)
@@ -153,7 +158,7 @@ class ExternalReplica(ReplicaEngine):
         """Return a snapshot of everything in flight; only valid between two periods."""
         return SequencesInFlight(
             period=self._flight.period,
-            live=((),),
+            live=((),),  # one group of slots, which is empty between two periods
             paused=tuple(self._paused),
             waiting=tuple(self._flight.waiting),
             ended=tuple(self._flight.ended),
@@ -200,7 +205,7 @@ class ExternalReplica(ReplicaEngine):
                 is_greedy=self._sampling.temperature == 0.0,
                 top_k=self._sampling.top_k,
                 top_p=self._sampling.top_p,
-                seed=int(uniform * _SEED_BITS),
+                seed=int(uniform * _NUM_SEEDS),
                 max_tokens=limit - num_sampled,
                 end_tokens=tuple(sorted(self._eos_tokens)),
             ),
@@ -211,21 +216,21 @@ class ExternalReplica(ReplicaEngine):
         if not self._rows:
             return ()
         rows, self._rows = {row.id: row for row in self._rows}, []
-        going, live, ended, turns = [], [], [], self._tool_turns
+        continuing, sampled, ended, turns = [], [], [], self._tool_turns
         for sequence in self._group.live:
             row = rows.get(sequence.id)
             finish = self._append(sequence, row, period.version) if row else None
             if finish is None:
-                going.append(sequence)
+                continuing.append(sequence)
                 if row:
-                    live.append(sequence)
+                    sampled.append(sequence)
             elif finish is Finish.CALL and turns and turns.has_turn_left(sequence):
                 turns.call_without_slot(sequence)
             else:
                 ended.append(self._ended(sequence, finish))
-        self._group.live = going
+        self._group.live = continuing
         if period.stream is not None:
-            period.stream.on_round(live, ended)
+            period.stream.on_round(sampled, ended)
         return ended
 
     def _ended(self, sequence: RequestedSequence, finish: Finish) -> Response:

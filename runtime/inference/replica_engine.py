@@ -19,7 +19,11 @@ from meshwright.runtime.inference.slots import PartialResponse, Prompt, Response
 
 @dataclass(frozen=True, kw_only=True)
 class Period:
-    """A period of generation: the version of the weights, what ends it, and who receives its tokens."""
+    """A period of generation: the version of the weights, what ends it, and who receives its tokens.
+
+    `min_rounds` makes periods steadier where sequences stay in flight: a period whose responses are complete early goes
+    on sampling for later ones (`planner.simulation.pacing`).
+    """
 
     version: int
     delivery: DeliveryRule
@@ -91,6 +95,7 @@ class ReplicaEngine(ABC):
         like pre-empted ones, or have ended already. `sampled_before` is by sample id."""
         for prompt in admitted:
             if prompt.sample_id in sampled_before:
+                # A resumed sample starts in the period that is about to run.
                 resumed = sampled_before[prompt.sample_id].with_prompt(prompt, self._flight.period + 1)
                 if isinstance(resumed, Response):
                     self._flight.ended.append(resumed)

@@ -224,5 +224,7 @@ def _explain(error: ChildFailedError, failures: Path, logs: Path | None, nodes: 
         except OSError as unwritten:  # the disk may be what failed
             where = f"; {path} cannot be written: {unwritten.strerror}"
     sentence = records[rank]["sentence"].splitlines()[0]
-    other_nodes = "; if it lost another rank, see the output of that rank's node" if nodes > 1 else ""
+    other_nodes = (
+        "; if the connection to another rank was lost, see the output of that rank's node" if nodes > 1 else ""
+    )
     return RunFailed(f"rank {rank} failed: {sentence}{other_nodes}{where}.")

@@ -123,8 +123,8 @@ def join(
         path.write_text(traceback.format_exc(), encoding="utf-8")
         lines = str(error).splitlines() or [""]
         raise RunFailed(
-            f"rank {rank} failed: {type(error).__name__}: {lines[0]}; if it lost another rank, see that rank's output; "
-            f"the traceback is in {path}."
+            f"rank {rank} failed: {type(error).__name__}: {lines[0]}; if the connection to another rank was lost, see "
+            f"that rank's output; the traceback is in {path}."
         ) from None
 
 
@@ -135,7 +135,11 @@ def _store() -> Store:
 
 
 def _node_number(store: Store, launched_rank: LaunchedRank, options: NodeOptions) -> int:
-    """Return this node's number in the plan, once the first ranks of all nodes have compared their arrivals."""
+    """Return this node's number in the plan.
+
+    The first rank of each node writes its arrival to the store and reads those of all nodes, from which each computes
+    the same order (`node_order`). The other ranks wait for it.
+    """
     nodes = range(launched_rank.num_nodes)
     if launched_rank.local_rank == 0:
         arrival = Arrival.here(node_rank=options.node_rank, num_ranks=launched_rank.ranks_per_node, work=options.work)

@@ -82,13 +82,14 @@ def profile_job(
     """Measure those of the job's shapes that the table at `output` lacks, within about `minutes`, and write the table.
 
     `time_calls` receives the known timings of reward and tool calls and returns them with those that were missing. Each
-    of the `engines` in processes of their own is timed for about `minutes` more, their start not counted.
+    of the `engines`, which run in processes of their own, is timed for about `minutes` more, not counting its start.
     `kind` is cpu or cuda, by default that of the job's cluster. Raises BadInput if this machine's device is not the
     cluster's, and if `output`, or the partial table that an interrupted call left beside it, has another provenance.
     """
     require_device(facts, kind, torch.cuda.get_device_name() if host.num_cuda_devices() else None)
     num_ranks = _num_ranks(facts)
-    table, partial = resume_table(output, _provenance(facts, num_ranks), fresh=fresh), partial_path(output)
+    table = resume_table(output, _provenance(facts, num_ranks), fresh=fresh)
+    interrupted = partial_path(output)
     if time_calls:
         table = table.with_calls(time_calls(table.calls))
     missing_points, missing_exchanges = _missing(facts, table, num_ranks)
@@ -99,10 +100,10 @@ def profile_job(
         preload="meshwright.runtime.profiling.profiling",
     )
     if missing_points or missing_exchanges:
-        write_table(partial, table)
-        table = on_ranks(_measure_all, facts, table, partial.resolve(), minutes * 60)[0]
+        write_table(interrupted, table)
+        table = on_ranks(_measure_all, facts, table, interrupted.resolve(), minutes * 60)[0]
     write_table(output, table)
-    partial.unlink(missing_ok=True)
+    interrupted.unlink(missing_ok=True)
     for engine in engines:
         if any(missing_of_engine(facts, table, engine.name)):
             table = table.with_timings(on_ranks(measure_engine, facts, table, engine, minutes * 60)[0])
@@ -135,14 +136,14 @@ def require_device(facts: Facts, kind: str | None, cuda_name: str | None) -> Non
             f"this machine has no CUDA device and the job's cluster has {device.name!r}; profile on such a machine, "
             "plan without a table, or see `meshwright profile --from aiconfigurator`."
         )
-    if device.name in device_names() and not _is_model(device.name, cuda_name):
+    if device.name in device_names() and not _is_same_gpu(device.name, cuda_name):
         raise BadInput(
             f"this machine has {cuda_name!r} and the job's cluster has {device.name!r}; profile on such a machine, or "
             "name the device of this one in the job."
         )
 
 
-def _is_model(name: str, cuda_name: str) -> bool:
+def _is_same_gpu(name: str, cuda_name: str) -> bool:
     """Return True if the driver's name of a device has the model number in `name`, such as h200 in NVIDIA H200."""
     number = next(part for part in name.split("-") if any(character.isdigit() for character in part))
     return number in cuda_name.lower().replace("-", " ").split()
@@ -197,7 +198,7 @@ def _measure_all(facts: Facts, table: Table, path: Path, seconds: float) -> Tabl
         max_positions=max_tokens,
         kernels=_kernels(facts),
     )
-    partial = PartialTable(table, path if dist.get_rank() == 0 else None, clock=time.monotonic)
+    growing_table = PartialTable(table, path if dist.get_rank() == 0 else None, clock=time.monotonic)
     end = time.monotonic() + seconds
     measurements: dict[Point, list[Measurement]] = defaultdict(list)
     collectives: dict[Exchange, list[Collective]] = defaultdict(list)
@@ -211,7 +212,7 @@ def _measure_all(facts: Facts, table: Table, path: Path, seconds: float) -> Tabl
                 measurements[point].append(
                     bench.measure_point(point, repeats=_REPEATS, budget_seconds=budget, min_seconds=_MIN_SECONDS)
                 )
-                partial.add(merge_measurements(measurements[point]))
+                growing_table.add(merge_measurements(measurements[point]))
                 advance()
             for exchange in missing_exchanges:
                 if is_over(end):
@@ -219,9 +220,10 @@ def _measure_all(facts: Facts, table: Table, path: Path, seconds: float) -> Tabl
                 collectives[exchange] += measure_exchange(
                     exchange, device_instruments.timer, repeats=_COLLECTIVE_REPEATS
                 )
-                partial.add(*[merge_measurements(sweeps) for sweeps in [collectives[exchange]] if sweeps])
+                if collectives[exchange]:
+                    growing_table.add(merge_measurements(collectives[exchange]))
                 advance()
-    return partial.table()
+    return growing_table.table()
 
 
 @contextmanager

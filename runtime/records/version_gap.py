@@ -20,28 +20,28 @@ KL_TO_TEACHERS = "kl_to_teachers_per_token"
 class Gap:
     """Sums over tokens of the gap between log-probabilities of generator and trainer with the same weights."""
 
-    total: float = 0.0
+    abs_difference_sum: float = 0.0
     largest: float = 0.0
     num_tokens: int = 0
-    multiplied: float = 0.0
+    ratio_sum: float = 0.0
     """Sum of exp|log p - log q|, p the generator and q the trainer."""
-    divergence: float = 0.0
+    kl_sum: float = 0.0
     """Sum of q/p - log(q/p) - 1, the k3 estimate of KL(p || q) on tokens sampled from p."""
 
     def __add__(self, other: Gap) -> Gap:
         return Gap(
-            total=self.total + other.total,
+            abs_difference_sum=self.abs_difference_sum + other.abs_difference_sum,
             largest=max(self.largest, other.largest),
             num_tokens=self.num_tokens + other.num_tokens,
-            multiplied=self.multiplied + other.multiplied,
-            divergence=self.divergence + other.divergence,
+            ratio_sum=self.ratio_sum + other.ratio_sum,
+            kl_sum=self.kl_sum + other.kl_sum,
         )
 
     def metrics(self, name: str) -> dict[str, float]:
         """Return the mean and the largest absolute difference under `name`; empty if no token was compared."""
         if not self.num_tokens:
             return {}
-        return {name: self.total / self.num_tokens, f"max_{name}": self.largest}
+        return {name: self.abs_difference_sum / self.num_tokens, f"max_{name}": self.largest}
 
     def mismatch(self) -> dict[str, float]:
         """Return `PROB_ERROR` and `KL_ERROR`, each a mean over tokens; empty if no token was compared.
@@ -51,4 +51,4 @@ class Gap:
         """
         if not self.num_tokens:
             return {}
-        return {PROB_ERROR: self.multiplied / self.num_tokens, KL_ERROR: self.divergence / self.num_tokens}
+        return {PROB_ERROR: self.ratio_sum / self.num_tokens, KL_ERROR: self.kl_sum / self.num_tokens}

@@ -140,6 +140,7 @@ class PromptEncoder:
         prefix, content, suffix = ids[:first], ids[first:last], ids[last:]
         if not content:
             return ()
+        # A text may spell out the special tokens itself, as one laid out by a chat template does; they come once.
         prefix = () if prefix and content[:first] == prefix else prefix
         suffix = () if suffix and content[-len(suffix) :] == suffix else suffix
         return prefix + content + suffix
@@ -157,10 +158,10 @@ class PromptEncoder:
         if messages[-1]["role"] == "assistant":
             raise BadInput(f"{place} ends with a message of the assistant, which is to answer; take that message out.")
         fields = [_without_nothing(message) for message in messages]
-        template = self._template
+        tokenizer = self._chat_tokenizer
         try:
             text = self._limited.call(
-                lambda: template.apply_chat_template(fields, tokenize=False, add_generation_prompt=True)
+                lambda: tokenizer.apply_chat_template(fields, tokenize=False, add_generation_prompt=True)
             )
         except TimeoutError:
             raise BadInput(
@@ -173,7 +174,7 @@ class PromptEncoder:
         return tuple(encode_text(self._tokenizer, text, place, special=False).ids)
 
     @cached_property
-    def _template(self) -> Any:
+    def _chat_tokenizer(self) -> Any:
         """The tokenizer that applies the chat template; templates run in the sandbox of transformers."""
         tokenizer = load_with_settings(self._directory, "for its chat template")
         if not tokenizer.chat_template:
@@ -199,7 +200,9 @@ def encode_text(tokenizer: Tokenizer, text: str, place: str, *, special: bool) -
         # derive from Exception and cannot be imported.
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             reason = str(error).strip().rstrip(".")
-            raise BadInput(f"{place} cannot be encoded: the tokenizer says {reason}; give it another one.") from None
+            raise BadInput(
+                f"{place} cannot be encoded: the tokenizer says {reason}; change the text, or use another tokenizer."
+            ) from None
         raise
 
 

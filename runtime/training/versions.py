@@ -150,11 +150,11 @@ def _gap(batch: StepExperience, rows: Sequence[int], version: int, *, started_ea
     if not len(compared):
         return Gap()
     return Gap(
-        total=float(compared.abs().sum()),
+        abs_difference_sum=float(compared.abs().sum()),
         largest=float(compared.abs().max()),
         num_tokens=len(compared),
-        multiplied=float(compared.abs().exp().sum()),
-        divergence=float((torch.expm1(-compared) + compared).sum()),
+        ratio_sum=float(compared.abs().exp().sum()),
+        kl_sum=float((torch.expm1(-compared) + compared).sum()),
     )
 
 

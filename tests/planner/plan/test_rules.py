@@ -175,7 +175,10 @@ def test_a_gpu_that_multiplies_8_bit_floats_has_no_narrow_parts_of_linears() -> 
     for layout, legal in (("tp4", True), ("tp8", False)):
         sentences = layout_rules(facts, facts.graph.by_name["actor_generate"], Layout.parse(layout))
         assert (sentences == ()) is legal
-        assert legal or "a side of 24, and 8-bit floats are multiplied in multiples of 16" in sentences[0]
+        assert (
+            legal
+            or "a side of 24, and a GPU multiplies 8-bit floats only where sides are multiples of 16" in sentences[0]
+        )
         assert layout_rules(facts, facts.graph.by_name["actor_logprob"], Layout.parse(layout)) == ()
 
 

@@ -86,4 +86,4 @@ def test_a_plan_says_all_that_its_stages_do_and_cuts_nothing_off(capsys: pytest.
         "2 rows, selective recomputation, optimizer offloaded",
     ):
         assert told in schedules
-    assert any("ahead: steps before training" in line for line in lines)
+    assert any("ahead counts steps before training" in line for line in lines)

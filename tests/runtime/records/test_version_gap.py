@@ -15,11 +15,11 @@ def gap(apart: list[int]) -> Gap:
     """Of tokens that lie so far apart, in units that add without rounding."""
     total = float(sum(apart))
     return Gap(
-        total=total,
+        abs_difference_sum=total,
         largest=float(max(apart, default=0)),
         num_tokens=len(apart),
-        multiplied=total + len(apart),
-        divergence=2 * total,
+        ratio_sum=total + len(apart),
+        kl_sum=2 * total,
     )
 
 

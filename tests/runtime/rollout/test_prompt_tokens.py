@@ -82,7 +82,7 @@ def test_what_is_no_prompt_is_told_in_a_sentence(directory: Path, prompt: Any, s
 
 def test_a_text_that_the_tokenizer_has_no_words_for_is_told(tmp_path: Path) -> None:
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"w0": 0}, unk_token="<unk>"))
-    said = "here cannot be encoded: the tokenizer says .*UNK.*; give it another one"
+    said = "here cannot be encoded: the tokenizer says .*UNK.*; change the text, or use another tokenizer"
     with pytest.raises(BadInput, match=said):
         PromptEncoder(words, tmp_path, chat=False).encode("w1", "here")
 
@@ -159,7 +159,7 @@ def test_a_template_that_fails_or_does_not_end_gets_a_sentence(
     (directory / "chat_template.jinja").write_text(template)
     monkeypatch.setattr(prompt_encoding, "_TEMPLATE_SECONDS", 0.5 if "0.5" in said else 60.0)
     found = encoder(directory)
-    assert found._template is not None  # loaded before the clock starts
+    assert found._chat_tokenizer is not None  # loaded before the clock starts
     with pytest.raises(BadInput, match=said):
         found.encode([{"role": "user", "content": "w1"}], "here")
 
