@@ -39,9 +39,12 @@ class _Popularity(NamedTuple, Generic[N]):
 
 
 class Routing(Document):
-    """The popularity of experts. By itself it is a power law: the number x of tokens per expert has a density
-    proportional to x^-exponent, between 1 and `reach` times the number of all tokens. A loss that balances experts
-    leaves `balanced_variance` of it, and forced balance leaves chance alone."""
+    """The popularity of experts.
+
+    By itself it is a power law: the number x of tokens per expert has a density proportional to x^-exponent, between 1
+    and `reach` times the number of all tokens. With a loss that balances experts, its relative variance is at most
+    `balanced_variance`. With forced balance it is 0, and loads differ by chance alone.
+    """
 
     exponent: float = Field(gt=1, lt=2)
     reach: float = Field(gt=0, le=1)
@@ -101,15 +104,16 @@ class Routing(Document):
         spreads = self.reach * num_tokens > 1
         upper, power = where(spreads, self.reach * num_tokens, 2.0 + 0 * num_tokens), 1 - self.exponent
         upper_power: N = upper**power
-        share, mean, square = (
+        # Moments 0, 1 and 2 of x^-exponent from 1 to `upper`, whose density is not normalised.
+        moment_0, moment_1, moment_2 = (
             (upper_power - 1) / power,
             (upper_power * upper - 1) / (power + 1),
             (upper_power * upper * upper - 1) / (power + 2),
         )
-        variance = where(spreads, maximum(square * share / (mean * mean) - 1, 0.0), 0 * num_tokens)
+        variance = where(spreads, maximum(moment_2 * moment_0 / (moment_1 * moment_1) - 1, 0.0), 0 * num_tokens)
         if balance:
             return _Popularity(0 * num_tokens, minimum(variance, self.balanced_variance))
-        return _Popularity(where(spreads, share / mean, 0 * num_tokens), variance)
+        return _Popularity(where(spreads, moment_0 / moment_1, 0 * num_tokens), variance)
 
 
 @cache
@@ -234,6 +238,7 @@ class LatentAttention:
 
         Down-projections from the hidden state are replicated on each rank and fused into one.
         """
+        # An indexer reads the low-rank queries, so that models that have one also have a `query_rank`.
         indexing = self.indexer.linears(hidden_size, self.query_rank) if self.indexer else ()
         queries, expanded = num_heads * (self.nope_dim + self.rope_dim), num_heads * (self.nope_dim + self.value_dim)
         output = (num_heads * self.value_dim, hidden_size)
@@ -244,6 +249,7 @@ class LatentAttention:
 
     @property
     def norm_params(self) -> int:
+        # The indexer normalises its key by a LayerNorm, which has a weight and a bias.
         indexing = 2 * self.indexer.head_dim if self.indexer else 0
         return self.query_rank + self.kv_rank + indexing
 
@@ -340,8 +346,9 @@ def _groups_from_config(config: Mapping[str, Any], num_experts: int, group_score
     is_small = num_groups > 1 and num_experts < group_scorers * num_groups
     if num_experts % num_groups or is_small or per_token > num_groups:
         raise BadInput(
-            f"model {name}: {num_experts} experts in n_group={num_groups} groups of which a token has topk_group="
-            f"{per_token}; groups must be equal, of {group_scorers} or more experts, and at least topk_group."
+            f"model {name}: its {num_experts} experts form n_group={num_groups} groups, of which a token uses "
+            f"topk_group={per_token}; groups must be equal, of {group_scorers} or more experts, and as many as topk_group "
+            "or more."
         )
     if selected * num_groups > num_experts * per_token:
         raise BadInput(
@@ -352,7 +359,7 @@ def _groups_from_config(config: Mapping[str, Any], num_experts: int, group_score
 
 
 def _shared_ffn_size(config: Mapping[str, Any], family: str, ffn_size: int, name: str) -> int:
-    """Total width of the shared experts, which Llama 4 has once and as wide as another one."""
+    """Total width of the shared experts; Llama 4 has no key for it, and one shared expert as wide as a routed one."""
     if family == "Llama4":
         return ffn_size
     return (

@@ -7,6 +7,7 @@ by a new search.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -83,7 +84,7 @@ class ChangedPlans:
         """`model` is the cost model of the plan's own facts."""
         self._plan, self._model = plan, model
         self.picks, self._order = _picks(plan), _order(plan)
-        self._edges = stage_transfers(plan.facts, model)
+        self._transfers = stage_transfers(plan.facts, model)
 
     def with_pick(self, stage: str, pick: Pick) -> Plan:
         """The plan with another choice of this stage, timed."""
@@ -91,7 +92,7 @@ class ChangedPlans:
         return assemble(
             plan.facts,
             self._model,
-            transfers=self._edges,
+            transfers=self._transfers,
             picks={**self.picks, stage: pick},
             order=self._order,
             origin=Origin(digests=plan.digests, pins=plan.pins, solver=plan.solver),
@@ -126,9 +127,9 @@ class FreeMemory:
 
     def __init__(self, plan: Plan, stage: str, ranks: Ranks) -> None:
         role, inside = plan.stage(stage).role, ranks.ranks
-        edges = {edge for pool in plan.pools for edge in (pool.ranks.start, pool.ranks.stop) if edge in inside}
+        boundaries = {rank for pool in plan.pools for rank in (pool.ranks.start, pool.ranks.stop) if rank in inside}
         self._free_and_transient = []
-        for rank in sorted({inside.start, *edges}):
+        for rank in sorted({inside.start, *boundaries}):  # between boundaries of pools, all ranks hold the same
             others = [p for p in plan.placements if p.stage != stage and rank in plan.pool(p.pool).ranks]
             kept_bytes = sum(
                 resident_bytes(plan, p) if plan.stage(p.stage).role != role else private_bytes(p) for p in others
@@ -195,6 +196,7 @@ def _memory_limited_stage(plan: Plan, model: CostModel, stage: str) -> MemoryLim
     ranks = Ranks(pool.first_rank, pool.num_ranks)
     pins = [pin for pin in parse_pins(plan.pins, plan.graph) if pin.stage == stage and pin.key != "pool"]
     stage_pins = (*pins, Pin(stage, "pool", ranks))
+    # Not limited to choices that fit in memory.
     candidates = frontier(plan.facts, model, plan.stage(stage), stage_pins, is_limited=False).candidates_on(ranks)
     free = FreeMemory(plan, stage, ranks)
     excluded = [
@@ -250,11 +252,16 @@ def runners_up(
             other = best_plan(plan.facts, model, pins=(*pins, forbidden), limits=limits)
             results.append(_runner_up(plan, other, placement.stage))
         if progress:
-            progress()
+            progress()  # a stage whose layout is pinned counts, too, so that there is one call for each
     if plan.staleness:
         synchronous = plan.facts.model_copy(update={"staleness": 0})
         results.append(_runner_up(plan, best_plan(synchronous, model, pins=pins, limits=limits), None))
-    return tuple(sorted(results, key=lambda one: -(one.delta_seconds or float("inf"))))
+    return tuple(sorted(results, key=_largest_gain_first))
+
+
+def _largest_gain_first(runner_up: RunnerUp) -> float:
+    """Return a sort key: without the choice there may be no plan at all, which is the largest gain."""
+    return -math.inf if runner_up.delta_seconds is None else -runner_up.delta_seconds
 
 
 def _runner_up(plan: Plan, other: object, stage: str | None) -> RunnerUp:

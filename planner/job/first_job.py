@@ -25,7 +25,7 @@ _MODELS = {
   ref: {{path: {path}}}
   reward: {{path: {scalar_path}}}{scalar_note}
 """,
-    "groups": """\
+    "group": """\
   actor: {{path: {path}}}
   ref: {{path: {path}}}  # for the KL penalty; leave it out with a kl_coefficient of 0
 """,
@@ -42,9 +42,12 @@ rewards:  # functions and judges that score responses; or a reward model, as mod
 
 @dataclass(frozen=True, kw_only=True)
 class FirstJob:
-    """The inputs of a first job. `model` is a Hugging Face directory or a config.json, used for all roles; `batch_size`
-    counts prompts; `prompt` and `response` are maximum lengths in tokens; `network` is by default the device's usual
-    one."""
+    """The inputs of a first job.
+
+    `model` is a Hugging Face directory or a config.json, used for all roles. `batch_size` counts prompts, whereas that
+    of a job counts responses. `prompt` and `response` are maximum lengths in tokens. `network` is by default the
+    device's usual one.
+    """
 
     algorithm: Algorithm = "ppo"
     model: Path
@@ -77,7 +80,7 @@ class FirstJob:
         fabric = f"\n  network: {json.dumps(network)}  # between nodes; `meshwright devices` lists them"
         device = self.device if self.device == "local" else device_name(self.device)
         algorithm_line = "" if self.algorithm == "ppo" else f"algorithm: {self.algorithm}\n"
-        rewards = _REWARDS if self._template == "groups" else ""
+        rewards = _REWARDS if self._template == "group" else ""
         return f"""\
 # An RLHF job under {self.algorithm}. `meshwright fit` says how many devices it needs, `meshwright plan` finds its
 # fastest plan, and `meshwright schema job` has every key.
@@ -100,15 +103,15 @@ staleness: 0  # largest number of updates between sampling a token and training 
 """
 
     @property
-    def _template(self) -> Literal["ppo", "groups", "distill"]:
+    def _template(self) -> Literal["ppo", "group", "distill"]:
         match self.algorithm:
             case "ppo" | "distill" as name:
                 return name
             case _:
-                return "groups"
+                return "group"
 
     def _batch(self) -> str:
-        if self._template != "groups":
+        if self._template != "group":
             return f"  batch_size: {self.batch_size}  # prompts in a step, with one response each\n"
         return (
             f"  batch_size: {self.batch_size * _GROUP_SIZE}  # responses in a step\n"

@@ -5,11 +5,11 @@ they hold has to fit there, and what all stages hold has to fit the cluster.
 
 Time: every stage takes at least its least ranks for its least seconds, and stages whose pools intersect run one by one.
 Among all schedules on a number of ranks, some shortest one results from taking the stages in some order, each as early
-as possible (Kolisch, EJOR 90, 1996, theorem 1). Between two stages the cluster has time for all the ranks x seconds
-that must lie there.
+as possible (Kolisch, EJOR 90, 1996, theorem 1). The time between two stages is at least the rank-seconds of all stages
+that must run between them, divided by the number of ranks.
 
-A transfer to the period k later arrives before its reader starts, and the reader starts while the chain after it still
-fits into that period: (k + 1) periods are no shorter than the chain up to the arrival plus the chain after the reader.
+If data that are produced in period p are read in period p + k, then k + 1 periods take at least the time until the data
+arrive, from the start of period p, plus the longest chain of stages from their reader on, which ends within p + k.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Case:
 
     def split_by_amount(self, stage: str, amount: str, most: float) -> tuple[Case, Case]:
         """Split the case by a stage's amount: the plans with at most `most`, and the others."""
-        choices, indices = self.space.choices[stage], self.remaining[stage].numbers
+        choices, indices = self.space.choices[stage], self.remaining[stage].indices
         is_within = choices.amounts[AMOUNTS.index(amount), indices] <= most
         halves = choices.subset(indices[is_within]), choices.subset(indices[~is_within])
         return replace(self, remaining={**self.remaining, stage: halves[0]}), replace(
@@ -187,8 +187,10 @@ class _Period:
                 position = graph.position[reader]
                 self.ready[position] = max(self.ready[position], _refit_seconds(case, target))
         space = case.space
+        # Readers of rewards on hosts (`is_late`) wait until `arrival` seconds after the start of the generation.
         self.arrival = [space.arrival_seconds if name == GENERATE else 0.0 for name in graph.names]
         self.is_late = [name in space.late for name in graph.names]
+        # Transfers to later periods: (producer, consumer, number of periods, lag in seconds).
         self.carried = [
             (graph.position[producer], graph.position[consumer], num_periods, lag)
             for (producer, consumer), (num_periods, lag) in space.carried.items()
@@ -290,6 +292,7 @@ class _Period:
         )
         ready = max([self.ready[position], *arrivals])
         running = [(interval, other) for other, interval in enumerate(times_of) if interval and interval[1] > ready]
+        # Ranks become free only when a stage ends, so that the earliest start is `ready` or one of these ends.
         for start in sorted({ready, *(interval[1] for interval, _ in running)}):
             end = start + self.seconds[position]
             overlapping = [
@@ -297,6 +300,7 @@ class _Period:
             ]
             if any(self.meets[position][other] for _, other in overlapping):
                 continue
+            # The number of ranks in use rises only when a stage starts, so it is enough to count at these instants.
             instants = [start, *(interval[0] for interval, _ in overlapping if interval[0] > start)]
             used = (
                 sum(self.ranks[o] for interval, o in overlapping if interval[0] <= instant < interval[1])

@@ -153,7 +153,7 @@ def _splits(case: Case) -> Iterator[tuple[float, Split]]:
     added seconds of a half are the larger of the work spread over all ranks and the stage's own seconds.
     """
     for name in case.names:
-        amounts = case.space.choices[name].amounts[:, case.remaining[name].numbers]
+        amounts = case.space.choices[name].amounts[:, case.remaining[name].indices]
         seconds, work = amounts[AMOUNTS.index("seconds")], amounts[AMOUNTS.index("work")] / case.num_ranks
         fastest = int(np.argmin(seconds + work))
         for amount in _SPLIT_AMOUNTS:

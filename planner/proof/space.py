@@ -146,7 +146,7 @@ transient bytes; ranks x seconds and ranks x tail seconds; and the three kinds o
 class ChoiceSubset:
     """A subset of the choices of a stage: their indices, the least of each amount, and the indices of their sites."""
 
-    numbers: NDArray[np.int64]
+    indices: NDArray[np.int64]
     least: Mapping[str, float]
     sites: frozenset[int]
 
@@ -158,10 +158,10 @@ class Choices:
     amounts: NDArray[np.float64]
     site: NDArray[np.int64]
 
-    def subset(self, numbers: NDArray[np.int64]) -> ChoiceSubset:
+    def subset(self, indices: NDArray[np.int64]) -> ChoiceSubset:
         """Return the subset of the choices with these indices."""
-        least = self.amounts[:, numbers].min(axis=1).tolist() if len(numbers) else ()
-        return ChoiceSubset(numbers, dict(zip(AMOUNTS, least, strict=False)), frozenset(self.site[numbers].tolist()))
+        least = self.amounts[:, indices].min(axis=1).tolist() if len(indices) else ()
+        return ChoiceSubset(indices, dict(zip(AMOUNTS, least, strict=False)), frozenset(self.site[indices].tolist()))
 
     @property
     def least(self) -> TimeLowerBounds:

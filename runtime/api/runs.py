@@ -90,7 +90,7 @@ def rehearse(
     from meshwright.runtime.execution.rehearse import rehearse as rehearsal
 
     durations = _durations(plan, table, seed=seed, sampled=sampled)
-    result = rehearsal(plan, durations, steps=steps, time_scale=speed, seed=seed, ranks_per_process=ranks_per_process)
+    result = rehearsal(plan, durations, steps=steps, speed=speed, seed=seed, ranks_per_process=ranks_per_process)
     if out is not None:
         write_plan(Path(out) / "plan.json", plan)
         write_spans(Path(out) / "trace.jsonl", result.spans)

@@ -53,8 +53,8 @@ def _device_table() -> Table:
         )
         table.add_row(name, *(f"{number:,.0f}" for number in numbers))
     table.caption = (
-        "links: one direction of one device; local is this machine; names in any case, and as nvidia-smi prints them; "
-        "--json has nicknames and sources"
+        "Links are those of one device in one direction. The device local is this machine. Names may have any case, or "
+        "be those that nvidia-smi prints. --json has nicknames and sources."
     )
     return table
 
@@ -73,7 +73,7 @@ def _usual_networks() -> Iterator[str]:
     for name in network_names():
         devices = [device for device in device_names() if usual_network(device) == name]
         if devices:
-            yield f"{name}: of a job that names no network, on {', '.join(devices)}"
+            yield f"{name} is the network of jobs that name none, on {', '.join(devices)}"
 
 
 def _table(title: str, headings: tuple[str, ...]) -> Table:

@@ -100,7 +100,7 @@ def print_rehearsal(rehearsal: Rehearsal, trace: Path | None) -> None:
         f"for {rehearsal.message_bytes / _MIB:.1f} MiB of experience, scheduling and other work of this machine\n"
         f"processors: {rehearsal.processor_seconds:.2f} s a step, {rehearsal.processor_share:.0%} of the "
         f"{rehearsal.num_processors} of this machine\n"
-        f"executor: {rehearsal.overhead_seconds * 1e3:.3f} ms per instruction (median)"
+        f"executor: {rehearsal.overhead_wall_seconds * 1e3:.3f} ms per instruction (median)"
     )
     if trace:
         console.print(f"REHEARSAL timeline in {trace}; open it in Perfetto")

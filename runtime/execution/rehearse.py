@@ -1,10 +1,10 @@
 """A rehearsal runs the real launcher, processes, messages and executor, with devices that wait instead of computing.
 
 It shows without any accelerator that a plan's program terminates on real processes, and what scheduling and messages
-cost. Reported times are divided by the speed of the rehearsal, so that they compare with the plan's. Waits take no
-processor time; messages and the executor do, so the default speed leaves the processors idle most of the time. The two
-rates below were measured on two cores of an AMD EPYC with rehearsals of the example jobs 7b-16xa100 (2.5 s for 842 MiB)
-and long-tail-64 (5.8 s for 2244 MiB), 2026-11-21.
+cost. Waits are multiplied by the speed of the rehearsal (`--speed`) and reported times are divided by it, so that they
+compare with the plan's. Waits take no processor time; messages and the executor do, so the default speed leaves the
+processors idle most of the time. The two rates below were measured on two cores of an AMD EPYC with rehearsals of the
+example jobs 7b-16xa100 (2.5 s for 842 MiB) and long-tail-64 (5.8 s for 2244 MiB), 2026-11-21.
 """
 
 from __future__ import annotations
@@ -111,23 +111,27 @@ def rehearse(
     durations: Durations,
     *,
     steps: int = 3,
-    time_scale: float | None = None,
+    speed: float | None = None,
     seed: int = 0,
     ranks_per_process: int | None = None,
 ) -> Rehearsal:
     """Rehearse `steps` steps of a valid plan on this machine, after one warm-up step.
 
-    `seed` seeds the sampled lengths. A wait takes `speed` times its planned seconds, by default `default_speed`. Raises
-    BadInput for a program that is not sound, or that is too large for one machine, and RunFailed when a rank fails.
+    `seed` seeds the sampled lengths. `speed` is a time scale: a wait takes `speed` times its planned seconds, by
+    default `default_speed`.
+
+    Raises BadInput for a program that is not sound, or that is too large for one machine, and RunFailed when a rank
+    fails.
     """
     program = lower(plan)
     require_sound(program, plan.graph)
     num_ranks = plan.facts.cluster.num_ranks
-    size = min(num_ranks, ranks_per_process or -(-num_ranks // DEFAULT_PROCESSES))
-    _require_within_limits(num_ranks, -(-num_ranks // size))
-    time_scale = default_speed(plan) if time_scale is None else time_scale
-    if time_scale <= 0:
-        raise BadInput(f"--speed {time_scale} is not above 0; 0.1 rehearses in a tenth of the time.")
+    ranks_per_process = min(num_ranks, ranks_per_process or -(-num_ranks // DEFAULT_PROCESSES))
+    num_processes = -(-num_ranks // ranks_per_process)
+    _require_within_limits(num_ranks, num_processes)
+    speed = default_speed(plan) if speed is None else speed
+    if speed <= 0:
+        raise BadInput(f"--speed {speed} is not above 0; 0.1 rehearses in a tenth of the time.")
     request = RehearsalRequest(
         plan=plan,
         durations=Precomputed(
@@ -135,15 +139,14 @@ def rehearse(
         ),
         steps=steps,
         seed=seed,
-        speed=time_scale,
-        ranks_per_process=size,
+        speed=speed,
+        ranks_per_process=ranks_per_process,
         began=steady_now(),
     )
-    num_processes = -(-num_ranks // size)
     rehearsals_by_process = launch(
         run_process,
         request,
-        num_ranks=num_processes,
+        num_ranks=num_processes,  # the launcher starts one process for each of its ranks
         setup=MESSAGES_ONLY,
         preload="meshwright.runtime.execution.rehearse",
     )
@@ -179,7 +182,7 @@ def _report(request: RehearsalRequest, rehearsals: Sequence[RankRehearsal], num_
         ranks_per_process=request.ranks_per_process,
         steps=rehearsed,
         simulated=simulated,
-        overhead_seconds=statistics.median(_seconds_between_instructions(rehearsals)),
+        overhead_wall_seconds=statistics.median(_seconds_between_instructions(rehearsals)),
         num_instructions=len(measured),
         message_bytes=sum(span.facts["num_bytes"] for span in measured if span.kind == "send") / request.steps,
         processor_seconds=_processor_seconds(rehearsals, request.ranks_per_process) / request.steps,
@@ -200,9 +203,11 @@ def _seconds_between_instructions(rehearsals: Iterable[RankRehearsal]) -> list[f
     ]
 
 
-def _processor_seconds(rehearsals: Iterable[RankRehearsal], size: int) -> float:
+def _processor_seconds(rehearsals: Iterable[RankRehearsal], ranks_per_process: int) -> float:
     """Return the processor seconds of all processes over the measured periods, read from the first rank of each."""
-    return sum(one.processor_seconds[-1] - one.processor_seconds[0] for one in rehearsals if one.rank % size == 0)
+    return sum(
+        one.processor_seconds[-1] - one.processor_seconds[0] for one in rehearsals if one.rank % ranks_per_process == 0
+    )
 
 
 def _scaled(span: Span, began: float, speed: float) -> Span:
@@ -224,12 +229,12 @@ def run_process(request: RehearsalRequest) -> list[RankRehearsal]:
 
     Raises the first error of any rank; the other threads then end with the process.
     """
-    size, num_ranks = request.ranks_per_process, request.plan.facts.cluster.num_ranks
-    first = dist.get_rank() * size
-    ranks = range(first, min(first + size, num_ranks))
-    program, process = lower(request.plan), ProcessRanks(size)
+    ranks_per_process, num_ranks = request.ranks_per_process, request.plan.facts.cluster.num_ranks
+    first = dist.get_rank() * ranks_per_process
+    ranks = range(first, min(first + ranks_per_process, num_ranks))
+    program, process = lower(request.plan), ProcessRanks(ranks_per_process)
     all_ranks = tuple(range(num_ranks))
-    barriers = Barriers((all_ranks, *_rank_sets(program)), size)
+    barriers = Barriers((all_ranks, *_rank_sets(program)), ranks_per_process)
     group = dist.new_group(backend="gloo", timeout=collective_timeout())
     assert group is not None
     done: queue.SimpleQueue[RankRehearsal | BaseException] = queue.SimpleQueue()

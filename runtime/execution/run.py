@@ -37,7 +37,10 @@ from meshwright.runtime.rollout.prompts import PromptData
 
 
 def sample_responses(batch: StepExperience, data: PromptData) -> tuple[KeptResponse, ...]:
-    """Return the first responses of a batch that this rank holds in full; with groups they answer one prompt."""
+    """Return the first responses of a batch, of those whose fields this rank has all received.
+
+    With groups they answer one prompt.
+    """
     return tuple(_sample(batch, data, row) for row in batch.rows[:SAMPLES_PER_STEP])
 
 
@@ -80,7 +83,7 @@ class RankRun:
         self.start_seconds = progress.start_seconds
         self._keeps_samples = progress.keeps_samples
         self._groups = connections.groups
-        self._control = connections.control
+        self._control_group = connections.control
         self._saver = connections.saver
         self._reports = connections.reports
         self._controllers = connections.controllers
@@ -118,7 +121,7 @@ class RankRun:
         self._ended = time.perf_counter()
         self._reports.send(replace(outcome, overhead=overhead))
         with self._watch.waiting("the reports of a period", period):
-            outcomes = self._reports.take(behind=self._program.max_steps_ahead)
+            outcomes = self._reports.take(leave=self._program.max_steps_ahead)
         if outcomes:
             self._record(outcomes)
         self._reach_consensus(period)
@@ -173,7 +176,7 @@ class RankRun:
             if continues:
                 self._next_plan.write(done)
         with self._watch.collective("the end of the run", done):
-            dist.barrier(group=self._control)
+            dist.barrier(group=self._control_group)
         self._watch.close()
         if self._tools:
             self._tools.close()  # otherwise the process would wait for every queued call
@@ -195,6 +198,7 @@ class RankRun:
             num_steps=self.steps.stop,
             experience=experience,
             generation=self._stages.snapshot(),
+            # Batches of later steps to which a change of the plan has assigned other prompts.
             reassigned={step: samples for step, samples in self.data.reassigned.items() if step >= done},
         )
         with self._watch.collective("the checkpoint", done), self._host_memory.trainers_reloaded():
@@ -212,7 +216,7 @@ class RankRun:
         plan, target = self._request.plan, self._request.out / "models" / f"step-{done:06d}"
         if dist.get_rank() == 0:
             shutil.rmtree(target, ignore_errors=True)  # an export of the same step, from before the run was resumed
-        dist.barrier(group=self._control)
+        dist.barrier(group=self._control_group)
         copies = ((role, self.copies[stage]) for role, stage in plan.graph.train_stage.items())
         trained = (
             TrainedModel(role=role, spec=plan.facts.models.spec(role), mesh=copy.mesh, model=copy.model)
@@ -230,7 +234,7 @@ class RankRun:
             self._consensus.flush()
             self._reports.flush()
             self._executor.flush()
-            dist.barrier(group=self._control)
+            dist.barrier(group=self._control_group)
 
     def close(self) -> RunSummary | None:
         """Close process groups, rewards and tools; return the summary of the run on rank 0, None elsewhere."""
@@ -254,7 +258,7 @@ class RankRun:
 
     def _record(self, outcomes: Sequence[PeriodResult]) -> None:
         line = self.recorder.record_period(outcomes)
-        if line and self._controllers.decides:
+        if line and self._controllers.has_active_controllers:
             self._controllers.send_observation(observation(line))
 
     def is_evaluated(self, step: int) -> bool:
@@ -294,7 +298,7 @@ class RankRun:
     def _gather(self, mine: T) -> list[T]:
         """Return the objects of all ranks on rank 0, an empty list elsewhere."""
         gathered: list[T | None] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-        dist.gather_object(mine, gathered, group=self._control)
+        dist.gather_object(mine, gathered, group=self._control_group)
         return [item for item in gathered or [] if item is not None]
 
 

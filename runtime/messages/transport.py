@@ -215,12 +215,12 @@ class Reports:
         else:
             self._transport.send(pack(outcome), 0, 0)
 
-    def take(self, *, behind: int = 0) -> tuple[PeriodResult, ...]:
-        """All ranks' outcomes of the oldest period not yet taken, on rank 0; empty unless more than `behind` are left.
+    def take(self, *, leave: int = 0) -> tuple[PeriodResult, ...]:
+        """All ranks' outcomes of the oldest period not yet taken, on rank 0; empty unless more than `leave` are left.
 
         Waits for the other ranks' outcomes of that period.
         """
-        if len(self._local) <= behind:
+        if len(self._local) <= leave:
             return ()
         others = (unpack(self._transport.receive(rank, 0)) for rank in range(1, self._num_ranks))
         return (self._local.popleft(), *others)

@@ -60,10 +60,10 @@ class BatchReplay:
 class Rehearsal:
     """The results of a rehearsal.
 
-    `steps` and `spans` are in seconds of the plan: wall time divided by `speed`; with
-    a `speed` of 0.1 the rehearsal takes a tenth of the planned time.
+    `steps` and `spans` are in seconds of the plan, which are wall time divided by `speed`. It is a time scale: with 0.1
+    the rehearsal takes a tenth of the planned time.
 
-    `overhead_seconds` is the wall time that the executor itself takes per instruction (median over ranks and steps).
+    `overhead_wall_seconds` is the time that the executor itself takes per instruction (median over ranks and steps).
     `processor_seconds` are those of all processes per step; they take at least `processor_seconds / num_processors` of
     wall time, however long the waits are.
     """
@@ -75,7 +75,7 @@ class Rehearsal:
     ranks_per_process: int
     steps: StepTimes
     simulated: StepTimes
-    overhead_seconds: float
+    overhead_wall_seconds: float
     num_instructions: int
     message_bytes: float  # per step, over all ranks
     processor_seconds: float

@@ -27,14 +27,14 @@ class RunControllers:
             self._controllers.observe(observation)
 
     @property
-    def decides(self) -> bool:
+    def has_active_controllers(self) -> bool:
         """True if the job asks for controllers and the plan leaves them a choice."""
         return self._controllers.is_active
 
     def send_observation(self, observation: StepObservation) -> None:
         """Send an observation from rank 0 to the ranks that generate, if a later period depends on it. Does not
         block."""
-        if not self.decides or observation.step + self._controllers.delay not in self._periods:
+        if not self.has_active_controllers or observation.step + self._controllers.delay not in self._periods:
             return
         message = pack(observation)
         for rank in self._generating_ranks:
@@ -43,7 +43,7 @@ class RunControllers:
     def setting(self, period: int) -> ControllerSetting | None:
         """Return the setting of a period, None if nothing is decided about it. Must be called for every period on a
         rank that generates."""
-        if not self.decides or period not in self._periods:
+        if not self.has_active_controllers or period not in self._periods:
             return None
         for _ in self._controllers.missing_steps(period):
             self._controllers.observe(unpack(self._transport.receive(0, _CHANNEL)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from meshwright.planner.analysis import alternatives
 from meshwright.planner.analysis.alternatives import LIMITS, RunnerUp, runners_up
 from meshwright.planner.compile import best_plan, compile_plan
 from meshwright.planner.plan.pins import Pin
@@ -47,3 +48,15 @@ def test_a_runner_up_is_the_best_plan_without_the_choice(plan: Plan, found: tupl
     assert isinstance(other, Plan)
     assert one.period_seconds == other.period_seconds
     assert one.instead == str(other.placement("actor_train").layout) != one.choice
+
+
+def test_the_largest_gain_comes_first_and_none_last(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    def best(*_: object, pins: tuple[Pin, ...], **__: object) -> Plan | None:
+        stage = next(pin.stage for pin in pins if pin.forbids)
+        factor = {"actor_train": 1, "critic_train": 2, "reward_score": 3}.get(stage)
+        return None if factor is None else plan.model_copy(update={"period_seconds": factor * plan.period_seconds})
+
+    monkeypatch.setattr(alternatives, "best_plan", best)
+    *without_plan, large, small, none = runners_up(plan, MODEL)
+    assert [one.delta_seconds for one in without_plan] == [None] * len(without_plan)
+    assert [one.stage for one in (large, small, none)] == ["reward_score", "critic_train", "actor_train"]

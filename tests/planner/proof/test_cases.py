@@ -100,7 +100,7 @@ def halved(draw: random.Random, case: Case) -> tuple[Case, Case]:
     if draw.random() < 0.3:
         return case.split_by_overlap(*draw.sample(PPO_GRAPH.names, 2))
     stage, amount = draw.choice(PPO_GRAPH.names), draw.choice(AMOUNTS)
-    row = case.space.choices[stage].amounts[AMOUNTS.index(amount), case.remaining[stage].numbers]
+    row = case.space.choices[stage].amounts[AMOUNTS.index(amount), case.remaining[stage].indices]
     return case.split_by_amount(stage, amount, float(draw.choice(row.tolist())))
 
 
@@ -111,8 +111,8 @@ def test_the_halves_of_a_split_are_the_case_and_neither_has_a_smaller_bound(seed
     for _ in range(6):
         halves = halved(draw, case)
         for name in PPO_GRAPH.names:
-            left = {number for half in halves for number in half.remaining[name].numbers.tolist()}
-            assert left == set(case.remaining[name].numbers.tolist())
+            left = {number for half in halves for number in half.remaining[name].indices.tolist()}
+            assert left == set(case.remaining[name].indices.tolist())
         with_choices = [half for half in halves if half.has_choices]
         assert all(half.least_seconds() >= case.least_seconds() * (1 - 1e-12) for half in with_choices)
         assert not case.is_empty or all(half.is_empty for half in halves)

@@ -122,6 +122,6 @@ def test_a_plan_with_cut_sequences_is_rehearsed_to_its_end() -> None:
     facts = small_facts(ranks_per_node=2, memory_bytes=2**50, batch_size=2, response=2 * MIN_CONTEXT_TOKENS - 64)
     plans = (random_plan(seed, facts) for seed in range(100))
     plan = next(plan for plan in plans if sum(p.layout.cp > 1 for p in plan.placements) > 1 and plan.refits)
-    rehearsed = rehearse(plan, Planned(plan), steps=1, time_scale=0.2 / plan.period_seconds)
+    rehearsed = rehearse(plan, Planned(plan), steps=1, speed=0.2 / plan.period_seconds)
     assert rehearsed.simulated.mean == pytest.approx(plan.period_seconds)
     assert {span.instruction for span in rehearsed.spans} == {i.name for i in lower(plan).instructions}

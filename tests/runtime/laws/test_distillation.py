@@ -93,7 +93,7 @@ def test_a_student_may_be_an_adapter(tmp_path: Path) -> None:
 def test_a_rehearsal_takes_the_time_of_the_plan(tmp_path: Path) -> None:
     plan = request(write_distilled(tmp_path), tmp_path / "run").plan
     assert isinstance(plan, Plan)
-    found = rehearse(plan, Planned(plan), steps=2, time_scale=2 / plan.period_seconds)
+    found = rehearse(plan, Planned(plan), steps=2, speed=2 / plan.period_seconds)
     assert found.steps.mean == pytest.approx(plan.period_seconds, rel=0.25)
 
 

@@ -80,7 +80,7 @@ def test_a_graph_of_no_preset_samples_the_groups_that_a_preset_does(tmp_path: Pa
 @pytest.mark.check_all
 def test_a_graph_of_no_preset_is_rehearsed(tmp_path: Path) -> None:
     asked = request(write_own(write_job(tmp_path, num_ranks=2), odd=True), tmp_path / "run")
-    found = rehearse(asked.plan, Planned(asked.plan), steps=2, time_scale=0.01)
+    found = rehearse(asked.plan, Planned(asked.plan), steps=2, speed=0.01)
     assert {span.instruction for span in found.spans} >= {"judged", "actor_train", "critic_train"}
 
 

@@ -76,7 +76,7 @@ def test_a_tool_that_fails_ends_the_run_with_its_sample(tmp_path: Path) -> None:
 @pytest.mark.check_all
 def test_a_plan_of_several_turns_is_rehearsed(tmp_path: Path) -> None:
     asked = rewarded(written(tmp_path), tmp_path / "run", steps=1)
-    found = rehearse(asked.plan, Planned(asked.plan), steps=2, time_scale=0.1)
+    found = rehearse(asked.plan, Planned(asked.plan), steps=2, speed=0.1)
     assert found.steps.mean == pytest.approx(asked.plan.period_seconds, rel=1.0)
 
 

@@ -118,7 +118,7 @@ def test_rows_that_are_dealt_by_speed_are_rehearsed_in_the_simulated_time() -> N
     facts = mixed_facts(batch_size=16, memory_bytes=(2**50, 2**50))
     workload = facts.workload.model_copy(update=BATCH)
     plan = plan_by_hand(facts.model_copy(update={"workload": workload}), FOUR_RANKS["cut layers"])
-    found = rehearse(plan, Planned(plan), steps=2, time_scale=2 / plan.period_seconds, ranks_per_process=2)
+    found = rehearse(plan, Planned(plan), steps=2, speed=2 / plan.period_seconds, ranks_per_process=2)
     assert -0.001 < found.error < 0.25
     tokens = {span.rank: span.facts["num_tokens"] for span in found.spans if span.instruction == "ref_logprob"}
     assert [tokens[rank] / plan.facts.workload.max_tokens for rank in range(4)] == [5, 5, 11, 11]

@@ -132,7 +132,7 @@ def test_sequences_in_flight_on_three_replicas_are_delivered_once(
 @pytest.mark.check_all
 def test_an_odd_batch_is_rehearsed_in_the_simulated_time() -> None:
     plan = plan_by_hand(small_facts(batch_size=15, memory_bytes=2**50), ON_FOUR_RANKS["streaming"])
-    found = rehearse(plan, Planned(plan), steps=2, time_scale=2 / plan.period_seconds, ranks_per_process=2)
+    found = rehearse(plan, Planned(plan), steps=2, speed=2 / plan.period_seconds, ranks_per_process=2)
     assert -0.001 < found.error < 0.25
     tokens = {stage: Counter[int]() for stage in ("actor_generate", "reward_score")}
     for span in found.spans:

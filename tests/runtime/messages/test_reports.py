@@ -40,5 +40,5 @@ def test_turns_that_may_still_be_under_way_are_left(reports: list[Reports]) -> N
         for rank in (1, 2) if turn < 2 else ():
             reports[rank].send(outcome(turn, rank))
         reports[0].send(outcome(turn, 0))
-        taken.append([one.period for one in reports[0].take(behind=2)])
+        taken.append([one.period for one in reports[0].take(leave=2)])
     assert taken == [[], [], [0, 0, 0], [1, 1, 1]]

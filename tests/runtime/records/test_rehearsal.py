@@ -18,7 +18,7 @@ def rehearsal(processor_seconds: float, speed: float) -> Rehearsal:
         ranks_per_process=1,
         steps=times,
         simulated=times,
-        overhead_seconds=0.0,
+        overhead_wall_seconds=0.0,
         num_instructions=7,
         message_bytes=0.0,
         processor_seconds=processor_seconds,
