@@ -347,8 +347,8 @@ def _groups_from_config(config: Mapping[str, Any], num_experts: int, group_score
     if num_experts % num_groups or is_small or per_token > num_groups:
         raise BadInput(
             f"model {name}: its {num_experts} experts form n_group={num_groups} groups, of which a token uses "
-            f"topk_group={per_token}; groups must be equal, of {group_scorers} or more experts, and as many as topk_group "
-            "or more."
+            f"topk_group={per_token}; groups must be equal, of {group_scorers} or more experts, and no fewer than "
+            "topk_group."
         )
     if selected * num_groups > num_experts * per_token:
         raise BadInput(

@@ -1,7 +1,7 @@
 """Explanation of a plan's period: critical path, use and idle time of pools, memory of ranks, and extrapolated costs.
 
-Everything is computed from the plan; nothing is searched again. The items of a plan are the placements of its stages and
-the refits of its weights; each is a task of the period.
+Everything is computed from the plan; nothing is searched again. The items of a plan are the placements of its stages
+and the refits of its weights; each is a task of the period.
 """
 
 from __future__ import annotations

@@ -85,7 +85,9 @@ def explore(
     explored = read_source(source, profile=profile, gap=gap)
     explored.require_known_fields(state)
     if beside:
-        state = replace(state, kept=State(pins=tuple(sorted(read_pins(beside, explored.facts.graph))), price=price))
+        state = replace(
+            state, compared_with=State(pins=tuple(sorted(read_pins(beside, explored.facts.graph))), price=price)
+        )
     searches = Searches(explored, limit_memory=limit_memory)
     if output:
         (_write_grid(searches, state, output) if grid else _write_answer(explored, searches, state, output))
@@ -112,8 +114,8 @@ def _write_answer(source: Source, searches: Searches, state: State, output: Path
     view_plan.print_plan(outcome, output)
     view_plan.print_summary(summary(outcome, source.table, price=state.price, num_steps=state.num_steps))
     typer.echo(interval_sentence(answer.step_interval))
-    if state.kept:
-        kept = searches.answer_now(state.kept).outcome
+    if state.compared_with:
+        kept = searches.answer_now(state.compared_with).outcome
         if isinstance(kept, Refusal):
             raise BadInput(kept.sentence)
         if isinstance(kept, NoPlan):
