@@ -73,7 +73,7 @@ def _usual_networks() -> Iterator[str]:
     for name in network_names():
         devices = [device for device in device_names() if usual_network(device) == name]
         if devices:
-            yield f"{name} is the network of jobs that name none, on {', '.join(devices)}"
+            yield f"Jobs on {', '.join(devices)} that name no network have {name}."
 
 
 def _table(title: str, headings: tuple[str, ...]) -> Table:

@@ -60,7 +60,7 @@ def test_ranks_of_tensor_parallelism_hold_every_weight_once(small: ModelSpec) ->
     ("change", "where", "engine", "says"),
     [
         ({}, ("a100-80gb", "bf16"), "vllm", "a100-80gb does not multiply 8-bit floats; leave generation_weights out"),
-        ({}, ("h100-sxm", "fp32"), "vllm", "products are bf16 on a GPU, and precision is fp32; use bf16"),
+        ({}, ("h100-sxm", "fp32"), "vllm", "has bf16 products on a GPU, and precision is fp32; use bf16"),
         ({}, ("h100-sxm", "bf16"), "sglang", "not supported by engine sglang .* use meshwright-eager or .* or vllm"),
         (
             {"experts": Experts(num_experts=4, experts_per_token=2, ffn_size=32)},
@@ -68,7 +68,7 @@ def test_ranks_of_tensor_parallelism_hold_every_weight_once(small: ModelSpec) ->
             "vllm",
             "for dense models, and small has experts",
         ),
-        ({"adapter": Adapter(rank=4, alpha=8.0)}, ("h100-sxm", "bf16"), "vllm", "the actor has an adapter"),
+        ({"adapter": Adapter(rank=4, alpha=8.0)}, ("h100-sxm", "bf16"), "vllm", "is for actors without an adapter"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_way_out(
@@ -92,4 +92,4 @@ def test_a_cpu_may_store_8_bit_floats_in_any_precision(small: ModelSpec) -> None
 def test_a_gpu_multiplies_in_multiples_of_sixteen(small: ModelSpec) -> None:
     assert fp8_shape_violations(small, 1) == fp8_shape_violations(small, 2) == ()
     (sentence,) = fp8_shape_violations(replace(small, ffn_size=88), 1)
-    assert sentence.startswith("tp=1 leaves a linear of small with a side of 88, and 8-bit floats are multiplied in")
+    assert sentence.startswith("tp=1 leaves a linear of small with a side of 88, and a GPU multiplies 8-bit floats")

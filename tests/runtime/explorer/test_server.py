@@ -112,7 +112,7 @@ def test_a_state_is_saved_as_a_job_a_plan_and_a_report(server: ExplorerServer) -
     assert "batch_size: 8" in get(server, f"job.yaml?{state.query}")[1]
     report = get(server, f"report.html?{state.query}")[1]
     assert report.startswith("<!doctype html>")
-    assert "at 3 a GPU-hour" in report
+    assert "at 3 per GPU-hour" in report
 
 
 def test_the_numbers_come_with_their_ranges(server: ExplorerServer) -> None:
