@@ -74,7 +74,7 @@ def _cached_bytes_read(model: ModelSpec, workload: Workload, precision: str) -> 
     """Return the bytes of keys and values that a batch reads while decoding, in layers without a sliding window."""
     response = workload.sampled_lengths
     mean_response = sum(p * n for n, p in zip(response.tokens, response.probabilities, strict=True))
-    # A response of n tokens is read by n - 1 decode steps, the first of which finds one token of it in the cache.
+    # A response of n tokens takes n - 1 decode steps; step i reads the i tokens of it that are cached by then.
     cached_response_reads = sum(
         p * n * (n - 1) / 2 for n, p in zip(response.tokens, response.probabilities, strict=True)
     )

@@ -93,7 +93,7 @@ def with_workers(plan: Plan, *, wait_tolerance: float = _WAIT_TOLERANCE) -> Plan
     """Return the plan with the number of workers of each reward on hosts, and the wait for them.
 
     The wait may exceed that with the maximum number of workers by at most `wait_tolerance` times the seconds of the
-    generation; within that, every reward has as few workers as possible.
+    generation. Within that the rewards, one after another, have as few workers as possible, in powers of 2.
     """
     facts = plan.facts
     if not facts.rewards:

@@ -78,7 +78,7 @@ def cost_query(model: CostModel, query: StageQuery, *, is_timed: bool = True) ->
 
 def undominated(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """Return the candidates that no other beats; of equal ones the first is kept."""
-    # Rewards are known `late_seconds` after the generation, and only that time counts for the stages that read them.
+    # A generation is dominated only by one after which rewards are known no later, either.
     amounts = [(*candidate.amounts, candidate.seconds + candidate.late_seconds) for candidate in candidates]
     return tuple(candidates[index] for index in pareto.undominated(amounts))
 
