@@ -132,7 +132,9 @@ def planned(stage: str) -> list[str]:
     facts = FACTS.model_copy(update={"models": FACTS.models.model_copy(update={"actor": spec, "ref": spec})})
     stages, wanted = PPO_GRAPH.by_name, ExtraChoices(all_layouts=True)
     found = (
-        choice.layout for size in (2, 4) for choice in legal_choices(facts, stages[stage], size, (), wanted=wanted)
+        choice.layout
+        for size in (2, 4)
+        for choice in legal_choices(facts, stages[stage], size, (), extra_choices=wanted)
     )
     return [str(layout) for layout in sorted(set(found))]
 
