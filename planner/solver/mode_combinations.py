@@ -160,38 +160,42 @@ class _Picked:
 
 
 class _Joining:
-    """Joins the tasks of a problem in the order of their fastest modes, the slowest first."""
+    """Joins the tasks of a problem in the order of their fastest modes, the slowest first.
+
+    `columns` are the modes of every task, and `resources` what their numbers stand for. `least_copies` has the fewest
+    units x ranks of each task's copies, and `prices` are those of a unit of memory on a rank, in ticks, [prices].
+    """
 
     def __init__(self, problem: Problem, makespan: int) -> None:
-        self._problem, self._makespan = problem, makespan
-        self._bound = MakespanBound(problem)
-        self._resources: dict[Resource, int] = {}
-        self._columns = {task.name: _Columns.of_task(task, self._resources) for task in problem.tasks}
-        self._numbered = tuple(self._resources)
-        self._owners = {task.name: problem.owners(task.name) for task in problem.tasks}
-        self._order = sorted(self._columns, key=lambda name: -int(self._columns[name].ticks.min()))
-        scale = int(self._columns[self._order[0]].ticks.min()) / max(1, problem.device_units)
-        self._prices = _PRICES * scale
-        self._least_copies = {
-            name: int((columns.size * self._own_units(name, columns)).min()) for name, columns in self._columns.items()
+        self.problem, self._makespan = problem, makespan
+        self.bound = MakespanBound(problem)
+        numbers: dict[Resource, int] = {}
+        self.columns = {task.name: _Columns.of_task(task, numbers) for task in problem.tasks}
+        self.resources = tuple(numbers)
+        self.owners = {task.name: problem.owners(task.name) for task in problem.tasks}
+        self._order = sorted(self.columns, key=lambda name: -int(self.columns[name].ticks.min()))
+        scale = int(self.columns[self._order[0]].ticks.min()) / max(1, problem.device_units)
+        self.prices = _PRICES * scale
+        self.least_copies = {
+            name: int((columns.size * self._own_units(name, columns)).min()) for name, columns in self.columns.items()
         }
         self._priced_work: dict[tuple[str, frozenset[str]], NDArray[np.float64]] = {}
 
     def first(self) -> Combinations:
         """Return the modes of the first task that may be part of an answer within the makespan."""
         name = self._order[0]
-        modes = np.arange(len(self._columns[name].ticks))
+        modes = np.arange(len(self.columns[name].ticks))
         return self._bounded({name: modes}, {})
 
     def num_modes_of_next(self, joined: Combinations) -> int:
         """Return the number of modes of the next task; more than any limit if all tasks are joined."""
         is_last = len(joined.modes) == len(self._order)
-        return np.iinfo(np.int64).max if is_last else len(self._columns[self._order[len(joined.modes)]].ticks)
+        return np.iinfo(np.int64).max if is_last else len(self.columns[self._order[len(joined.modes)]].ticks)
 
     def with_next(self, joined: Combinations) -> Combinations:
         """Return the combinations of those joined so far with every mode of the next task."""
         name = self._order[len(joined.modes)]
-        num_modes = len(self._columns[name].ticks)
+        num_modes = len(self.columns[name].ticks)
         step = max(1, _AT_ONCE // num_modes)
         parts = [
             self._bounded(modes, meets)
@@ -207,7 +211,7 @@ class _Joining:
     def _placed(self, joined: Combinations, name: str) -> Iterator[tuple[dict[str, Array], dict[Pair, Mask]]]:
         """Yield the combinations with every mode of a task, by whether it has ranks in common with all of the others
         or not with all of them."""
-        num_modes = len(self._columns[name].ticks)
+        num_modes = len(self.columns[name].ticks)
         rows, added = np.divmod(np.arange(len(joined) * num_modes), num_modes)
         modes = {task: of_task[rows] for task, of_task in joined.modes.items()} | {name: added}
         meets = {pair: of_pair[rows] for pair, of_pair in joined.meets.items()}
@@ -215,7 +219,7 @@ class _Joining:
         for other in joined.modes:
             split: list[tuple[Array, dict[Pair, Mask]]] = []
             for positions, known in placements:
-                columns = {task: _Picked(self._columns[task], of_task[positions]) for task, of_task in modes.items()}
+                columns = {task: _Picked(self.columns[task], of_task[positions]) for task, of_task in modes.items()}
                 for of_pair, fits in self._relations(columns[other], columns[name]):
                     placed = known | {frozenset((other, name)): of_pair}
                     possible = fits & self._is_laminar(columns, placed, other, name)
@@ -232,10 +236,10 @@ class _Joining:
 
     def _relations(self, one: _Picked, other: _Picked) -> list[tuple[Mask, Mask]]:
         """Return whether the two tasks may have ranks in common, and whether that is possible, [combinations] each."""
-        if self._problem.anywhere:
-            apart = one.size + other.size <= self._problem.num_ranks
+        if self.problem.anywhere:
+            apart = one.size + other.size <= self.problem.num_ranks
             return [(np.ones(len(apart), dtype=bool), np.ones(len(apart), dtype=bool)), (np.zeros_like(apart), apart)]
-        first = np.array([resource.first_rank for resource in self._numbered], dtype=np.int64)
+        first = np.array([resource.first_rank for resource in self.resources], dtype=np.int64)
         start, other_start = first[one.resource], first[other.resource]
         common = np.minimum(start + one.size, other_start + other.size) - np.maximum(start, other_start)
         return [(common > 0, (common <= 0) | (common == np.minimum(one.size, other.size)))]
@@ -246,7 +250,7 @@ class _Joining:
         Checks the two tasks with each third task whose relation to both is known. A range that meets two disjoint
         ranges contains both.
         """
-        num_ranks, size = self._problem.num_ranks, {task: columns[task].size for task in columns}
+        num_ranks, size = self.problem.num_ranks, {task: columns[task].size for task in columns}
         is_laminar = np.ones(len(size[name]), dtype=bool)
         for third in columns:
             if third in (other, name) or frozenset((third, name)) not in meets:
@@ -275,7 +279,7 @@ class _Joining:
 
     def _own_units(self, name: str, columns: _Columns) -> Array:
         """Return the units of memory that a task keeps if it shares whatever it may share."""
-        return columns.resident - columns.shared * bool(self._owners[name])
+        return columns.resident - columns.shared * bool(self.owners[name])
 
     def priced_work(self, name: str, joined: Collection[str]) -> NDArray[np.float64]:
         """Return the least of work + price x memory over the modes of a task, in ticks x ranks, [resources, prices].
@@ -283,15 +287,15 @@ class _Joining:
         With joined owners alone the task shares a copy only on an owner's resource, whose row says so; all rows are
         equal for a task that may share with a task that is not joined.
         """
-        owners = frozenset(owner for owner in self._owners[name] if owner in joined)
+        owners = frozenset(owner for owner in self.owners[name] if owner in joined)
         key = name, owners
         if key not in self._priced_work:
-            columns, may_share = self._columns[name], len(owners) < len(self._owners[name])
+            columns, may_share = self.columns[name], len(owners) < len(self.owners[name])
             units = columns.size * (columns.resident - columns.shared * may_share)
-            priced = columns.work[:, np.newaxis] + self._prices * units[:, np.newaxis]
-            least = np.repeat(priced.min(axis=0)[np.newaxis], len(self._numbered), axis=0)
+            priced = columns.work[:, np.newaxis] + self.prices * units[:, np.newaxis]
+            least = np.repeat(priced.min(axis=0)[np.newaxis], len(self.resources), axis=0)
             if owners:
-                saved = self._prices * (columns.size * columns.shared * (not may_share))[:, np.newaxis]
+                saved = self.prices * (columns.size * columns.shared * (not may_share))[:, np.newaxis]
                 np.minimum.at(least, columns.resource, priced - saved)
             self._priced_work[key] = least
         return self._priced_work[key]
@@ -301,14 +305,14 @@ class _View:
     """What is known of some combinations; every array is [combinations]."""
 
     def __init__(self, joining: _Joining, found: Combinations) -> None:
-        self._joining, self._problem, self._found = joining, joining._problem, found
-        self._columns = {name: _Picked(joining._columns[name], modes) for name, modes in found.modes.items()}
+        self._joining, self._problem, self._found = joining, joining.problem, found
+        self._columns = {name: _Picked(joining.columns[name], modes) for name, modes in found.modes.items()}
         self._shares = {name: self._shares_copy(name) for name in found.modes}
         self._resident = {
             name: columns.resident - columns.shared * (self._shares[name] | self._may_share(name))
             for name, columns in self._columns.items()
         }
-        self._others = [name for name in joining._columns if name not in found.modes]
+        self._others = [name for name in joining.columns if name not in found.modes]
 
     def _meets(self, one: str, other: str) -> Mask:
         return self._found.meets[frozenset((one, other))]
@@ -316,7 +320,7 @@ class _View:
     def _shares_copy(self, name: str) -> Mask:
         """Return whether a task is on the resource of a joined owner of its copy."""
         shares = np.zeros(len(self._found), dtype=bool)
-        for owner in self._joining._owners[name]:
+        for owner in self._joining.owners[name]:
             if owner in self._columns:
                 is_same = self._columns[owner].resource == self._columns[name].resource
                 shares |= is_same & self._meets(owner, name)
@@ -324,7 +328,7 @@ class _View:
 
     def _may_share(self, name: str) -> bool:
         """True if a task has an owner that is not joined."""
-        return any(owner not in self._columns for owner in self._joining._owners[name])
+        return any(owner not in self._columns for owner in self._joining.owners[name])
 
     def _contains(self, outer: str, inner: str) -> Mask:
         """Return whether the ranks of a task contain those of another."""
@@ -332,7 +336,7 @@ class _View:
 
     def fits_in_memory(self) -> Mask:
         """Return whether the joined tasks fit on the ranks of each of them, and the others on average."""
-        fits = self._memory_left() >= sum(self._joining._least_copies[name] for name in self._others)
+        fits = self._memory_left() >= sum(self._joining.least_copies[name] for name in self._others)
         for name, columns in self._columns.items():
             resident, transient = self._resident[name], columns.transient
             for other in self._columns:
@@ -362,7 +366,7 @@ class _View:
 
     def bounds(self, *, with_prices: bool) -> Array:
         """Return a lower bound on the makespan of the answers with each combination, [combinations]."""
-        least, columns = self._joining._bound.least, self._columns
+        least, columns = self._joining.bound.least, self._columns
         known = self._transfer_ticks() if with_prices else {}
         amounts = LeastAmounts(
             ticks={**least.ticks, **{name: of_task.ticks for name, of_task in columns.items()}},
@@ -372,7 +376,7 @@ class _View:
             transfer_ticks=known,
             in_turn=self._in_turn(),
         )
-        return np.broadcast_to(self._joining._bound.makespan(amounts), len(self._found))
+        return np.broadcast_to(self._joining.bound.makespan(amounts), len(self._found))
 
     def _transfer_ticks(self) -> dict[str, Amount]:
         """Return the ticks of the transfers whose ends are joined, and which may not be left out by sharing."""
@@ -387,7 +391,7 @@ class _View:
 
     def _ticks_of(self, transfer: Transfer) -> Array:
         source, target = self._columns[transfer.source].resource, self._columns[transfer.target].resource
-        resources = self._joining._numbered
+        resources = self._joining.resources
         meets = self._meets(transfer.source, transfer.target)
         keys, inverse = np.unique((source * len(resources) + target) * 2 + meets, return_inverse=True)
         ticks = np.empty(len(keys), dtype=np.int64)
@@ -399,7 +403,7 @@ class _View:
 
     def _in_turn(self) -> dict[tuple[str, str], Mask]:
         """Return of the streamed precedences between joined tasks whether their runs take turns."""
-        task_of = self._joining._bound.task_of
+        task_of = self._joining.bound.task_of
         return {
             (wait.before, wait.after): self._meets(task_of[wait.before], task_of[wait.after])
             & (self._columns[task_of[wait.before]].ticks > 0)
@@ -415,7 +419,7 @@ class _View:
         self, window: ActivityWindow, transfer_ticks: Mapping[str, Amount], *, with_prices: bool
     ) -> Amount:
         """Return the ticks in which all ranks together do the work in a window, and each rank what runs on it."""
-        task_of, bound = self._joining._bound.task_of, self._joining._bound
+        task_of, bound = self._joining.bound.task_of, self._joining.bound
         tasks = [task_of[name] for name in window.between if name in task_of]
         joined, others = (
             [name for name in tasks if (name in self._columns) == is_joined] for is_joined in (True, False)
@@ -446,12 +450,12 @@ class _View:
 
     def _priced_ticks(self, tasks: Sequence[str]) -> Array:
         """Return a lower bound on the ticks x ranks of tasks that are not joined, by the memory left for them."""
-        copies = self._joining._least_copies
+        copies = self._joining.least_copies
         left = self._memory_left() - sum(copies[name] for name in self._others) + sum(copies[name] for name in {*tasks})
-        bound: NDArray[np.float64] = -left[:, np.newaxis] * self._joining._prices
+        bound: NDArray[np.float64] = -left[:, np.newaxis] * self._joining.prices
         for name in tasks:
             of_task = self._joining.priced_work(name, self._columns)
-            owners = [owner for owner in self._joining._owners[name] if owner in self._columns]
+            owners = [owner for owner in self._joining.owners[name] if owner in self._columns]
             rows = [of_task[self._columns[owner].resource] for owner in owners] or [of_task[:1]]
             bound = bound + np.minimum.reduce(rows)
         highest: NDArray[np.float64] = bound.max(axis=1)
