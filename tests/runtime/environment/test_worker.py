@@ -48,6 +48,6 @@ def test_a_hang_an_exception_and_an_end_are_told_and_the_next_batch_is_scored(fu
 def test_a_worker_that_was_closed_has_no_process_and_starts_none(fussy: Worker) -> None:
     fussy.score([sample("well")])
     fussy.close()
-    with pytest.raises(RewardError, match="have ended"):
+    with pytest.raises(RewardError, match="closed before the call"):
         fussy.score([sample("well")])
     assert processes() == []
