@@ -125,7 +125,7 @@ Combination: TypeAlias = frozenset[str]
 
 @dataclass(frozen=True)
 class Answer:
-    """What the program says to a combination: the outcome, and the sentence of a refusal."""
+    """The outcome of a combination, and the sentence of a refusal."""
 
     outcome: Literal["runs", "planned only", "refused"]
     sentence: str = ""
@@ -252,7 +252,7 @@ def planned(names: Combination, place: Path) -> tuple[Job, Plan]:
 
 @cache
 def answer(names: Combination) -> Answer:
-    """What the program says to a combination."""
+    """The answer of the program to a combination."""
     try:
         job, plan = planned(names, directory())
     except BadInput as error:

@@ -1,4 +1,4 @@
-"""What a wheel says of the packages that it requires: a bill of materials (CycloneDX 1.6) and a list of licences.
+"""The bill of materials (CycloneDX 1.6) and the list of licences of the packages that a wheel requires.
 
 Made of `packages.json`, `plan.txt` and `run.txt` when a wheel is built, by the standard library alone.
 """

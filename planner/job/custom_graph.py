@@ -110,7 +110,7 @@ class OwnGraph(Document):
 
     @cached_property
     def judge(self) -> JudgeSpec | None:
-        """What the stage that generates verdicts does, or None."""
+        """The judge of the stage that generates verdicts, or None."""
         return next((stage.judge for stage in self.stages if stage.judge), None)
 
     @cached_property

@@ -27,7 +27,7 @@ VerdictText = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class JudgeSpec(Document):
-    """What a generating judge reads and writes, and how its verdict is read."""
+    """The texts that a generating judge reads, the lengths of its verdicts, and how they are read."""
 
     before: str = Field(default="", max_length=20_000, description="text before the prompt and its response")
     after: str = Field(min_length=1, max_length=20_000, description="text after the response, which asks for a verdict")

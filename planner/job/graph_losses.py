@@ -1,4 +1,4 @@
-"""What the training stages of a job compute, and the rules for a graph of the job's own that `run` can execute.
+"""The losses of the training stages of a job, and the rules for a graph of the job's own that `run` can execute.
 
 The algorithm whose settings the job gives decides how an own graph trains: its rewards, its advantages and its clip.
 A training stage may name another loss, or compute its advantages or its loss with a function of the job's own. The

@@ -302,7 +302,7 @@ class _Joining:
 
 
 class _View:
-    """What is known of some combinations; every array is [combinations]."""
+    """The amounts of some combinations, and their bounds; every array is [combinations]."""
 
     def __init__(self, joining: _Joining, found: Combinations) -> None:
         self._joining, self._problem, self._found = joining, joining.problem, found

@@ -33,7 +33,7 @@ from meshwright.runtime.device import host
 from meshwright.runtime.model.attention import CoreAttention, Packing
 
 _EPSILON = 1e-6
-"""Of the norms of latent vectors, whatever that of the other norms is, as in transformers."""
+"""Epsilon of the norms of latent vectors, whatever that of the other norms is, as in transformers."""
 
 
 class LatentSelfAttention(MultiLatentAttention):
@@ -196,7 +196,7 @@ def absorb_keys(query: Tensor, up_weight: Tensor, latent: LatentAttention) -> Te
 
 
 def cached_vector(vector: Tensor, rotary_key: Tensor) -> Tensor:
-    """What is cached of tokens: [..., latent + rotary] from their latent vector [..., latent] and rotary key [...,
+    """The cached vectors of tokens: [..., latent + rotary] from their latent vector [..., latent] and rotary key [...,
     rotary]."""
     return _by_halves(rotary_key, vector)
 
