@@ -10,6 +10,7 @@ from meshwright.profiles.errors import Infeasible
 from meshwright.runtime.cli.call import limit_memory
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # raised in a callback of the collector
 def test_what_takes_more_than_it_may_is_stopped() -> None:
     taken: list[list[int]] = []
 
