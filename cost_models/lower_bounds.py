@@ -41,6 +41,9 @@ _ADAPTER_TRAIN_TO_FORWARD_MATMULS = 2
 _KIND_BOUNDS = (0.0, 0.03, 0.06, 0.12, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 1.0)
 """Boundaries between the kinds of rounds, as fractions of the maximum rows of a pass."""
 
+_PAIRS_OF_KINDS = np.triu_indices(len(_KIND_BOUNDS) - 1, 1)
+"""The indices of every two kinds, the one with fewer rows first."""
+
 
 def rank_seconds_lower_bound(
     stage: Stage, model: ModelSpec, cluster: Cluster, workload: Workload, precision: str
@@ -109,7 +112,7 @@ def round_kinds(shard: Shard, max_rows: float) -> RoundKinds:
 
 
 RoundKindsOf: TypeAlias = Callable[[Shard, float], RoundKinds]
-"""`round_kinds`, or a function that remembers its results."""
+"""A function like `round_kinds`, which may remember its results."""
 
 
 def generation_lower_bound(
@@ -119,7 +122,7 @@ def generation_lower_bound(
     max_live: int,
     num_rounds: float,
     *,
-    kinds_of: RoundKindsOf = round_kinds,
+    kinds_of: RoundKindsOf,
 ) -> float:
     """Return a lower bound on the seconds in which a replica decodes `num_tokens` tokens, without simulating it.
 
@@ -145,9 +148,9 @@ def _min_seconds_of_rounds(seconds: FloatArray, max_rows: FloatArray, num_rounds
     A round of a kind takes `seconds` and has at most `max_rows` rows, [kinds].
     """
     of_one_kind = float((np.maximum(num_rounds, num_rows / max_rows) * seconds).min())
-    few, many = np.triu_indices(len(seconds), 1)
-    if not len(few):
+    if len(seconds) == 1:
         return of_one_kind
+    few, many = _PAIRS_OF_KINDS
     num_many = (num_rows - num_rounds * max_rows[few]) / (max_rows[many] - max_rows[few])
     of_two_kinds = num_many * seconds[many] + (num_rounds - num_many) * seconds[few]
     is_possible = (num_many >= 0) & (num_many <= num_rounds)

@@ -116,47 +116,19 @@ class _Columns:
 
 
 class _Picked:
-    """The amounts of one mode of a task in each of some combinations, [combinations]; each is read when it is first
-    needed."""
+    """The amounts of one mode of a task in each of some combinations: the columns of the task, [combinations] each.
+
+    A column is gathered when it is first read.
+    """
 
     def __init__(self, columns: _Columns, modes: Array) -> None:
         self._columns, self._modes = columns, modes
 
-    @cached_property
-    def ticks(self) -> Array:
-        return self._columns.ticks[self._modes]
-
-    @cached_property
-    def after_stream(self) -> Array:
-        return self._columns.after_stream[self._modes]
-
-    @cached_property
-    def late_delivery(self) -> Array:
-        return self._columns.late_delivery[self._modes]
-
-    @cached_property
-    def work(self) -> Array:
-        return self._columns.work[self._modes]
-
-    @cached_property
-    def size(self) -> Array:
-        return self._columns.size[self._modes]
-
-    @cached_property
-    def resident(self) -> Array:
-        return self._columns.resident[self._modes]
-
-    @cached_property
-    def shared(self) -> Array:
-        return self._columns.shared[self._modes]
-
-    @cached_property
-    def transient(self) -> Array:
-        return self._columns.transient[self._modes]
-
-    @cached_property
-    def resource(self) -> Array:
-        return self._columns.resource[self._modes]
+    def __getattr__(self, name: str) -> Array:
+        """Gather a column that has not been read before."""
+        column: Array = getattr(self._columns, name)[self._modes]
+        setattr(self, name, column)
+        return column
 
 
 class _Joining:
@@ -269,9 +241,8 @@ class _Joining:
     def _bounded(self, modes: Mapping[str, Array], meets: Mapping[Pair, Mask]) -> Combinations:
         """Return the combinations that fit in memory and may be part of an answer within the makespan."""
         found = Combinations(modes, meets, np.zeros(len(next(iter(modes.values()))), dtype=np.int64))
+        found = found.where(_View(self, found).fits_in_memory())
         for with_prices in (False, True):
-            view = _View(self, found)
-            found = found.where(view.fits_in_memory())
             if len(found):
                 bounds = _View(self, found).bounds(with_prices=with_prices)
                 found = Combinations(found.modes, found.meets, bounds).where(bounds <= self._makespan)
@@ -336,7 +307,7 @@ class _View:
 
     def fits_in_memory(self) -> Mask:
         """Return whether the joined tasks fit on the ranks of each of them, and the others on average."""
-        fits = self._memory_left() >= sum(self._joining.least_copies[name] for name in self._others)
+        fits = self._memory_left >= sum(self._joining.least_copies[name] for name in self._others)
         for name, columns in self._columns.items():
             resident, transient = self._resident[name], columns.transient
             for other in self._columns:
@@ -347,6 +318,7 @@ class _View:
             fits &= resident + transient <= self._problem.device_units
         return fits
 
+    @cached_property
     def _memory_left(self) -> Array:
         """Return the units x ranks that the joined tasks leave for copies of the others."""
         left = np.full(len(self._found), self._problem.num_ranks * self._problem.device_units, dtype=np.int64)
@@ -451,7 +423,7 @@ class _View:
     def _priced_ticks(self, tasks: Sequence[str]) -> Array:
         """Return a lower bound on the ticks x ranks of tasks that are not joined, by the memory left for them."""
         copies = self._joining.least_copies
-        left = self._memory_left() - sum(copies[name] for name in self._others) + sum(copies[name] for name in {*tasks})
+        left = self._memory_left - sum(copies[name] for name in self._others) + sum(copies[name] for name in {*tasks})
         bound: NDArray[np.float64] = -left[:, np.newaxis] * self._joining.prices
         for name in tasks:
             of_task = self._joining.priced_work(name, self._columns)

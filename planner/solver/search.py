@@ -242,9 +242,8 @@ class _SearchState:
 
     def search_in_rounds(self, problem: Problem) -> None:
         """Search in rounds with a growing aim; a round without an answer raises the bound to the aim."""
-        longest = self.target
         stride = max(self.limits.tolerance, _STRIDE) * self.bound
-        while self.bound <= min(longest, self.target) and self.limits.seconds_left > 0 and self.time_left > 0:
+        while self.is_open:
             self.aim = self.bound + math.ceil(stride)
             stride *= _STRIDE_GROWTH
             within_aim = self._without_excluded(problem)

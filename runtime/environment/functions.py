@@ -5,10 +5,9 @@ A worker process imports this module first, so it imports little itself.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 
-from meshwright.profiles.errors import BadInput
+from meshwright.profiles.function_paths import load_path
 from meshwright.runtime.environment.samples import RewardFunction, ToolFunction
 
 _PACKAGE = "meshwright.runtime.environment"
@@ -22,9 +21,5 @@ BUILT_IN_PATHS: Mapping[str, str] = {
 
 def load_function(name: str) -> RewardFunction | ToolFunction:
     """Import and return a built-in function or one named as module:function. Raises BadInput if it cannot be loaded."""
-    module, _, function = BUILT_IN_PATHS.get(name, name).partition(":")
-    try:
-        loaded: RewardFunction | ToolFunction = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise BadInput(f"function {name} cannot be loaded: {error}; run where its module can be imported.") from None
+    loaded: RewardFunction | ToolFunction = load_path(BUILT_IN_PATHS.get(name, name), name)
     return loaded

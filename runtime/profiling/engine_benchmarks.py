@@ -47,7 +47,7 @@ from meshwright.runtime.inference.external_replica import stored_tensors
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
 from meshwright.runtime.profiling.bench import is_over, merge_ranks, row_lengths
-from meshwright.runtime.rollout.external_engine import VLLM_VERSION, shard_of_rank
+from meshwright.runtime.rollout.external_engine import VLLM_VERSION, cached_token_bytes, shard_of_rank
 from meshwright.runtime.training.weight_copies import DTYPES
 
 _SWEEPS = 3
@@ -303,7 +303,7 @@ class EngineBench:
                 *(point.rows * num_blocks_for(point.context + point.tokens + _MAX_STEPS) for point in points),
             ]
         )
-        token_bytes = 2 * spec.num_layers * (spec.num_kv_heads // shard.tp) * spec.head_dim * self._dtype.itemsize
+        token_bytes = cached_token_bytes(spec, shard.tp, self._dtype)
         return EngineSettings(
             model=str(self._engine.model),
             config={"num_hidden_layers": spec.num_layers, "max_position_embeddings": max_tokens},

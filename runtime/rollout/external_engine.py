@@ -17,6 +17,7 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.frameworks import OWN_ENGINES
 from meshwright.profiles.layout import Layout
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import BLOCK_TOKENS, max_prefill_tokens
 from meshwright.profiles.stages import GENERATE, Role
 from meshwright.runtime.inference.engine_process import MIN_ANSWER_SECONDS, EngineProcess, EngineSettings, EngineShard
@@ -107,7 +108,7 @@ def start_engine(plan: Plan, job: Job, directory: Path, out: Path, num_tokens: i
     actor, workload, schedule = facts.models.spec(Role.ACTOR), facts.workload.wave, placement.schedule
     dtype = DTYPES[facts.precision]
     cached_tokens = (workload.cache_need(schedule, layout.dp).blocks + 1) * BLOCK_TOKENS  # one is vLLM's own
-    token_bytes = 2 * actor.num_layers * (actor.num_kv_heads // layout.tp) * actor.head_dim * dtype.itemsize
+    token_bytes = cached_token_bytes(actor, layout.tp, dtype)
     settings = EngineSettings(
         model=str((directory / job.models.source(Role.ACTOR).path).resolve()),
         config={"vocab_size": num_tokens},
@@ -128,6 +129,11 @@ def start_engine(plan: Plan, job: Job, directory: Path, out: Path, num_tokens: i
         num_threads=torch.get_num_threads(),
         answer_seconds=max(MIN_ANSWER_SECONDS, _SLACK * placement.cost.total),
     )
+
+
+def cached_token_bytes(spec: ModelSpec, tp: int, dtype: torch.dtype) -> int:
+    """Return the bytes of a token's keys and values in the cache of one of `tp` processes."""
+    return 2 * spec.num_layers * (spec.num_kv_heads // tp) * spec.head_dim * dtype.itemsize
 
 
 def shard_of_rank(layout: Layout, first_rank: int) -> EngineShard | None:

@@ -7,7 +7,6 @@ run. So neither the layout nor the micro-batches change what a function of the j
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -18,6 +17,7 @@ from torch import Tensor
 from meshwright.planner.job.graph_losses import own_functions
 from meshwright.planner.job.job import Job
 from meshwright.profiles.errors import BadInput, RunFailed
+from meshwright.profiles.function_paths import load_path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,23 +61,10 @@ AdvantageFunction: TypeAlias = Callable[[AdvantageInputs], Tensor]
 LossOfTokens: TypeAlias = Callable[[LossInputs], Tensor]
 
 
-def load_own(path: str) -> Callable[..., Tensor]:
-    """The function named as module:function, which returns a number for each token, [B, S] or [1, T].
-
-    Raises BadInput if it cannot be loaded.
-    """
-    module, _, name = path.partition(":")
-    try:
-        function: Callable[..., Tensor] = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise BadInput(f"function {path} cannot be loaded: {error}; run where its module can be imported.") from None
-    return function
-
-
 def require_own_functions(job: Job) -> None:
     """Raises BadInput for a loss or advantages of the job's own that cannot be loaded."""
     for _, path in own_functions(job):
-        load_own(path)
+        load_path(path)
 
 
 def own_advantages(path: str, inputs: AdvantageInputs) -> Tensor:
@@ -102,7 +89,7 @@ def own_token_losses(path: str, inputs: LossInputs) -> Tensor:
 
 def _called(path: str, inputs: AdvantageInputs | LossInputs, shape: torch.Size) -> Tensor:
     try:
-        result = load_own(path)(inputs)
+        result = load_path(path)(inputs)
     except BadInput:
         raise
     except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -73,21 +74,8 @@ def test_every_answer_of_a_graph_of_any_roles_has_a_combination(seed: int) -> No
 def test_every_answer_that_later_periods_wait_for_has_a_combination(seed: int) -> None:
     problem = random_blocks(seed, num_ranks=4, num_tasks=3, num_modes=3)
     last, first = problem.tasks[-1].name, problem.tasks[0].name
-    holds_every_answer(with_carried(problem, CarriedPrecedence(last, first, 1 + seed % 2)), EVERY_TASK)
-
-
-def with_carried(problem: Problem, wait: CarriedPrecedence) -> Problem:
-    return Problem(
-        num_ranks=problem.num_ranks,
-        device_units=problem.device_units,
-        tasks=problem.tasks,
-        activities=problem.activities,
-        precedences=problem.precedences,
-        carried=(wait,),
-        sharing_groups=problem.sharing_groups,
-        anywhere=problem.anywhere,
-        range_step=problem.range_step,
-    )
+    carried = (CarriedPrecedence(last, first, 1 + seed % 2),)
+    holds_every_answer(replace(problem, carried=carried), EVERY_TASK)
 
 
 def mode(ticks: int, ranks: int = 4, layout: str = "P", **units: int) -> Mode:

@@ -12,6 +12,7 @@ from meshwright.planner.job.algorithm_settings import GRPO, RLOO
 from meshwright.planner.job.graph_losses import StageLoss
 from meshwright.planner.plan.plan import write_plan
 from meshwright.profiles.errors import BadInput, RunFailed
+from meshwright.profiles.function_paths import load_path
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.workload import Workload
 from meshwright.runtime.execution.replay import replay_batch
@@ -21,7 +22,6 @@ from meshwright.runtime.training.bad_steps import SkippedBatch, write_skipped
 from meshwright.runtime.training.own_losses import (
     AdvantageInputs,
     LossInputs,
-    load_own,
     own_advantages,
     own_token_losses,
 )
@@ -107,9 +107,9 @@ def test_the_example_weighs_the_teachers_beside_the_reward(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("path", ["no_such_module:loss", f"{MODULE}:no_such_loss"])
 def test_a_function_that_cannot_be_loaded_is_refused(path: str) -> None:
-    assert load_own(f"{MODULE}:constant") is own_functions.constant
+    assert load_path(f"{MODULE}:constant") is own_functions.constant
     with pytest.raises(BadInput, match=f"function {path} cannot be loaded"):
-        load_own(path)
+        load_path(path)
 
 
 def test_a_batch_that_a_function_of_the_job_trains_on_is_not_replayed(tmp_path: Path) -> None:
