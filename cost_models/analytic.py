@@ -248,7 +248,7 @@ class AnalyticModel(QueryLoop):
         """
 
         def make() -> tuple[float, int]:
-            responses = replica_responses(self._workload, num_rows)
+            responses = replica_responses(self._workload.response_lengths, self._workload.batch_size, num_rows)
             num_tokens, longest = float(responses.sum()), int(responses[-1]) - 1
             if crosses_periods:
                 num_tokens, longest = min(num_tokens, num_rows * self._workload.response_lengths.mean), 0

@@ -28,9 +28,9 @@ from meshwright.cost_models.cost import Cost, Term
 from meshwright.cost_models.generation_cost import Generation, generation_work
 from meshwright.cost_models.lower_bounds import RoundKindsOf, generation_lower_bound
 from meshwright.cost_models.protocol import Memo
-from meshwright.cost_models.rounds import Rounds, RoundWindow, batch_rounds, replica_responses
+from meshwright.cost_models.rounds import Integers, Rounds, RoundWindow, replica_responses, rounds_of_responses
 from meshwright.cost_models.steady_state import Overlap, SteadyState
-from meshwright.profiles.lengths import Histogram, LengthSpec
+from meshwright.profiles.lengths import Histogram, InterpolatedLengths, Lengths, LengthSpec
 from meshwright.profiles.schedule import WhileWaiting
 from meshwright.profiles.workload import Workload
 
@@ -41,7 +41,8 @@ _MAX_ITERATIONS, _TOLERANCE = 16, 1e-3
 """Limit on the iterations for the seconds of a round, and the relative tolerance at which they stop."""
 
 _PER_OCTAVE = 16
-"""Grid points per doubling of the seconds of a round; rounding down to the grid changes them by at most 4 %."""
+"""Grid points per doubling of the seconds of a round, at which the rounds of rollouts are computed. They are linear in
+1 / tau but for rounding to whole rounds, and are interpolated between the points."""
 
 
 class Replica(NamedTuple):
@@ -70,13 +71,9 @@ class RolloutCosts:
         self._workload, self._turns = workload, workload.turns
         half_tool_tokens = round((workload.response_lengths.mean - workload.sampled_lengths.mean) / 2)
         prompts = workload.prompt_lengths
-        pairs = zip(prompts.tokens, prompts.probabilities, strict=True)
-        self._prompt = LengthSpec(
-            max=prompts.maximum + half_tool_tokens, histogram=tuple((n + half_tool_tokens, p) for n, p in pairs)
-        )
+        self._prompts = Histogram(tuple(n + half_tool_tokens for n in prompts.tokens), prompts.probabilities)
         """The prompt lengths plus half of a rollout's tool tokens, which precede an average sampled token."""
-        self._sampling_workload = self._single_turn(workload.sampled_lengths)
-        self._periods = SteadyState(self._sampling_workload)
+        self._periods = SteadyState(self._single_turn_workload())
         self._result_tokens = workload.turns.result.resolve().mean
         self._isolated_rounds: Memo[tuple[int, int], Rounds] = Memo()
         self._slowdowns: Memo[tuple[int, int], float] = Memo()
@@ -107,8 +104,7 @@ class RolloutCosts:
         with_waiting = (1 - 2 * _TOLERANCE) * self._min_waiting_seconds(generation, replica, kinds_of)
         if replica.while_waiting is WhileWaiting.KEEP:
             return with_waiting
-        responses = replica_responses(self._sampling_workload, replica.num_rows)
-        num_tokens = int(responses.sum()) - len(responses)
+        num_tokens = int(self._responses(self._workload.sampled_lengths, replica).sum()) - replica.num_rows
         sampling = generation_lower_bound(
             generation, num_tokens, replica.num_slots, replica.num_slots + 1, 0, kinds_of=kinds_of
         )
@@ -118,8 +114,8 @@ class RolloutCosts:
         """Return the seconds of sampling and waiting at the smallest possible tau."""
         one_row = generation_lower_bound(generation, 1, 1, 1, 0, kinds_of=kinds_of)
         step = math.floor(math.log2(one_row) * _PER_OCTAVE)
-        seconds_of_round: float = 2.0 ** (step / _PER_OCTAVE)
-        lifetime = self._lifetimes.memoize(step, lambda: self._turns.rounds(self._workload.response, seconds_of_round))
+        seconds_of_round = _seconds_on_grid(step)
+        lifetime = self._lifetime_on_grid(step)
         longest = lifetime.expected_maximum(self._workload.batch_size)
         if replica.while_waiting is WhileWaiting.KEEP:
             occupied = int(lifetime.stratified_sample(replica.num_rows).sum()) - replica.num_rows
@@ -141,14 +137,13 @@ class RolloutCosts:
 
     def _rounds(self, replica: Replica, seconds_of_round: float) -> _RolloutRounds:
         sampled = self._workload.sampled_lengths
-        ignores_waiting = math.isinf(seconds_of_round)
-        lifetime = sampled if ignores_waiting else self._turns.rounds(self._workload.response, seconds_of_round)
+        lifetime = sampled if math.isinf(seconds_of_round) else self._lifetime(seconds_of_round)
         share = min(1.0, sampled.mean / lifetime.mean)
         if replica.while_waiting is WhileWaiting.KEEP:
-            rounds = self._with_prompts(batch_rounds(self._single_turn(lifetime), replica.num_rows, replica.num_slots))
+            rounds = self._rounds_in_slots(lifetime, replica)
             stretch, live_share = self._slowdown(replica), share
         else:
-            rounds = self._with_prompts(self._rounds_without_tools(replica))
+            rounds = self._rounds_without_tools(replica)
             total_rounds = lifetime.expected_maximum(self._workload.batch_size)
             if replica.num_slots < replica.num_rows:
                 throughput_rounds = replica.num_rows * sampled.mean / replica.num_slots
@@ -174,18 +169,38 @@ class RolloutCosts:
     def _rounds_without_tools(self, replica: Replica) -> Rounds:
         """Return the rounds of the replica with the longest rollout, without tool waits."""
         shape = replica.num_rows, replica.num_slots
-        return self._isolated_rounds.memoize(shape, lambda: batch_rounds(self._sampling_workload, *shape))
+        return self._isolated_rounds.memoize(
+            shape, lambda: self._rounds_in_slots(self._workload.sampled_lengths, replica)
+        )
 
-    def _single_turn(self, occupied: Histogram) -> Workload:
-        """Return a single-turn workload whose sequences occupy a slot for `occupied` rounds."""
-        pairs = tuple(zip(occupied.tokens, occupied.probabilities, strict=True))
-        response = LengthSpec(max=occupied.maximum, histogram=pairs)
-        return Workload(batch_size=self._workload.batch_size, prompt=self._prompt, response=response)
-
-    def _with_prompts(self, rounds: Rounds) -> Rounds:
-        """Return the rounds with the prompt lengths of this workload."""
-        mean = self._workload.prompt_lengths.mean
+    def _rounds_in_slots(self, occupied: Lengths, replica: Replica) -> Rounds:
+        """Return the rounds of a replica whose rollouts each occupy a slot for `occupied` rounds."""
+        rounds = rounds_of_responses(self._responses(occupied, replica), self._prompts, replica.num_slots)
+        mean = self._workload.prompt_lengths.mean  # what a prefill computes has no tool tokens
         return replace(rounds, first=rounds.first._replace(tokens=mean), refills=rounds.refills._replace(tokens=mean))
+
+    def _responses(self, lengths: Lengths, replica: Replica) -> Integers:
+        return replica_responses(lengths, self._workload.batch_size, replica.num_rows)
+
+    def _single_turn_workload(self) -> Workload:
+        """Return the workload with all that a rollout samples as one response."""
+        prompt, response = (
+            LengthSpec(max=lengths.maximum, histogram=tuple(zip(lengths.tokens, lengths.probabilities, strict=True)))
+            for lengths in (self._prompts, self._workload.sampled_lengths)
+        )
+        return Workload(batch_size=self._workload.batch_size, prompt=prompt, response=response)
+
+    def _lifetime(self, seconds_of_round: float) -> InterpolatedLengths:
+        """Return the rounds of a rollout from first to last, with those in which it waits for its tool."""
+        step = math.floor(math.log2(seconds_of_round) * _PER_OCTAVE)
+        shortest, longest = _seconds_on_grid(step), _seconds_on_grid(step + 1)
+        share = (1 / seconds_of_round - 1 / shortest) / (1 / longest - 1 / shortest)
+        return InterpolatedLengths(self._lifetime_on_grid(step), self._lifetime_on_grid(step + 1), share)
+
+    def _lifetime_on_grid(self, step: int) -> Histogram:
+        return self._lifetimes.memoize(
+            step, lambda: self._turns.rounds(self._workload.response, _seconds_on_grid(step))
+        )
 
     def _tool_prefills(self, replica: Replica, num_rounds: float) -> Passes:
         """Return the prefills after tool results.
@@ -202,6 +217,12 @@ class RolloutCosts:
         if replica.while_waiting is WhileWaiting.KEEP:
             return ((passes, num_calls / passes, self._result_tokens + 1, cached),)
         return ((passes, num_calls / passes, cached + self._result_tokens, 0.0),)
+
+
+def _seconds_on_grid(step: int) -> float:
+    """Return the seconds of a round at a point of the grid."""
+    seconds: float = 2.0 ** (step / _PER_OCTAVE)
+    return seconds
 
 
 def _busy_window(window: RoundWindow, share: float) -> RoundWindow:

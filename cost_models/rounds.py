@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.profiles.lengths import Histogram, Lengths
 from meshwright.profiles.workload import Workload
 
 NUM_ORDERS = 8
@@ -86,10 +87,16 @@ class Batch(NamedTuple):
 
 def batch_rounds(workload: Workload, num_rows: int, num_slots: int) -> Rounds:
     """Return the rounds of the replica that holds the batch's longest response, averaged over arrival orders."""
-    counts = [_isolated_rounds(batch, num_slots) for batch in ordered_batches(workload, num_rows)]
+    responses = replica_responses(workload.response_lengths, workload.batch_size, num_rows)
+    return rounds_of_responses(responses, workload.prompt_lengths, num_slots)
+
+
+def rounds_of_responses(responses: Integers, prompt_lengths: Histogram, num_slots: int) -> Rounds:
+    """Return the rounds of a replica with these responses, ascending [row], averaged over arrival orders."""
+    num_rows, prompt = len(responses), prompt_lengths.mean
+    counts = [_isolated_rounds(batch, num_slots) for batch in ordered_batches(responses, prompt_lengths)]
     calls = sum(count.num_refills for count in counts) / len(counts)
     per_call = (num_rows - num_slots) / calls if calls else 0.0
-    prompt = workload.prompt_lengths.mean
     return Rounds(
         num_rounds=sum(count.num_rounds for count in counts) / len(counts),
         windows=mean_windows(counts),
@@ -98,27 +105,27 @@ def batch_rounds(workload: Workload, num_rows: int, num_slots: int) -> Rounds:
     )
 
 
-def ordered_batches(workload: Workload, num_rows: int) -> tuple[Batch, ...]:
-    """Return the rows of the replica with the batch's longest response, in `NUM_ORDERS` orders of arrival.
+def ordered_batches(responses: Integers, prompt_lengths: Histogram) -> tuple[Batch, ...]:
+    """Return a replica's rows, of which `responses` [row] are ascending, in `NUM_ORDERS` orders of arrival.
 
     There is one order if all rows are equal. Prompts are the medians of equally likely strata of their distribution.
     """
-    responses = replica_responses(workload, num_rows)
-    prompts = workload.prompt_lengths.stratified_sample(num_rows)
+    num_rows = len(responses)
+    prompts = prompt_lengths.stratified_sample(num_rows)
     if np.ptp(responses) == np.ptp(prompts) == 0:
         return (Batch(responses, prompts),)
     phases = [i / NUM_ORDERS for i in range(NUM_ORDERS)]
     return tuple(Batch(responses[_order(num_rows, p)], prompts[_order(num_rows, p + 0.5)]) for p in phases)
 
 
-def replica_responses(workload: Workload, num_rows: int) -> Integers:
+def replica_responses(lengths: Lengths, batch_size: int, num_rows: int) -> Integers:
     """Return the response lengths of the replica with the batch's longest response, ascending.
 
     They are the medians of `num_rows` equally likely strata of their distribution; the last one is the expected longest
     response of the whole batch, since every replica waits for the slowest.
     """
-    responses = workload.response_lengths.stratified_sample(num_rows)
-    responses[-1] = max(responses[-1], round(workload.response_lengths.expected_maximum(workload.batch_size)))
+    responses = lengths.stratified_sample(num_rows)
+    responses[-1] = max(responses[-1], round(lengths.expected_maximum(batch_size)))
     return responses
 
 

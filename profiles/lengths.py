@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,13 +77,40 @@ class Histogram:
 
     def expected_maximum(self, count: int) -> float:
         """Return the expected longest of `count` independent lengths."""
-        cumulative, previous, expected = 0.0, 0.0, 0.0
-        for length, p in zip(self.tokens, self.probabilities, strict=True):
-            cumulative = min(1.0, cumulative + p)
-            probability = cumulative**count
-            expected += length * (probability - previous)
-            previous = probability
-        return expected
+        reached = np.minimum(1.0, self._cumulative) ** count
+        return float(np.diff(reached, prepend=0.0) @ np.array(self.tokens))
+
+
+@dataclass(frozen=True)
+class InterpolatedLengths:
+    """A distribution between two others: each of its quantiles is that of `low` plus `share` of the way to `high`.
+
+    Means, expected maxima and stratified samples are linear in the quantiles, so they are interpolated themselves.
+    """
+
+    low: Histogram
+    high: Histogram
+    share: float
+
+    @property
+    def mean(self) -> float:
+        return self._between(self.low.mean, self.high.mean)
+
+    def expected_maximum(self, count: int) -> float:
+        """Return the expected longest of `count` independent lengths."""
+        return self._between(self.low.expected_maximum(count), self.high.expected_maximum(count))
+
+    def stratified_sample(self, count: int) -> NDArray[np.int64]:
+        """Return a stratified sample of `count` lengths [count], ascending."""
+        low, high = self.low.stratified_sample(count), self.high.stratified_sample(count)
+        return np.rint(low + self.share * (high - low)).astype(np.int64)
+
+    def _between(self, low: float, high: float) -> float:
+        return low + self.share * (high - low)
+
+
+Lengths: TypeAlias = Histogram | InterpolatedLengths
+"""A distribution of lengths, as such or between two others."""
 
 
 class LengthSpec(Document):

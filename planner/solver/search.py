@@ -6,6 +6,7 @@ both:
     incumbent  = the best of the model's local search or, if it has none, among a few modes per task
     bound      = the bound of the problem in which short tasks have only representative modes (`coarse_problem.py`)
     incumbent  = the best among the modes on as many ranks as the best representatives; often the search ends here
+    bound      = the least bound of a combination of modes of the longest tasks
     repeat
         aim    = the bound plus a stride; strides grow
         modes  = those of the combinations that can meet the aim (`mode_combinations.py`); often there is none
@@ -72,8 +73,8 @@ _MANY_MODES = 700
 _STEP_SHARE = 1 / 4
 """Length of a step as a share of the requested gap, if `_STEPS` steps would be shorter."""
 
-_MAX_PAIRS = 300_000
-"""Number of pairs of a combination and a mode of the next task up to which tasks are joined: 0.3 s of work."""
+_MAX_PAIRS = 1_200_000
+"""Number of pairs of a combination and a mode of the next task up to which tasks are joined: a second of work."""
 
 _STRIDE, _STRIDE_GROWTH = 0.01, 1.5
 """First stride, as a share of the bound, and the factor by which strides grow in each round.
@@ -241,7 +242,11 @@ class _SearchState:
                 self.set_aside, self.answer = self.answer, None
 
     def search_in_rounds(self, problem: Problem) -> None:
-        """Search in rounds with a growing aim; a round without an answer raises the bound to the aim."""
+        """Search in rounds with a growing aim; a round without an answer raises the bound to the aim.
+
+        The combinations of modes raise the bound before the first aim, from which there are fewer rounds to the answer.
+        """
+        problem = self._without_excluded(problem)
         stride = max(self.limits.tolerance, _STRIDE) * self.bound
         while self.is_open:
             self.aim = self.bound + math.ceil(stride)

@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from meshwright.cost_models.rounds import admit, batch_rounds, mean_windows, ordered_batches, round_counts
+from meshwright.cost_models.rounds import (
+    admit,
+    batch_rounds,
+    mean_windows,
+    ordered_batches,
+    replica_responses,
+    round_counts,
+)
 from meshwright.profiles.workload import Workload
 
 
@@ -38,7 +45,9 @@ def test_a_row_reads_its_own_cache_however_long_the_others_are(long_tail: Worklo
     """The decode rounds of a row of n tokens behind a prompt of p read p, p + 1, ..., p + n - 2 tokens."""
     windows = batch_rounds(long_tail, 64, slots).windows
     read = sum(window.rounds * window.live * window.context for window in windows)
-    orders = ordered_batches(long_tail, 64)
+    orders = ordered_batches(
+        replica_responses(long_tail.response_lengths, long_tail.batch_size, 64), long_tail.prompt_lengths
+    )
     own = [(b.responses - 1) * (b.prompts + (b.responses - 2) / 2) for b in orders]
     assert read == pytest.approx(sum(float(one.sum()) for one in own) / len(orders))
 
@@ -59,12 +68,16 @@ def test_each_sequence_takes_the_slot_that_is_free_first_and_none_overtakes() ->
 def test_orders_of_arrival_are_of_the_same_rows_and_one_where_all_are_alike(
     long_tail: Workload, fixed: Workload
 ) -> None:
-    batches = ordered_batches(long_tail, 64)
+    batches = ordered_batches(
+        replica_responses(long_tail.response_lengths, long_tail.batch_size, 64), long_tail.prompt_lengths
+    )
     assert len(batches) == 8
     assert len({tuple(batch.responses.tolist()) for batch in batches}) == 8
     for rows in zip(*((sorted(batch.responses), sorted(batch.prompts)) for batch in batches), strict=True):
         assert all(row == rows[0] for row in rows)
-    assert len(ordered_batches(fixed, 64)) == 1
+    assert (
+        len(ordered_batches(replica_responses(fixed.response_lengths, fixed.batch_size, 64), fixed.prompt_lengths)) == 1
+    )
 
 
 def test_a_sequence_decodes_in_all_of_its_rounds_but_the_first() -> None:

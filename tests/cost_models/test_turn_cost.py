@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.protocol import StageQuery
-from meshwright.cost_models.rounds import Batch, batch_rounds, ordered_batches
+from meshwright.cost_models.rounds import Batch, batch_rounds, ordered_batches, replica_responses
 from meshwright.cost_models.steady_state import Overlap, SteadyState, simulate_periods, whole_steps
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.hardware import Cluster
@@ -44,7 +44,9 @@ def test_synchronous_replicas_whose_sequences_wait_for_slots_wait_for_the_slowes
 def test_a_turn_does_one_batchs_work_and_never_in_fewer_rounds_than_its_slots_allow(
     long_tail: Workload, overlap: Overlap, num_slots: int
 ) -> None:
-    responses = ordered_batches(long_tail, 64)[0].responses
+    responses = ordered_batches(
+        replica_responses(long_tail.response_lengths, long_tail.batch_size, 64), long_tail.prompt_lengths
+    )[0].responses
     rounds = SteadyState(long_tail).rounds(64, num_slots, overlap)
     slots = min(num_slots, overlap.in_flight(64))
     assert rounds.num_rounds >= responses.sum() / slots
