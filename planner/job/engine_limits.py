@@ -29,6 +29,8 @@ VLLM_FAMILIES = (
 (`tests/runtime/inference/test_replica_engines.py`)."""
 _HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """The sizes of a head that attention on a CPU has (v1/attention/backends/cpu_attn.py of vLLM 0.32)."""
+MAX_ADAPTER_RANK = 512
+"""The largest rank of an adapter (config/lora.py of vLLM 0.32)."""
 _OURS = f"plan the job with engine: {OWN_ENGINES[0]}"
 
 
@@ -56,7 +58,12 @@ def vllm_violations(facts: Facts) -> Iterator[str]:
     if actor.head_dim not in _HEAD_DIMS:
         sizes = ", ".join(map(str, _HEAD_DIMS))
         yield f"its attention on a CPU has heads of {sizes} elements, and the actor's have {actor.head_dim}; {_OURS}."
-    if actor.adapter:
-        yield f"it gets whole weights, and the actor trains an adapter; {_OURS}."
+    if actor.adapter and actor.adapter.rank > MAX_ADAPTER_RANK:
+        yield f"its adapters have ranks up to {MAX_ADAPTER_RANK}, and the actor's has {actor.adapter.rank}; {_OURS}."
+    if actor.adapter and actor.architecture == "Glm4ForCausalLM" and "linear_fc1" in actor.adapter.targets:
+        yield (
+            "its adapters of Glm4 have gate and up projection apart, and a checkpoint has them together; leave "
+            f"linear_fc1 out of the adapter's targets, or {_OURS}."
+        )
     if facts.generation_weights:
         yield f"its weights have the job's precision, and generation_weights is {facts.generation_weights}; {_OURS}."
