@@ -257,6 +257,7 @@ class VllmEngine:
     def load(self, tensors: Iterator[tuple[str, Any]]) -> None:
         """Take new weights. Raises ValueError if some of the model's are missing, or if requests use cached blocks."""
         self._missing.names = ""
+        self._engine.collective_rpc(_forget_expert_kernels)
         self._engine.collective_rpc(
             "reload_weights", kwargs={"weights_iterator": tensors, "is_checkpoint_format": True}
         )
@@ -395,6 +396,18 @@ def _pack_tied_output(worker: Any) -> None:
     """
     output = worker.get_model().lm_head
     output.quant_method.process_weights_after_loading(output)
+
+
+def _forget_expert_kernels(worker: Any) -> None:
+    """Let the load that follows pack the weights of experts for the kernels of a CPU.
+
+    Only the load with which a kernel of experts is made packs them: a reload would copy plain weights to where the
+    kernel reads packed ones (fused_moe/unquantized_fused_moe_method.py of vLLM 0.32).
+    """
+    for module in worker.get_model().modules():
+        method: Any = getattr(module, "quant_method", None)
+        if hasattr(method, "moe_kernel"):
+            method.moe_kernel = None
 
 
 class _NotLoaded(logging.Handler):

@@ -18,7 +18,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models
 
 from meshwright.cost_models.period_ends import WholeStep
-from meshwright.planner.job.engine_limits import VLLM_FAMILIES
+from meshwright.planner.job.engine_limits import VLLM_EXPERT_FAMILIES, VLLM_FAMILIES
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_parts.adapter import ATTENTION_LINEARS, MLP_LINEARS, Adapter
 from meshwright.profiles.model_shape import read_model
@@ -42,6 +42,7 @@ from meshwright.runtime.rollout.external_engine import engine_adapter, shard_of_
 from meshwright.runtime.training.weight_copies import sampling_spec
 from tests.runtime.checkpoints import FAMILIES, tokens, write_checkpoint
 from tests.runtime.inference.vllm_environment import VLLM_PYTHON, needs_vllm
+from tests.runtime.laws.test_experts import FAMILIES as MIXTURES
 from tests.runtime.ranks import run_on_ranks
 
 ENGINES = (
@@ -54,13 +55,12 @@ FAMILY_CASES = tuple(
         family, *engine.values, marks=(*engine.marks, *((pytest.mark.check_all,) if family != "Llama" else ()))
     )
     for engine in ENGINES
-    for family in (FAMILIES if engine.values == ("ours",) else VLLM_FAMILIES)
+    for family in (FAMILIES if engine.values == ("ours",) else (*VLLM_FAMILIES, *VLLM_EXPERT_FAMILIES))
 )
 VOCAB_SIZE = 24
 """Tokens that may be sampled, of the 260 of the model: so few that the end token is sampled now and then."""
 EOS, MAX_TOKENS, MAX_RESPONSE = 7, 96, 24
 ANSWER = (1, 2, 3)
-ALL_LINEARS = (*ATTENTION_LINEARS, *MLP_LINEARS)
 HEAD_DIM = 32
 """The smallest that vLLM's attention has on a CPU."""
 PROMPTS = tuple(
@@ -246,8 +246,9 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def checkpoint(directory: Path, family: str = "Llama", seed: int = 0) -> Path:
-    heads = {"num_attention_heads": 2} if family == "Qwen2" else {"head_dim": HEAD_DIM}  # its configuration has none
-    return write_checkpoint(directory, family, seed=seed, **{**FAMILIES[family], **heads})
+    has_heads = not family.startswith("Qwen2")  # their configurations have no size of a head
+    heads = {"head_dim": HEAD_DIM} if has_heads else {"num_attention_heads": 2, "num_key_value_heads": 2}
+    return write_checkpoint(directory, family, seed=seed, **{**(FAMILIES | MIXTURES)[family], **heads})
 
 
 @functools.cache
@@ -288,13 +289,13 @@ def sample_adapted(
     return tuple(responses)
 
 
-@pytest.mark.parametrize(("family", "engine"), FAMILY_CASES)
+@pytest.mark.parametrize(("family", "engine"), [case for case in FAMILY_CASES if case.values[0] in FAMILIES])
 def test_greedy_responses_are_those_of_transformers_with_the_adapter_of_every_update_merged(
     family: str, engine: str, tmp_path: Path
 ) -> None:
     directory, merged = checkpoint(tmp_path / family, family), tuple(tmp_path / f"merged{seed}" for seed in range(3))
-    targets = tuple(name for name in ALL_LINEARS if (family, name) != ("Glm4", "linear_fc1"))  # which vLLM refuses
-    adapter = Adapter(rank=4, alpha=6.0, targets=targets)
+    linears = (*ATTENTION_LINEARS, *(MLP_LINEARS if family != "Glm4" else ("linear_fc2",)))  # vLLM refuses its gates
+    adapter = Adapter(rank=4, alpha=6.0, targets=linears)
     found, *same = run_on_ranks(
         layout_of(engine).num_ranks, sample_adapted, engine, directory, merged, adapter, timeout=300.0
     )

@@ -8,6 +8,7 @@ import math
 import statistics
 from dataclasses import replace
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import psutil
@@ -23,6 +24,7 @@ from meshwright.runtime.records.record import RunSummary
 from tests.runtime.checkpoints import name_end_tokens, write_checkpoint
 from tests.runtime.command import Call
 from tests.runtime.inference.vllm_environment import VLLM_PYTHON, needs_vllm
+from tests.runtime.laws.test_experts import mixture
 from tests.runtime.laws.test_replanned_runs import BEYOND, MANY, stopped_beyond
 from tests.runtime.laws.test_replanned_runs import asked as replannable
 from tests.runtime.laws.test_replanned_runs import start as start_replanning
@@ -82,6 +84,17 @@ def test_rewards_rise_and_every_update_reaches_the_engine(
     assert {line["max_staleness"] for line in lines(tmp_path / "run")} == {0}
     require_same_weights(tmp_path / "run")
     assert "generation by vllm 0.32" in summary.kernels
+
+
+@pytest.mark.parametrize("pins", [TWO_REPLICAS, TWO_SHARDS])
+def test_the_experts_of_every_update_reach_the_engine(pins: tuple[str, ...], tmp_path: Path) -> None:
+    path = written(tmp_path)
+    rmtree(tmp_path / "actor")
+    mixture(tmp_path / "actor", vocab_size=VOCAB_SIZE, head_dim=32)
+    name_end_tokens(tmp_path / "actor", EOS)
+    summary = run_plan(rewarded(path, tmp_path / "run", *pins, steps=3))
+    assert isinstance(summary, RunSummary)
+    require_same_weights(tmp_path / "run")
 
 
 @pytest.mark.parametrize(("pins", "changes"), [(TWO_REPLICAS, {}), (TWO_SHARDS, {}), (IN_FLIGHT, LATE)])

@@ -17,7 +17,8 @@ from meshwright.planner.job.job import Job, read_job, resolve
 from meshwright.planner.job.sections import ClusterSpec
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.model_parts.adapter import Adapter
+from meshwright.profiles.experts import Experts
+from meshwright.profiles.model_parts.adapter import ATTENTION_LINEARS, Adapter
 from meshwright.profiles.model_parts.hf_config import SlidingWindow
 from meshwright.profiles.stages import GENERATE
 from meshwright.runtime.inference.engine_server import LORA_RANKS
@@ -52,6 +53,7 @@ def with_actor(plan: Plan, **changes: Any) -> Plan:
     return with_facts(plan, models=models.model_copy(update={"actor": replace(models.actor, **changes)}))
 
 
+EXPERTS = Experts(num_experts=4, experts_per_token=2, ffn_size=96)
 CHANGED: Mapping[str, tuple[Callable[[Plan], Plan], str]] = {
     "architecture": (lambda plan: with_actor(plan, architecture="PhiForCausalLM"), "and the actor is PhiForCausalLM"),
     "heads": (lambda plan: with_actor(plan, head_dim=16), "elements, and the actor's have 16"),
@@ -66,6 +68,14 @@ CHANGED: Mapping[str, tuple[Callable[[Plan], Plan], str]] = {
     "gates of an adapter": (
         lambda plan: with_actor(plan, architecture="Glm4ForCausalLM", adapter=Adapter(rank=4, alpha=8.0)),
         "leave linear_fc1 out of the adapter's targets",
+    ),
+    "an adapter beside experts": (
+        lambda plan: with_actor(plan, experts=EXPERTS, adapter=Adapter(rank=4, alpha=8.0, targets=ATTENTION_LINEARS)),
+        "its adapters of models with experts need Triton",
+    ),
+    "experts of another size": (
+        lambda plan: with_actor(plan, architecture="MixtralForCausalLM", experts=EXPERTS, hidden_size=48),
+        "its experts on a CPU have hidden sizes that are multiples of 32, and the actor's is 48",
     ),
     "8 bits": (lambda plan: with_facts(plan, generation_weights="fp8"), "generation_weights is fp8"),
 }
