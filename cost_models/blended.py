@@ -101,6 +101,10 @@ class BlendedModel(AnalyticModel):
     def transfer_seconds(self, num_bytes: float) -> Cost:
         return _corrected_cost(super().transfer_seconds(num_bytes), self._table, Traffic.TRANSFER)
 
+    def shares_rounds(self, query: StageQuery) -> bool:
+        """Return True if the rounds of an engine in its own process were timed for this shard of the model."""
+        return self._timings is not None and self._timings.has_rounds_of(shape_of(query.model, query.layout.tp))
+
     def _load_seconds(self, model: ModelSpec, target: Layout) -> float | None:
         """Return the measured seconds in which the engine takes all weights; None if not measured."""
         if not self._timings or target.pp > 1:
@@ -109,7 +113,7 @@ class BlendedModel(AnalyticModel):
 
     def _new_generation(self, query: StageQuery) -> Generation:
         generation = super()._new_generation(query)
-        if not self._timings or not self._timings.has_rounds_of(shape_of(query.model, query.layout.tp)):
+        if not self.shares_rounds(query):
             return generation
         return replace(  # timed rounds have in them what the engine's host and collectives add
             generation,

@@ -15,7 +15,7 @@ to the ranks of one node are combined (NCCL 2.12, PXN), so that a rank sends one
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeAlias
 
@@ -32,6 +32,7 @@ from meshwright.profiles.elementwise import FloatArray, IntArray, N, maximum, mi
 from meshwright.profiles.frameworks import Engine, Framework
 from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import Layout, layers_per_stage
+from meshwright.profiles.model_parts.adapter import Linear
 from meshwright.profiles.model_parts.fp8_weights import linears_of
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Offload
@@ -235,6 +236,21 @@ def num_whole_tensors(model: ModelSpec) -> int:
 _TENSORS_PER_ADAPTED = 2
 """Messages of an adapter per adapted linear: A and B."""
 
+_STORED_PARTS: Mapping[Linear, int] = {"linear_qkv": 3, "linear_proj": 1, "linear_fc1": 2, "linear_fc2": 1}
+"""Linears of a checkpoint that are one linear here, in the order of a layer; each has an A of its own in PEFT's
+format."""
+
+
+def stored_adapter_size(model: ModelSpec) -> tuple[int, int]:
+    """Return the tensors and the elements of an adapter in PEFT's format."""
+    assert model.adapter is not None, model.name
+    parts = [number for name, number in _STORED_PARTS.items() if name in model.adapter.targets]
+    elements = sum(
+        model.adapter.rank * (number * inner + outer)
+        for number, (inner, outer) in zip(parts, model.adapted_linears, strict=True)
+    )
+    return _TENSORS_PER_ADAPTED * sum(parts) * model.num_layers, elements * model.num_layers
+
 
 def refit_seconds(
     move: RefitQuery,
@@ -407,10 +423,14 @@ def loader_refit(
 
     Whole tensors are broadcast; every rank of the engine receives all of them and keeps its part. A broadcast passes
     from rank to rank, so tensors cross each link once however many ranks receive them (Patarasuk and Yuan, JPDC 69(2),
-    2009, section 3). Each matrix of an expert is a tensor. The rate is that of the link, or that at which the trainer
+    2009, section 3). Each matrix of an expert is a tensor. Of an adapter that is not merged, its tensors in PEFT's
+    format are sent alone. The rate is that of the link, or that at which the trainer
     gathers whole tensors.
     """
-    protocol, tensors = efficiency.protocols[-1], num_whole_tensors(model)
+    protocol = efficiency.protocols[-1]
+    tensors, elements = num_whole_tensors(model), model.num_params
+    if model.adapter and not trainer.merged_adapters:
+        tensors, elements = stored_adapter_size(model)
     link_seconds, link_bandwidth = _slowest_link(transfer, cluster)
     is_within_node = transfer.union_ranks <= cluster.ranks_per_node
     rate = link_bandwidth * where(is_within_node, protocol.link_bytes, protocol.fabric_bytes + 0 * link_bandwidth)
@@ -418,7 +438,7 @@ def loader_refit(
         rate = minimum(rate, trainer.gather_bytes_per_second)
     tally = TermSums[N]()
     tally.add("weight messages", tensors * (link_seconds + cluster.device.launch_seconds + engine.refit.tensor_seconds))
-    tally.add("weight bytes", element_bytes * model.num_params / rate)
+    tally.add("weight bytes", element_bytes * elements / rate)
     return tally
 
 

@@ -223,6 +223,11 @@ class ChoiceCosts(Protocol):
 class QueryLoop:
     """A mixin for cost models that have a method for one choice or refit only: it asks for several one by one."""
 
+    def shares_rounds(self, query: StageQuery) -> bool:
+        """Return False: a prefill and a decode step are two passes."""
+        del query
+        return False
+
     def seconds_of_refits(self: RefitCosts, refits: RefitTable) -> FloatArray:
         """Return the seconds of several refits, [refits]."""
         return np.array([self.refit_seconds(refit).total for refit in refits], dtype=np.float64)
@@ -309,6 +314,10 @@ class CostModel(Protocol):
         """Return the totals of `memory` of several choices of the query's stage."""
         ...
 
+    def shares_rounds(self, query: StageQuery) -> bool:
+        """Return True if a prefill and a decode step in one round of this generation are one pass."""
+        ...
+
     def refit_seconds(self, move: RefitQuery) -> Cost:
         """Return the seconds that a refit takes on the ranks of both pools."""
         ...
@@ -379,6 +388,9 @@ class DelegatingCostModel:
 
     def bytes_of_choices(self, query: StageQuery, choices: ChoiceTable) -> BytesColumns:
         return self._delegate().bytes_of_choices(query, choices)
+
+    def shares_rounds(self, query: StageQuery) -> bool:
+        return self._delegate().shares_rounds(query)
 
     def refit_seconds(self, move: RefitQuery) -> Cost:
         return self._delegate().refit_seconds(move)

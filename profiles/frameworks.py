@@ -91,6 +91,9 @@ class Framework(Document):
         gt=0,
         description="rate at which whole tensors are gathered to be sent to a loader; null: as fast as links",
     )
+    merged_adapters: bool = Field(
+        default=True, description="a refit sends the weights with the adapter merged; false: the adapter alone"
+    )
     grouped_experts: bool = Field(default=True, description="false: the experts of a rank run one by one")
     fused_expert_biases: bool = Field(
         default=True,

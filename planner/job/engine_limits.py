@@ -27,8 +27,14 @@ VLLM_FAMILIES = (
 )
 """The families whose greedy responses from vLLM are compared with transformers
 (`tests/runtime/inference/test_replica_engines.py`)."""
+VLLM_EXPERT_FAMILIES = ("Mixtral", "Qwen2Moe", "Qwen3Moe")
+"""Those of models with experts."""
+_EXPERT_MULTIPLE = 32
+"""Kernels of experts on a CPU have hidden sizes that are multiples of it (experts/cpu_moe.py of vLLM 0.32)."""
 _HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """The sizes of a head that attention on a CPU has (v1/attention/backends/cpu_attn.py of vLLM 0.32)."""
+MAX_ADAPTER_RANK = 512
+"""The largest rank of an adapter (config/lora.py of vLLM 0.32)."""
 _OURS = f"plan the job with engine: {OWN_ENGINES[0]}"
 
 
@@ -48,15 +54,28 @@ def vllm_violations(facts: Facts) -> Iterator[str]:
     actor = facts.models.spec(Role.ACTOR)
     if facts.cluster.kind != "cpu":
         yield f"it is started on CPUs only, and the cluster is {facts.cluster.kind}; {_OURS}, or export the plan."
-    if actor.architecture not in {f"{family}ForCausalLM" for family in VLLM_FAMILIES}:
-        yield f"it was tried with {', '.join(VLLM_FAMILIES)}, and the actor is {actor.architecture}; {_OURS}."
+    families = (*VLLM_FAMILIES, *VLLM_EXPERT_FAMILIES)
+    if actor.architecture not in {f"{family}ForCausalLM" for family in families}:
+        yield f"it was tried with {', '.join(families)}, and the actor is {actor.architecture}; {_OURS}."
+    if actor.experts and actor.hidden_size % _EXPERT_MULTIPLE:
+        yield (
+            f"its experts on a CPU have hidden sizes that are multiples of {_EXPERT_MULTIPLE}, and the actor's is "
+            f"{actor.hidden_size}; {_OURS}."
+        )
     if actor.window:
         tokens = actor.window.num_tokens
         yield f"it was tried without a sliding window, and the actor has one of {tokens} tokens; {_OURS}."
     if actor.head_dim not in _HEAD_DIMS:
         sizes = ", ".join(map(str, _HEAD_DIMS))
         yield f"its attention on a CPU has heads of {sizes} elements, and the actor's have {actor.head_dim}; {_OURS}."
-    if actor.adapter:
-        yield f"it gets whole weights, and the actor trains an adapter; {_OURS}."
+    if actor.adapter and actor.adapter.rank > MAX_ADAPTER_RANK:
+        yield f"its adapters have ranks up to {MAX_ADAPTER_RANK}, and the actor's has {actor.adapter.rank}; {_OURS}."
+    if actor.adapter and actor.experts:
+        yield f"its adapters of models with experts need Triton, which it does not have on a CPU; {_OURS}."
+    if actor.adapter and actor.architecture == "Glm4ForCausalLM" and "linear_fc1" in actor.adapter.targets:
+        yield (
+            "its adapters of Glm4 have gate and up projection apart, and a checkpoint has them together; leave "
+            f"linear_fc1 out of the adapter's targets, or {_OURS}."
+        )
     if facts.generation_weights:
         yield f"its weights have the job's precision, and generation_weights is {facts.generation_weights}; {_OURS}."

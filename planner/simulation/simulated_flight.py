@@ -68,6 +68,19 @@ class RoundTimes:
 
     prefill: Grid
     round_: Grid
+    shares_rounds: bool = False
+    """True if a prefill in a round that decodes is one pass with it."""
+
+    def refill(self, rows: Numbers, tokens: Numbers, decoding: NDArray[np.bool_], context: Numbers) -> Numbers:
+        """Return the seconds that prefills of `rows` rows of `tokens` tokens add to their rounds.
+
+        In rounds in which others are `decoding`, at this context, what a round takes for any number of tokens is in the
+        seconds of both; it is taken to be the decode step of one row, as in `Generation`.
+        """
+        seconds = self.prefill(rows, tokens)
+        if self.shares_rounds:
+            seconds = seconds - decoding * self.round_(np.ones_like(context), context)
+        return seconds
 
 
 def round_times(facts: Facts, query: StageQuery, remodel: CostModelBuilder) -> RoundTimes:
@@ -85,7 +98,8 @@ def round_times(facts: Facts, query: StageQuery, remodel: CostModelBuilder) -> R
             first, third = (cost.total - cost.amount(ENGINE_LOAD) for cost in costs)
             prefills[i, j], rounds[i, j] = first, (third - first) / 2
     axes = np.array(rows, dtype=float), np.array(lengths, dtype=float)
-    return RoundTimes(prefill=Grid(*axes, prefills), round_=Grid(*axes, rounds))
+    shares_rounds = remodel(facts).shares_rounds(query)
+    return RoundTimes(prefill=Grid(*axes, prefills), round_=Grid(*axes, rounds), shares_rounds=shares_rounds)
 
 
 def _with(facts: Facts, query: StageQuery, num_rows: int, prompt: int, response: int) -> Facts:
@@ -296,7 +310,8 @@ class _PeriodWork:
         self._num_advanced, self._rows, self._cached = 0, 0, 0  # of the current round
         self._decodes: list[tuple[float, float, float, float]] = []  # round, rounds, rows, cached tokens
         self._first: list[SimulatedSequence] = []
-        self._refills: list[tuple[float, int, float]] = []  # round, rows, mean tokens
+        self._refills: list[tuple[float, int, float, int, float]] = []
+        """Round, rows and mean tokens of a prefill, and the number and mean context of those that decode."""
         self._num_rounds, self._row_rounds = 0.0, 0.0
         self._sequences = [
             (sequence, sequence.first_pass - group.num_passes - 1) for group in flight.groups for sequence in group.live
@@ -306,10 +321,11 @@ class _PeriodWork:
     def step(self, group: SimulatedGroup) -> int:
         """Run one pass of the group; return the number of sequences that it admitted."""
         self._num_advanced += 1
-        self._rows += len(group.live)
-        self._cached += group.cached if group.live else 0
+        decoding, cached = len(group.live), group.cached if group.live else 0
+        self._rows += decoding
+        self._cached += cached
         admitted = group.step(self._flight.waiting, self._flight.period)
-        self._admit(admitted)
+        self._admit(admitted, decoding, cached)
         if self._num_advanced == self._num_groups:
             self.end()
         return len(admitted)
@@ -336,15 +352,17 @@ class _PeriodWork:
             self._decode(self._num_advanced / self._num_groups, rows, self._cached / max(1, self._rows))
         self._num_advanced, self._rows, self._cached = 0, 0, 0
 
-    def _admit(self, admitted: Sequence[SimulatedSequence]) -> None:
-        """Record the prompts that a group prefills in one pass; those of the first round fill the pipeline together."""
+    def _admit(self, admitted: Sequence[SimulatedSequence], decoding: int, cached: int) -> None:
+        """Record the prompts that a group prefills in one pass, in which `decoding` others with `cached` tokens decode;
+        those of the first round fill the pipeline together."""
         self._row_rounds += len(admitted)
         self._sequences += [(sequence, int(self._num_rounds)) for sequence in admitted]
         prefilled = [sequence for sequence in admitted if sequence.is_prefilled]
         if not self._num_rounds:
             self._first += prefilled
         elif prefilled:
-            self._refills.append((self._num_rounds, len(prefilled), _mean_prompt(prefilled)))
+            context = cached / max(1, decoding)
+            self._refills.append((self._num_rounds, len(prefilled), _mean_prompt(prefilled), decoding, context))
 
     def _decode(self, rounds: float, rows: float, context: float) -> None:
         if rounds and rows:
@@ -374,8 +392,8 @@ class _PeriodWork:
             total += float(prefill.sum())
             runs.append(np.array([[0.0], [1.0], prefill]))
         if self._refills:
-            first, rows, tokens = np.array(self._refills).T
-            prefill = times.prefill(rows * self._num_groups, tokens)
+            first, rows, tokens, decoding, contexts = np.array(self._refills).T
+            prefill = times.refill(rows * self._num_groups, tokens, decoding > 0, contexts)
             total += float(prefill.sum()) / self._num_stages
             runs.append(np.array([first, np.ones(len(first)), prefill / self._num_stages]))
         return total, self._held(np.concatenate(runs, axis=1), same_prompt)

@@ -239,7 +239,14 @@ def simulate_batch(
     rounds = np.where(live > 0, after - first, 0)
     decode = rounds * times.round_(np.maximum(live, 1).astype(float), context)
     num_groups, prefilled = min(num_stages, num_slots), slice(None, None, same_prompt)
-    begins, prefill = _prefill_seconds(prompts[prefilled], starts[prefilled], num_groups, num_stages, times)
+    begins, prefill = _prefill_seconds(
+        prompts[prefilled],
+        starts[prefilled],
+        _DecodeRuns(first, live, context),
+        times,
+        num_groups=num_groups,
+        num_stages=num_stages,
+    )
     held = held_blocks(prompts, starts, ends, _read_until(ends, same_prompt), num_rounds)
     runs = np.concatenate([first, begins]), np.concatenate([after, begins + 1])
     return BatchResult(
@@ -268,8 +275,17 @@ def _starts(responses: Sequence[int], num_slots: int) -> Lengths:
     return np.array(starts)
 
 
+class _DecodeRuns(NamedTuple):
+    """Runs of rounds in which no sequence starts or ends: the first round of each, the sequences that decode in it, and
+    their mean context."""
+
+    first: Lengths
+    live: Lengths
+    context: NDArray[np.float64]
+
+
 def _prefill_seconds(
-    prompts: Lengths, starts: Lengths, num_groups: int, num_stages: int, times: RoundTimes
+    prompts: Lengths, starts: Lengths, decodes: _DecodeRuns, times: RoundTimes, *, num_groups: int, num_stages: int
 ) -> tuple[Lengths, NDArray[np.float64]]:
     """Return the rounds with prefills, and the seconds in each.
 
@@ -281,7 +297,8 @@ def _prefill_seconds(
     share = np.ones(len(rows))
     share[1:] = 1 / num_stages
     rows[1:] *= num_groups
-    return begins, share * times.prefill(rows, tokens)
+    run = np.searchsorted(decodes.first, begins)
+    return begins, share * times.refill(rows, tokens, decodes.live[run] > 0, decodes.context[run])
 
 
 _MAX_WAVES = 10_000

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.cost_models.generation_cost import ENGINE_LOAD
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.simulation.simulated_flight import RoundTimes
 from meshwright.planner.simulation.simulated_generation import Generated, Lengths, staleness_of_period
@@ -89,7 +90,7 @@ class RolloutGeneration:
         return Generated(
             prompts=np.array([one.prompt for one in rollouts]),
             responses=np.array([one.num_tokens for one in rollouts]),
-            seconds=tuple(self._level * seconds for seconds, _ in results),
+            seconds=tuple(self._level * seconds + placement.cost.amount(ENGINE_LOAD) for seconds, _ in results),
             live=tuple(live for _, live in results),
             held=(),
             tokens_by_staleness={staleness_of_period(self._plan, step, step): num_sampled},
@@ -150,6 +151,11 @@ class _Replica:
         """Slots held by rollouts that wait for a tool."""
         return len(self._waiting) if self._keeps_slot else 0
 
+    @property
+    def _mean_context(self) -> float:
+        """The mean tokens of the live rollouts before their turns."""
+        return sum(rollout.context for rollout in self._live) / len(self._live)
+
     def _receive_tool_results(self) -> list[int]:
         """Process tool results that have arrived; return the tokens to prefill of each rollout that kept its slot."""
         to_prefill = []
@@ -166,18 +172,22 @@ class _Replica:
         return to_prefill
 
     def _prefill(self, prefills: Sequence[int]) -> None:
-        """Prefill rows of these lengths: the first ones fill the pipeline; later ones delay only one slot group."""
+        """Prefill rows of these lengths: the first ones fill the pipeline; later ones delay only one slot group.
+
+        Every round decodes: `_decode` counts the first token of a turn too.
+        """
         if not prefills:
             return
         is_first = not self._num_rounds
         rows = np.array([float(len(prefills) if is_first else len(prefills) * self._num_groups)])
-        seconds = float(self._times.prefill(rows, np.array([sum(prefills) / len(prefills)])).sum())
+        tokens, context = np.array([[sum(prefills) / len(prefills)], [self._mean_context]])
+        seconds = float(self._times.refill(rows, tokens, np.array([True]), context).sum())
         self._now += seconds if is_first else seconds / self._num_stages
 
     def _decode(self) -> None:
         """Decode until a turn ends or a tool result arrives, whichever is first."""
         rounds = min(rollout.tokens_left for rollout in self._live)
-        context = sum(rollout.context for rollout in self._live) / len(self._live) + rounds / 2
+        context = self._mean_context + rounds / 2
         seconds = float(self._times.round_(np.array([float(len(self._live))]), np.array([context])).sum())
         if self._waiting:
             until = self._waiting[0][0] - self._now

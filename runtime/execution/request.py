@@ -15,7 +15,7 @@ from meshwright.planner.program.check_program import require_sound
 from meshwright.planner.program.program import Program, lower, split_waves
 from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput, require_none
-from meshwright.profiles.frameworks import OWN_ENGINES, require_run_engine
+from meshwright.profiles.frameworks import require_run_engine
 from meshwright.profiles.model_shape import run_violations
 from meshwright.profiles.table import Table
 from meshwright.runtime.device import host
@@ -117,13 +117,7 @@ def check(request: RunRequest, rendezvous: Rendezvous, data: PromptData | None =
 
 
 def _require_replannable(request: RunRequest) -> None:
-    """Raise BadInput for a plan whose run cannot measure what re-planning needs, or whose engine is in a process."""
-    engine = request.plan.facts.engine
-    if engine not in OWN_ENGINES:
-        raise BadInput(
-            f"--replan-every {request.replan_every}: a switch to another plan was not tried with engine {engine}; "
-            f"leave the option out, or plan the job with engine: {OWN_ENGINES[0]}."
-        )
+    """Raise BadInput for a plan whose run cannot measure what re-planning needs."""
     try:
         require_calibratable(request.plan, request.table)
     except BadInput as error:

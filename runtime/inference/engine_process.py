@@ -67,6 +67,17 @@ class EngineShard:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EngineAdapter:
+    """The adapter with which all sequences are sampled."""
+
+    rank: int
+    alpha: float
+    """The low-rank product is scaled by alpha / rank."""
+    modules: tuple[str, ...]
+    """The linears that it adapts, by the engine's names."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineSettings:
     """What an engine starts with."""
 
@@ -90,6 +101,8 @@ class EngineSettings:
     """The logits are divided by it before anything else: log-probabilities are of softmax(logits / temperature)."""
     shard: EngineShard = EngineShard()
     """The shard of the model; vLLM takes whole weights and keeps its part of them."""
+    adapter: EngineAdapter | None = None
+    """With an adapter the weights below it come once, and a version of the weights is one of the adapter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,12 +207,24 @@ class EngineProcess:
             self._fail(f"is {facts.engine} {facts.version}, and meshwright runs {supported}")
         return facts
 
+    def take_base(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Give the engine the frozen weights below an adapter: tensors [...] by their names in a Hugging Face
+        checkpoint. Raises RunFailed if it refuses them."""
+        self._send("base")
+        self._send_tensors(tensors)
+
     def take_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Give the engine new weights: tensors [...] by their names in a Hugging Face checkpoint.
+        """Give the engine new weights: tensors [...] by their names in a Hugging Face checkpoint, or those of its
+        adapter by their names in PEFT.
 
         What it has cached under the old weights is dropped. Raises RunFailed if it refuses them.
         """
         self._send("weights", version=version)
+        self._version = version
+        self._send_tensors(tensors)
+
+    def _send_tensors(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Send tensors [...] in buckets, and wait until they are loaded."""
         for bucket in _buckets(tensors):
             listed, offset = [], 0
             self._reserve(sum(_num_bytes(tensor) for _, tensor in bucket))
@@ -213,8 +238,7 @@ class EngineProcess:
             self._send("bucket", tensors=listed, num_bytes=len(self._bucket))
             self._answer("taken")
         self._send("end_weights")
-        self._require_version(self._answer("loaded"), version)
-        self._version = version
+        self._require_version(self._answer("loaded"), self._version)
 
     @property
     def version(self) -> int:

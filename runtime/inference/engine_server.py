@@ -6,14 +6,16 @@ PYTHON is the interpreter of the engine's own environment, so this file imports 
 class at its end imports vLLM. SOCKET and MEMORY are numbers of inherited files: a stream socket, and the shared memory
 through which weights come. PARENT is the process id of the rank; the process ends with it.
 
-A message is a header (`_HEADER`) and a JSON object. The rank asks, and the process answers every message but `weights`:
+A message is a header (`_HEADER`) and a JSON object. The rank asks, and the process answers every message but `base` and
+`weights`:
 
 | message | content | answer |
 |---|---|---|
 | `start` | settings of the engine (`EngineSettings` in `engine_process.py`) | what runs: engine, version, kernels |
-| `weights` | the version of the weights that follow | none |
+| `base` | the frozen weights below an adapter follow | none |
+| `weights` | the version of the weights that follow: those of the adapter, where there is one | none |
 | `bucket` | names, types, shapes and offsets of tensors in the shared memory | `taken`: the memory is free again |
-| `end_weights` | | the version |
+| `end_weights` | | the version, -1 after `base` |
 | `step` | requests to add, ids of requests to abort | the tokens of one round, and the version that sampled them |
 
 An answer with the key `error` is a refusal, in one sentence.
@@ -30,9 +32,10 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -40,6 +43,9 @@ PROTOCOL_VERSION = 1
 """The version of the message format; every message carries it."""
 MAX_MESSAGE_BYTES = 2**26
 """Largest JSON object of a message: a round of 4,096 rows has less than a megabyte."""
+
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The ranks for which vLLM 0.32 reserves memory (config/lora.py); adapters of a smaller rank fit."""
 
 _MAGIC = b"MWEN"
 _HEADER = struct.Struct(">4sHI")
@@ -111,6 +117,10 @@ class ServedEngine(Protocol):
         under the old ones."""
         ...
 
+    def load_adapter(self, tensors: Iterator[tuple[str, Any]]) -> None:
+        """Take a new adapter, under the names of PEFT; forget what was cached under the old one."""
+        ...
+
     def step(self, added: Sequence[Message], aborted: Sequence[str]) -> list[Any]:
         """Run one round; return the id of each request that got tokens, the tokens, their log-probabilities, and
         whether it has ended."""
@@ -121,7 +131,8 @@ def serve(connection: socket.socket, memory: int, start: Callable[[Message], Ser
     """Answer messages until the other side closes the connection."""
     with suppress(EOFError, OSError):
         try:
-            engine = start(_expect(read_message(connection), "start"))
+            settings = _expect(read_message(connection), "start")
+            engine = start(settings)
         except (EOFError, OSError):
             raise
         except Exception as error:
@@ -132,9 +143,11 @@ def serve(connection: socket.socket, memory: int, start: Callable[[Message], Ser
         while True:
             message = read_message(connection)
             try:
-                if message["kind"] == "weights":
-                    engine.load(_received(connection, memory))
-                    version = message["version"]
+                if message["kind"] in ("base", "weights"):
+                    is_adapter = settings["adapter"] and message["kind"] == "weights"
+                    load = engine.load_adapter if is_adapter else engine.load
+                    load(_received(connection, memory))
+                    version = message.get("version", version)
                     write_message(connection, "loaded", version=version)
                 else:
                     asked = _expect(message, "step")
@@ -200,6 +213,7 @@ class VllmEngine:
         import vllm  # noqa: PLC0415
 
         self._vllm, self._torch = vllm, torch
+        self._adapter: _Adapter | None = _Adapter(**settings["adapter"]) if settings["adapter"] else None
         self._missing = _NotLoaded()
         logging.getLogger("vllm.model_executor.model_loader.reload.inplace").addHandler(self._missing)
         shard = settings["shard"]
@@ -224,6 +238,7 @@ class VllmEngine:
                     # Before the filters top_k and top_p, and before a temperature of the request, which is therefore 1.
                     logprobs_mode="raw_logprobs",
                     enforce_eager=True,
+                    **(self._adapter.arguments if self._adapter else {}),
                     tensor_parallel_size=shard["tp"],
                     distributed_executor_backend=_shard_executor(shard) if shard["tp"] > 1 else None,
                     seed=0,
@@ -242,6 +257,7 @@ class VllmEngine:
     def load(self, tensors: Iterator[tuple[str, Any]]) -> None:
         """Take new weights. Raises ValueError if some of the model's are missing, or if requests use cached blocks."""
         self._missing.names = ""
+        self._engine.collective_rpc(_forget_expert_kernels)
         self._engine.collective_rpc(
             "reload_weights", kwargs={"weights_iterator": tensors, "is_checkpoint_format": True}
         )
@@ -249,6 +265,16 @@ class VllmEngine:
             self._engine.collective_rpc(_pack_tied_output)
         if self._missing.names:
             raise ValueError(f"no values came for the weights {self._missing.names}")
+        self._drop_cache()
+
+    def load_adapter(self, tensors: Iterator[tuple[str, Any]]) -> None:
+        """Take a new adapter in place of the old one. Raises ValueError if requests use cached blocks."""
+        assert self._adapter is not None
+        with self._adapter.stored(dict(tensors)) as request:
+            self._engine.add_lora(request)
+        self._drop_cache()
+
+    def _drop_cache(self) -> None:
         if not self._engine.reset_prefix_cache():
             raise ValueError("the prefix cache of the old weights is in use and cannot be dropped")
 
@@ -257,7 +283,10 @@ class VllmEngine:
             self._engine.abort_request(list(aborted))
         for request in added:
             self._engine.add_request(
-                request["id"], {"prompt_token_ids": request["tokens"]}, self._sampling(request["sampling"])
+                request["id"],
+                {"prompt_token_ids": request["tokens"]},
+                self._sampling(request["sampling"]),
+                lora_request=self._adapter.request() if self._adapter else None,
             )
         if not self._engine.has_unfinished_requests():
             return []
@@ -282,6 +311,44 @@ class VllmEngine:
             logprobs=0,  # that of the sampled token, and of no other
             output_kind=self._vllm.sampling_params.RequestOutputKind.DELTA,
         )
+
+
+class _Adapter:
+    """The adapter with which all requests run. vLLM reads adapters from directories in the format of PEFT."""
+
+    def __init__(self, rank: int, alpha: float, modules: Sequence[str]) -> None:
+        self._config = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": modules}
+        self.arguments = {
+            "enable_lora": True,
+            "max_loras": 1,
+            "max_lora_rank": next(size for size in LORA_RANKS if size >= rank),
+            # Without them the embedding and the output layer would have an empty adapter, which takes time.
+            "lora_target_modules": modules,
+        }
+
+    def request(self, directory: str = "loaded") -> Any:
+        """Return the request for the adapter: one of its directory replaces the one that is loaded."""
+        from vllm.lora.request import LoRARequest  # noqa: PLC0415 - see the module's docstring
+
+        return LoRARequest("policy", 1, directory, load_inplace=directory != "loaded")
+
+    @contextmanager
+    def stored(self, tensors: dict[str, Any]) -> Iterator[Any]:
+        """Context in which the tensors are in a directory; yield the request that loads them.
+
+        They are in memory, as the bucket is: the directory has a link to it.
+        """
+        from safetensors.torch import save  # noqa: PLC0415
+
+        with (
+            tempfile.TemporaryDirectory(prefix="meshwright-adapter-") as directory,
+            open(os.memfd_create("meshwright-adapter"), "wb") as memory,
+        ):
+            memory.write(save(tensors))
+            memory.flush()
+            Path(directory, "adapter_model.safetensors").symlink_to(f"/proc/self/fd/{memory.fileno()}")
+            Path(directory, "adapter_config.json").write_text(json.dumps(self._config))
+            yield self.request(directory)
 
 
 def _shard_executor(shard: Message) -> type:
@@ -329,6 +396,18 @@ def _pack_tied_output(worker: Any) -> None:
     """
     output = worker.get_model().lm_head
     output.quant_method.process_weights_after_loading(output)
+
+
+def _forget_expert_kernels(worker: Any) -> None:
+    """Let the load that follows pack the weights of experts for the kernels of a CPU.
+
+    Only the load with which a kernel of experts is made packs them: a reload would copy plain weights to where the
+    kernel reads packed ones (fused_moe/unquantized_fused_moe_method.py of vLLM 0.32).
+    """
+    for module in worker.get_model().modules():
+        method: Any = getattr(module, "quant_method", None)
+        if hasattr(method, "moe_kernel"):
+            method.moe_kernel = None
 
 
 class _NotLoaded(logging.Handler):

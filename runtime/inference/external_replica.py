@@ -28,9 +28,11 @@ from meshwright.runtime.inference.sampling import Sampling, uniforms
 from meshwright.runtime.inference.slots import Finish, PartialResponse, Prompt, Response
 from meshwright.runtime.inference.stopping import DecodedText, StopStrings
 from meshwright.runtime.inference.tool_turns import ToolTurns
+from meshwright.runtime.model.adapters import is_adapter_parameter
 from meshwright.runtime.model.hf_checkpoint import recipe
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder, named_global_parameters
+from meshwright.runtime.model.weights import stored_adapter
 
 _NUM_SEEDS = 2.0**53
 """Number of different seeds of a request: a uniform random float has 53 bits."""
@@ -100,7 +102,7 @@ class ExternalReplica(ReplicaEngine):
         stop_strings: StopStrings | None = None,
         tool_turns: ToolTurns | None = None,
     ) -> None:
-        """`weights` returns the present weights by their names in a Hugging Face checkpoint (`stored_tensors`).
+        """`weights` returns the present weights under the names that the engine knows (`refit_tensors`).
 
         At most `num_slots` sequences are decoded at a time, each with at most `max_response` tokens after its prompt,
         the last of which may be one of `eos_tokens` or complete one of `stop_strings`. The engine has the temperature
@@ -257,13 +259,23 @@ class ExternalReplica(ReplicaEngine):
         return Finish.LENGTH if row.has_ended else None
 
 
+def refit_tensors(model: Decoder) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors [...] that an engine gets at every refit: those of the adapter if the model has one, else all.
+
+    All tensor-parallel ranks iterate together.
+    """
+    return stored_adapter(model, model.spec, model.mesh) if model.spec.adapter else stored_tensors(model)
+
+
 def stored_tensors(model: Decoder) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors [...] of a whole model by their names in a Hugging Face checkpoint, one parameter after
-    another.
+    another; without those of an adapter.
 
     Tensor-parallel ranks gather the shards of one parameter at a time, so all of them iterate together.
     """
     for name, parameter in named_global_parameters(model):
+        if is_adapter_parameter(name):
+            continue
         stored = recipe(model.spec, name)
         is_whole = model.mesh.layout.tp == 1 or stored.axis is None
         shards = [parameter.detach()] if is_whole else _gathered(parameter.detach(), model.mesh)

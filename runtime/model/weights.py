@@ -11,6 +11,7 @@ import itertools
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -283,7 +284,8 @@ def save_adapter(
 
     All members of the mesh call it, on a shared file system; the first rank writes.
     """
-    local = _adapter_tensors(model, spec, mesh)
+    whole = {name: tensor.cpu().contiguous().clone() for name, tensor in stored_adapter(model, spec, mesh)}
+    local = whole if (mesh.tp_rank, mesh.dp_rank, mesh.cp_rank) == (0, 0, 0) else {}
     per_rank: list[dict[str, Tensor]] = [{}] * mesh.layout.num_ranks
     dist.all_gather_object(per_rank, local, group=mesh.groups.intra_dist_opt)
     if dist.get_rank() != mesh.first_rank:
@@ -306,10 +308,12 @@ def save_adapter(
     (directory / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def _adapter_tensors(model: ModelChunks, spec: ModelSpec, mesh: Mesh) -> dict[str, Tensor]:
-    """The whole adapter tensors of this rank's pipeline stage by PEFT names, on the first tensor-parallel rank of the
-    first replica; empty on others."""
-    tensors: dict[str, Tensor] = {}
+def stored_adapter(model: ModelChunks, spec: ModelSpec, mesh: Mesh) -> Iterator[tuple[str, Tensor]]:
+    """Yields the whole adapter tensors [...] of this rank's pipeline stage by their names in PEFT's format, one linear
+    after another.
+
+    Tensor-parallel ranks gather the shards of one linear at a time, so all of them iterate together.
+    """
     parameters = dict(named_global_parameters(model))
     for name in parameters:
         module, _, kind = name.rpartition(".")
@@ -322,9 +326,8 @@ def _adapter_tensors(model: ModelChunks, spec: ModelSpec, mesh: Mesh) -> dict[st
         stored_ups = {weight.tensors[0].name: ups[0]} if is_row_parallel else weight.split(ups)
         for stored, up in stored_ups.items():
             path = _PREFIX + stored.removesuffix("weight")
-            tensors[f"{path}lora_A.weight"] = down.cpu().clone()
-            tensors[f"{path}lora_B.weight"] = up.cpu().contiguous()
-    return tensors if (mesh.tp_rank, mesh.dp_rank, mesh.cp_rank) == (0, 0, 0) else {}
+            yield f"{path}lora_A.weight", down
+            yield f"{path}lora_B.weight", up
 
 
 def _shards(shard: Tensor, mesh: Mesh) -> list[Tensor]:

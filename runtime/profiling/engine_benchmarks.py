@@ -43,11 +43,11 @@ from meshwright.runtime.inference.engine_process import (
     Request,
     RequestSampling,
 )
-from meshwright.runtime.inference.external_replica import stored_tensors
+from meshwright.runtime.inference.external_replica import refit_tensors, stored_tensors
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
 from meshwright.runtime.profiling.bench import is_over, merge_ranks, row_lengths
-from meshwright.runtime.rollout.external_engine import VLLM_VERSION, cached_token_bytes, shard_of_rank
+from meshwright.runtime.rollout.external_engine import VLLM_VERSION, cached_token_bytes, engine_adapter, shard_of_rank
 from meshwright.runtime.training.weight_copies import DTYPES
 
 _SWEEPS = 3
@@ -184,6 +184,7 @@ class EngineBench:
         self._layout = Layout(tp=depth.tp, dp=num_ranks // depth.tp)
         self._dtype, self._engine = DTYPES[facts.precision], engine
         self._ids, self._rng = itertools.count(), np.random.default_rng(0)
+        self._versions = itertools.count()
         rank, shard = dist.get_rank(), shard_of_rank(self._layout, 0)
         assert shard is not None, f"tp={depth.tp} does not divide the {num_ranks} ranks"
         self._process = EngineProcess(
@@ -196,9 +197,19 @@ class EngineBench:
         )
 
     def start(self) -> tuple[str, str]:
-        """Wait until the engine runs; return its version and its kernels."""
+        """Wait until the engine runs, and give it weights; return its version and its kernels."""
         facts = self._process.wait_until_ready(VLLM_VERSION)
+        model = build_model(self._spec, build_mesh(self._layout, 0), dtype=self._dtype)
+        assert isinstance(model, Decoder)  # its layout has no pipeline
+        self._model = model
+        if self._spec.adapter:
+            self._process.take_base(stored_tensors(model))
+        self._load()
         return facts.version, facts.kernels
+
+    def _load(self) -> None:
+        """Give the engine what it gets at a refit."""
+        self._process.take_weights(next(self._versions), refit_tensors(self._model))
 
     def close(self) -> None:
         """End the process."""
@@ -215,11 +226,8 @@ class EngineBench:
         yield from map(merge_measurements, sweeps.values())
 
     def measure_load(self) -> WeightLoad:
-        """Time the load of all weights."""
-        model = build_model(self._spec, build_mesh(self._layout, 0), dtype=self._dtype)
-        assert isinstance(model, Decoder)  # its layout has no pipeline
-        versions = itertools.count()
-        sample = self._time(lambda: self._process.take_weights(next(versions), stored_tensors(model)))
+        """Time the load of new weights: of the adapter if the actor has one, else of all."""
+        sample = self._time(self._load)
         return WeightLoad(
             shape=shape_of(self._spec, self._layout.tp),
             num_layers=self._spec.num_layers,
@@ -315,4 +323,5 @@ class EngineBench:
             cache_bytes=(2 * num_blocks + 1) * BLOCK_TOKENS * token_bytes,  # one is vLLM's own
             temperature=1.0,
             shard=shard,
+            adapter=engine_adapter(spec),
         )

@@ -6,6 +6,7 @@ import os
 import subprocess
 import tempfile
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -17,14 +18,29 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.frameworks import OWN_ENGINES
 from meshwright.profiles.layout import Layout
+from meshwright.profiles.model_parts.adapter import Linear
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import BLOCK_TOKENS, max_prefill_tokens
 from meshwright.profiles.stages import GENERATE, Role
-from meshwright.runtime.inference.engine_process import MIN_ANSWER_SECONDS, EngineProcess, EngineSettings, EngineShard
-from meshwright.runtime.training.weight_copies import DTYPES
+from meshwright.runtime.inference.engine_process import (
+    MIN_ANSWER_SECONDS,
+    EngineAdapter,
+    EngineProcess,
+    EngineSettings,
+    EngineShard,
+)
+from meshwright.runtime.inference.external_replica import stored_tensors
+from meshwright.runtime.training.weight_copies import DTYPES, WeightCopy
 
 VLLM_VERSION = "0.32."
 """The beginning of the versions that are run: an engine's interface changes from release to release."""
+
+_VLLM_LINEARS: Mapping[Linear, str] = {
+    "linear_qkv": "qkv_proj",
+    "linear_proj": "o_proj",
+    "linear_fc1": "gate_up_proj",
+    "linear_fc2": "down_proj",
+}
 
 _FIND_VERSION = (
     "from importlib.metadata import distributions\n"
@@ -120,6 +136,7 @@ def start_engine(plan: Plan, job: Job, directory: Path, out: Path, num_tokens: i
         cache_bytes=cached_tokens * token_bytes,
         temperature=job.settings.temperature,
         shard=shard,
+        adapter=engine_adapter(actor),
     )
     return EngineProcess(
         interpreter_of(job, directory),
@@ -129,6 +146,21 @@ def start_engine(plan: Plan, job: Job, directory: Path, out: Path, num_tokens: i
         num_threads=torch.get_num_threads(),
         answer_seconds=max(MIN_ANSWER_SECONDS, _SLACK * placement.cost.total),
     )
+
+
+def engine_adapter(spec: ModelSpec) -> EngineAdapter | None:
+    """Return the adapter of a model, with vLLM's names of the linears; None without one."""
+    if spec.adapter is None:
+        return None
+    modules = tuple(_VLLM_LINEARS[name] for name in spec.adapter.targets)
+    return EngineAdapter(rank=spec.adapter.rank, alpha=spec.adapter.alpha, modules=modules)
+
+
+def give_base(engine: EngineProcess, copy: WeightCopy) -> None:
+    """Give the engine of this rank the frozen weights below an adapter, which no refit sends. Collective over the ranks
+    that share the model. Raises RunFailed if the engine refuses them."""
+    if copy.spec.adapter:
+        engine.take_base(stored_tensors(copy.decoder))
 
 
 def cached_token_bytes(spec: ModelSpec, tp: int, dtype: torch.dtype) -> int:

@@ -33,7 +33,7 @@ from meshwright.runtime.environment.worker_pool import ToolWorkers
 from meshwright.runtime.inference.chunk_streaming import Chunk, Chunker, Listeners, SampledSequence
 from meshwright.runtime.inference.engine import Generator
 from meshwright.runtime.inference.engine_process import EngineProcess
-from meshwright.runtime.inference.external_replica import ExternalReplica, stored_tensors
+from meshwright.runtime.inference.external_replica import ExternalReplica, refit_tensors
 from meshwright.runtime.inference.in_flight import GenerationState
 from meshwright.runtime.inference.replica_engine import ReplicaEngine
 from meshwright.runtime.inference.sampling import Sampling
@@ -257,7 +257,7 @@ class GenerationStage:
             sampling = Sampling(temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p)
             return ExternalReplica(
                 self._engine,
-                functools.partial(stored_tensors, self._copy.decoder),
+                functools.partial(refit_tensors, self._copy.decoder),
                 num_slots=schedule.generation_slots,
                 max_response=workload.max_response,
                 eos_tokens=frozenset(self._data.ends.tokens),

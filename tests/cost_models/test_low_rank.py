@@ -8,13 +8,16 @@ from dataclasses import replace
 import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
+from meshwright.cost_models.communication import stored_adapter_size
 from meshwright.cost_models.compute import AnalyticShard
+from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.kernels import Kernels, LowRank
 from meshwright.cost_models.params import stage_parts
 from meshwright.cost_models.protocol import RefitQuery, StageQuery
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.experts import Experts
+from meshwright.profiles.frameworks import engine_named, own_framework
 from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_parts.adapter import ATTENTION_LINEARS, Adapter
@@ -123,6 +126,30 @@ def test_a_refit_moves_the_adapter_alone(model: AnalyticModel, llama: ModelSpec,
         for one in (llama, adapted)
     ]
     assert moved[1] / moved[0] == pytest.approx(adapted.trainable_params / llama.num_params)
+
+
+def test_the_loader_of_an_engine_gets_the_adapter_alone_from_a_trainer_that_does_not_merge_it(
+    a100s: Callable[[int], Cluster], fixed: Workload, llama: ModelSpec
+) -> None:
+    """In PEFT's format queries, keys and values have an A each, and so have gate and up projection."""
+    adapted = replace(llama, adapter=Adapter(rank=16, alpha=32.0, targets=("linear_proj", "linear_qkv")))
+    move = RefitQuery(model=adapted, source=Layout(tp=2), target=Layout(dp=2), overlap=0, generates=True)
+    hidden, attention, keys = llama.hidden_size, llama.attention_size, llama.kv_size
+    elements = llama.num_layers * 16 * (3 * hidden + attention + 2 * keys + attention + hidden)
+    assert stored_adapter_size(adapted) == (8 * llama.num_layers, elements)
+
+    def refit(model: ModelSpec, **framework: bool) -> Cost:
+        trainer = own_framework("cuda").model_copy(update=framework)
+        engine = engine_named("vllm")
+        costs = AnalyticModel(a100s(1), fixed, "bf16", framework=trainer, engine=engine)
+        return costs.refit_seconds(replace(move, model=model))
+
+    whole = refit(llama)
+    assert refit(adapted).amount("weight bytes") == pytest.approx(
+        whole.amount("weight bytes") * elements / llama.num_params
+    )
+    assert refit(adapted).amount("weight messages") == pytest.approx(whole.amount("weight messages") * 8 / 6)
+    assert refit(adapted, merged_adapters=True) == whole
 
 
 def test_an_update_exchanges_and_steps_the_adapter_alone(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from meshwright.planner.plan.layout_and_schedule_rules import layout_rules, sche
 from meshwright.planner.plan.steps_ahead import search_cases, steps_ahead_patterns
 from meshwright.planner.search.legal_choices import legal_choices
 from meshwright.profiles.environment.turns import ToolTurns
+from meshwright.profiles.experts import Experts
 from meshwright.profiles.frameworks import VLLM
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule, WhileWaiting
@@ -44,10 +46,23 @@ def test_a_search_has_layouts_whose_processes_have_all_layers() -> None:
     assert found == {Layout(), Layout(dp=2), Layout(tp=2)}
 
 
+def test_a_search_has_layouts_whose_processes_have_a_shard_of_every_expert() -> None:
+    facts = vllm_facts()
+    mixed = replace(facts.models.actor, experts=Experts(num_experts=4, experts_per_token=2, ffn_size=96))
+    facts = facts.model_copy(update={"models": facts.models.model_copy(update={"actor": mixed})})
+    ours = facts.model_copy(update={"engine": "meshwright-eager"})
+    assert {layout for layout, _ in offered(facts)} == {Layout(), Layout(dp=2), Layout(tp=2)}
+    assert any(layout.ep > 1 for layout, _ in offered(ours))
+
+
 @pytest.mark.parametrize(
     ("layout", "sentence"),
     [
         (Layout(pp=2), "pp=2 shards layers, and each process of vllm has all of them on a CPU; use pp=1."),
+        (
+            Layout(dp=2, ep=2),
+            "ep=2 divides experts, and each process of vllm has a shard of all of them; use ep=1.",
+        ),
         (Layout(tp=16), f"tp=16 is more than the {MAX_PROCESSES} processes of a vllm on CPUs; use tp=8."),
     ],
 )

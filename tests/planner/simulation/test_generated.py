@@ -5,15 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshwright.planner.simulation.simulated_flight import Grid, RoundTimes
+from meshwright.cost_models.period_ends import WholeStep
+from meshwright.planner.simulation.simulated_flight import Grid, RoundTimes, SimulatedFlight, SimulatedSequence
 from meshwright.planner.simulation.simulated_generation import (
     InFlightGeneration,
     Lengths,
     SynchronousGeneration,
     simulate_batch,
 )
+from meshwright.planner.simulation.simulated_rollouts import SampledRollout, _Replica
 from meshwright.profiles.lengths import LengthSpec
-from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.schedule import Schedule, WhileWaiting
 from meshwright.profiles.stages import GENERATE
 from tests.planner.drawn import TIMES, carrying_over, plan_of
 from tests.planner.jobs import small_facts
@@ -39,6 +41,27 @@ def test_a_long_run_of_rounds_is_costed_at_each_context_it_passes() -> None:
 def test_a_free_slot_is_refilled_by_the_next_prompt() -> None:
     # Slots are free at 2 and 5: the third response runs from 2 to 6. Nothing decodes only in the very first round.
     assert simulate_batch(np.array([1, 1, 1]), np.array([2, 5, 4]), 2, 1, TIMES).seconds == pytest.approx(5)
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 3, 8])
+def test_a_round_that_refills_a_slot_and_decodes_is_one_round_where_rounds_are_shared(num_slots: int) -> None:
+    """Every round takes 7 s, whatever it does."""
+    always = Grid(np.array([1.0, 9.0]), np.array([1.0, 99.0]), np.full((2, 2), 7.0))
+    times = RoundTimes(prefill=always, round_=always, shares_rounds=True)
+    prompts, responses = np.full(8, 4), np.array([3, 9, 1, 30, 2, 2, 14, 5])
+    flight = SimulatedFlight(num_slots, 1, times)
+    found = flight.run_period(
+        [
+            SimulatedSequence(step=0, row=row, prompt_tokens=4, response_tokens=tokens)
+            for row, tokens in enumerate(responses.tolist())
+        ],
+        WholeStep(0),
+    )
+    assert found.seconds == 7 * flight.num_rounds
+    assert simulate_batch(prompts, responses, num_slots, 1, times).seconds == found.seconds
+    replica = _Replica(times, num_slots, 1, WhileWaiting.LEAVE)
+    rollouts = [SampledRollout(4, (tokens,), (), ()) for tokens in responses.tolist()]
+    assert replica.simulate(rollouts, 1)[0] == found.seconds
 
 
 @pytest.mark.parametrize("num_slots", [1, 2, 3, 8])

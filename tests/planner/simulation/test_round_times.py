@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from meshwright.cost_models.protocol import DelegatingCostModel, StageQuery
 from meshwright.planner.plan.cost_queries import Choice, query_for_choice
 from meshwright.planner.simulation.simulated_flight import Grid, round_times
 from meshwright.profiles.algorithms import PPO_GRAPH
@@ -33,6 +34,25 @@ def test_a_prefill_and_its_rounds_add_up_to_what_the_model_says_of_equal_rows(la
     rows = np.full(8, 4.0)
     found = times.prefill(rows[:1], np.array([40.0])).sum() + times.round_(rows, np.arange(40.0, 48.0)).sum()
     assert found == pytest.approx(model_of(asked).seconds(call).total, rel=0.02)
+
+
+class TimedTogether(DelegatingCostModel):
+    """A cost model whose prefills and decode steps of one round are one pass."""
+
+    def shares_rounds(self, query: StageQuery) -> bool:
+        return query.stage.generates
+
+
+def test_rounds_are_shared_where_the_cost_model_says_so() -> None:
+    facts, choice = small_facts(), Choice(Layout(), Schedule(generation_slots=4))
+    query = query_for_choice(facts, PPO_GRAPH.by_name["actor_generate"], choice, deferral=0)
+    assert not round_times(facts, query, model_of).shares_rounds
+    times = round_times(facts, query, lambda facts: TimedTogether(model_of(facts)))
+    assert times.shares_rounds
+    rows, tokens = np.full(2, 3.0), np.full(2, 40.0)
+    alone, beside = times.refill(rows, tokens, np.array([False, True]), np.full(2, 50.0))
+    assert alone == times.prefill(rows[:1], tokens[:1])
+    assert alone - beside == times.round_(np.array([1.0]), np.array([50.0]))
 
 
 def test_more_rows_and_more_cached_tokens_never_take_less() -> None:

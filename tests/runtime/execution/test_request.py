@@ -12,7 +12,7 @@ from meshwright.planner.job.job import read_job, resolve
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.hardware import device_named
-from meshwright.runtime.execution.request import RunRequest, _require_replannable, check, check_launched_rank
+from meshwright.runtime.execution.request import RunRequest, check, check_launched_rank
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.launch.torchrun import LaunchedRank
 from meshwright.runtime.records import run_directory
@@ -93,15 +93,13 @@ def test_a_plan_for_the_engine_of_another_trainer_is_refused(asked: RunRequest) 
     refused(replace(asked, plan=plan), "the plan is for engine sglang, which meshwright does not run; export it to a")
 
 
-def test_an_engine_in_a_process_of_its_own_is_not_planned_again_and_needs_an_environment(asked: RunRequest) -> None:
+def test_an_engine_in_a_process_of_its_own_that_does_not_run_the_job_is_refused(asked: RunRequest) -> None:
     facts = asked.plan.facts.model_copy(update={"engine": "vllm"})
     job = asked.job.model_copy(update={"engine": "vllm"})
     served = replace(asked, job=job, plan=asked.plan.model_copy(update={"facts": facts}))
     refused(
         served, r"^engine vllm: its attention on a CPU has heads of .* elements, and the actor's have 16; plan the job"
     )
-    with pytest.raises(BadInput, match=r"^--replan-every 5: a switch to another plan was not tried with"):
-        _require_replannable(replace(served, replan_every=5))
 
 
 def test_a_plan_of_another_job_is_refused(asked: RunRequest) -> None:

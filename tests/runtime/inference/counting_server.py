@@ -23,6 +23,8 @@ MODULUS = 100
 class CountingEngine:
     settings: Message
     total: int = 0
+    base: int = 0
+    """The weights below an adapter."""
     requests: dict[str, Message] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -36,7 +38,10 @@ class CountingEngine:
     def load(self, tensors: Iterator[tuple[str, Any]]) -> None:
         if self.settings["model"] == "frozen":
             raise ValueError("its weights are frozen")
-        self.total = sum(int(tensor.sum()) for _, tensor in tensors)
+        self.total = self.base = sum(int(tensor.sum()) for _, tensor in tensors)
+
+    def load_adapter(self, tensors: Iterator[tuple[str, Any]]) -> None:
+        self.total = self.base + sum(int(tensor.sum()) for _, tensor in tensors)
 
     def step(self, added: Sequence[Message], aborted: Sequence[str]) -> list[Any]:
         for name in aborted:

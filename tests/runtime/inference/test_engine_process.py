@@ -20,6 +20,7 @@ import torch
 from meshwright.profiles.errors import RunFailed
 from meshwright.runtime.inference import engine_process, engine_server
 from meshwright.runtime.inference.engine_process import (
+    EngineAdapter,
     EngineProcess,
     EngineSettings,
     Request,
@@ -115,6 +116,19 @@ def test_weights_of_several_buckets_and_types_arrive_whole(
     assert lasting.version == 6
     assert lasting.step([request_of(0)])[0].tokens == [total % MODULUS]
     lasting.step(aborted=["a"])
+
+
+def test_an_adapter_replaces_the_one_before_it_and_leaves_the_weights_below_it(tmp_path: Path) -> None:
+    adapter = EngineAdapter(rank=2, alpha=4.0, modules=("qkv_proj",))
+    process = start(tmp_path, replace(SETTINGS, adapter=adapter))
+    process.wait_until_ready()
+    process.take_base([("bias", torch.tensor([50]))])
+    assert process.version == -1
+    for version, value in enumerate((3, 4)):
+        process.take_weights(version, [("lora", torch.tensor([value]))])
+        assert process.step([request_of(0)], ["a"] if version else [])[0].tokens == [50 + value]
+    assert process.version == 1
+    process.close()
 
 
 def test_a_start_says_what_runs(tmp_path: Path) -> None:

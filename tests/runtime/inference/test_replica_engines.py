@@ -18,8 +18,9 @@ import transformers
 from tokenizers import Tokenizer, decoders, models
 
 from meshwright.cost_models.period_ends import WholeStep
-from meshwright.planner.job.engine_limits import VLLM_FAMILIES
+from meshwright.planner.job.engine_limits import VLLM_EXPERT_FAMILIES, VLLM_FAMILIES
 from meshwright.profiles.layout import Layout
+from meshwright.profiles.model_parts.adapter import ATTENTION_LINEARS, MLP_LINEARS, Adapter
 from meshwright.profiles.model_shape import read_model
 from meshwright.profiles.packing import BLOCK_TOKENS
 from meshwright.profiles.stages import TOOL_TOKEN_VERSION
@@ -27,19 +28,21 @@ from meshwright.runtime.environment.samples import ToolCall
 from meshwright.runtime.environment.worker_pool import ToolAnswer
 from meshwright.runtime.inference.engine import Generator
 from meshwright.runtime.inference.engine_process import EngineProcess, EngineSettings, EngineShard
-from meshwright.runtime.inference.external_replica import ExternalReplica, stored_tensors
+from meshwright.runtime.inference.external_replica import ExternalReplica, refit_tensors, stored_tensors
 from meshwright.runtime.inference.replica_engine import ReplicaEngine
 from meshwright.runtime.inference.sampling import Sampling
 from meshwright.runtime.inference.slots import Finish, Prompt, Response
 from meshwright.runtime.inference.stopping import StopStrings
 from meshwright.runtime.inference.tool_turns import ToolTurns, TurnLimits
+from meshwright.runtime.model.adapters import UP, init_adapter
 from meshwright.runtime.model.mesh import Mesh, build_mesh
-from meshwright.runtime.model.model_shard import build_model
-from meshwright.runtime.model.weights import load_weights
-from meshwright.runtime.rollout.external_engine import shard_of_rank
+from meshwright.runtime.model.model_shard import build_model, named_global_parameters
+from meshwright.runtime.model.weights import load_weights, save_weights
+from meshwright.runtime.rollout.external_engine import engine_adapter, shard_of_rank
 from meshwright.runtime.training.weight_copies import sampling_spec
 from tests.runtime.checkpoints import FAMILIES, tokens, write_checkpoint
 from tests.runtime.inference.vllm_environment import VLLM_PYTHON, needs_vllm
+from tests.runtime.laws.test_experts import FAMILIES as MIXTURES
 from tests.runtime.ranks import run_on_ranks
 
 ENGINES = (
@@ -52,7 +55,7 @@ FAMILY_CASES = tuple(
         family, *engine.values, marks=(*engine.marks, *((pytest.mark.check_all,) if family != "Llama" else ()))
     )
     for engine in ENGINES
-    for family in (FAMILIES if engine.values == ("ours",) else VLLM_FAMILIES)
+    for family in (FAMILIES if engine.values == ("ours",) else (*VLLM_FAMILIES, *VLLM_EXPERT_FAMILIES))
 )
 VOCAB_SIZE = 24
 """Tokens that may be sampled, of the 260 of the model: so few that the end token is sampled now and then."""
@@ -121,10 +124,12 @@ SIXTEEN = GREEDY._replace(num_slots=16)
 
 
 class Opened(NamedTuple):
-    """A function that makes an engine, and one that loads other weights into the model behind it."""
+    """A function that makes an engine, and those that change the model behind it."""
 
     replica: Callable[[Settings], ReplicaEngine]
     load: Callable[[Path], None]
+    change_adapter: Callable[[int, Path], None]
+    """Give the adapter numbers that depend on a seed, and write the model with it merged."""
 
 
 def layout_of(engine: str) -> Layout:
@@ -133,10 +138,10 @@ def layout_of(engine: str) -> Layout:
 
 
 @functools.cache
-def opened(engine: str, directory: Path) -> Opened:
+def opened(engine: str, directory: Path, adapter: Adapter | None = None) -> Opened:
     """An engine on this rank; a process of vLLM is started once, and ends with the rank."""
     layout = layout_of(engine)
-    mesh, stored = build_mesh(layout, 0), read_model(directory)
+    mesh, stored = build_mesh(layout, 0), replace(read_model(directory), adapter=adapter)
     spec = sampling_spec(stored, VOCAB_SIZE)
     model = build_model(spec, mesh)
 
@@ -159,7 +164,7 @@ def opened(engine: str, directory: Path) -> Opened:
     def theirs(asked: Settings) -> ReplicaEngine:
         return ExternalReplica(
             process,
-            functools.partial(stored_tensors, model),
+            functools.partial(refit_tensors, model),
             num_slots=asked.num_slots,
             max_response=MAX_RESPONSE,
             eos_tokens=asked.end_tokens,
@@ -172,8 +177,17 @@ def opened(engine: str, directory: Path) -> Opened:
     def load(source: Path) -> None:
         load_weights(model, stored, mesh, source)
 
+    def change_adapter(seed: int, merged: Path) -> None:
+        init_adapter(dict(named_global_parameters(model)), seed, tp=layout.tp, tp_rank=mesh.tp_rank)
+        for number, (name, parameter) in enumerate(named_global_parameters(model)):
+            if name.endswith(UP):
+                part = mesh.tp_rank if getattr(parameter, "tensor_model_parallel", False) else 0
+                numbers = torch.Generator().manual_seed(1000 * (2 * seed + part) + number)
+                torch.nn.init.normal_(parameter, std=0.2, generator=numbers)
+        save_weights(model, replace(stored, adapter=adapter), mesh, merged, config_from=directory)
+
     if engine == "ours":
-        return Opened(ours, load)
+        return Opened(ours, load, change_adapter)
     settings = EngineSettings(
         model=str(directory),
         config={"vocab_size": VOCAB_SIZE},
@@ -185,11 +199,15 @@ def opened(engine: str, directory: Path) -> Opened:
         cache_bytes=2**24,
         temperature=0.8,
         shard=shard_of_rank(layout, 0) or EngineShard(),
+        adapter=engine_adapter(spec),
     )
     log = directory.with_name(f"{directory.name}-{mesh.tp_rank}.log")
     process = EngineProcess(VLLM_PYTHON, settings, log=log)
     process.wait_until_ready("0.32.")
-    return Opened(theirs, load)
+    if adapter:
+        load(directory)
+        process.take_base(stored_tensors(model))
+    return Opened(theirs, load, change_adapter)
 
 
 _VERSION = iter(range(1, 10**6))
@@ -228,8 +246,9 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def checkpoint(directory: Path, family: str = "Llama", seed: int = 0) -> Path:
-    heads = {"num_attention_heads": 2} if family == "Qwen2" else {"head_dim": HEAD_DIM}  # its configuration has none
-    return write_checkpoint(directory, family, seed=seed, **{**FAMILIES[family], **heads})
+    has_heads = not family.startswith("Qwen2")  # their configurations have no size of a head
+    heads = {"head_dim": HEAD_DIM} if has_heads else {"num_attention_heads": 2, "num_key_value_heads": 2}
+    return write_checkpoint(directory, family, seed=seed, **{**(FAMILIES | MIXTURES)[family], **heads})
 
 
 @functools.cache
@@ -256,6 +275,35 @@ def test_greedy_responses_are_those_of_transformers_before_and_after_new_weights
             assert response.tokens == tuple(policy_logprobs(source, response, 0.0).argmax(-1).tolist())
             assert set(response.versions) == {version}
             assert set(response.logprobs) == {0.0}
+
+
+def sample_adapted(
+    engine: str, directory: Path, merged: tuple[Path, ...], adapter: Adapter
+) -> tuple[tuple[Response, ...], ...]:
+    """The greedy responses under one adapter after another, whose models are written to `merged`."""
+    found, responses = opened(engine, directory, adapter), []
+    found.load(directory)
+    for seed, path in enumerate(merged):
+        found.change_adapter(seed, path)
+        responses.append(found.replica(GREEDY).generate(PROMPTS, version=next(_VERSION)))
+    return tuple(responses)
+
+
+@pytest.mark.parametrize(("family", "engine"), [case for case in FAMILY_CASES if case.values[0] in FAMILIES])
+def test_greedy_responses_are_those_of_transformers_with_the_adapter_of_every_update_merged(
+    family: str, engine: str, tmp_path: Path
+) -> None:
+    directory, merged = checkpoint(tmp_path / family, family), tuple(tmp_path / f"merged{seed}" for seed in range(3))
+    linears = (*ATTENTION_LINEARS, *(MLP_LINEARS if family != "Glm4" else ("linear_fc2",)))  # vLLM refuses its gates
+    adapter = Adapter(rank=4, alpha=6.0, targets=linears)
+    found, *same = run_on_ranks(
+        layout_of(engine).num_ranks, sample_adapted, engine, directory, merged, adapter, timeout=300.0
+    )
+    assert all(other == found for other in same)
+    assert len({tuple(response.tokens for response in responses) for responses in found}) == len(merged)
+    for path, responses in zip(merged, found, strict=True):
+        for response in responses[:: 1 if family == "Llama" else 8]:
+            assert response.tokens == tuple(policy_logprobs(path, response, 0.0).argmax(-1).tolist())
 
 
 @pytest.mark.parametrize("engine", ENGINES)

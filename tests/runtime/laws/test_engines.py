@@ -6,7 +6,9 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import psutil
@@ -14,15 +16,21 @@ import pytest
 import yaml
 
 from benchmarks.hosts import LOOPBACK
-from meshwright.planner.plan.plan import write_plan
+from meshwright.planner.plan.plan import read_plan, write_plan
+from meshwright.profiles.errors import STOPPED
+from meshwright.profiles.run_logs import former_plans
 from meshwright.runtime.execution.train import run_plan
 from meshwright.runtime.records.record import RunSummary
 from tests.runtime.checkpoints import name_end_tokens, write_checkpoint
 from tests.runtime.command import Call
 from tests.runtime.inference.vllm_environment import VLLM_PYTHON, needs_vllm
+from tests.runtime.laws.test_experts import mixture
+from tests.runtime.laws.test_replanned_runs import BEYOND, MANY, stopped_beyond
+from tests.runtime.laws.test_replanned_runs import asked as replannable
+from tests.runtime.laws.test_replanned_runs import start as start_replanning
 from tests.runtime.laws.test_restarts import command, ranks_of, wait_for_steps
 from tests.runtime.rewarded import LEARNS, lines, rewarded, stopped_and_resumed, write_rewarded
-from tests.runtime.small_job import EOS, VOCAB_SIZE, request, write_job
+from tests.runtime.small_job import EOS, OF_TIME, VOCAB_SIZE, request, write_job
 
 pytestmark = [pytest.mark.check_all, needs_vllm]
 
@@ -49,6 +57,15 @@ def written(directory: Path, algorithm: str = "grpo", **changes: Any) -> Path:
     return path
 
 
+def with_adapter(path: Path) -> Path:
+    """The job, whose actor is trained by an adapter."""
+    document = yaml.safe_load(path.read_text())
+    document["models"]["actor"]["adapter"] = {"rank": 8, "alpha": 16.0}
+    document["grpo"]["actor_learning_rate"] = 3e-2
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
 def require_same_weights(out: Path) -> None:
     """What the engine gave each token, and what the trainer gives it with weights of the same version, are equal."""
     for line in lines(out):
@@ -67,6 +84,34 @@ def test_rewards_rise_and_every_update_reaches_the_engine(
     assert {line["max_staleness"] for line in lines(tmp_path / "run")} == {0}
     require_same_weights(tmp_path / "run")
     assert "generation by vllm 0.32" in summary.kernels
+
+
+@pytest.mark.parametrize("pins", [TWO_REPLICAS, TWO_SHARDS])
+def test_the_experts_of_every_update_reach_the_engine(pins: tuple[str, ...], tmp_path: Path) -> None:
+    path = written(tmp_path)
+    rmtree(tmp_path / "actor")
+    mixture(tmp_path / "actor", vocab_size=VOCAB_SIZE, head_dim=32)
+    name_end_tokens(tmp_path / "actor", EOS)
+    summary = run_plan(rewarded(path, tmp_path / "run", *pins, steps=3))
+    assert isinstance(summary, RunSummary)
+    require_same_weights(tmp_path / "run")
+
+
+@pytest.mark.parametrize(("pins", "changes"), [(TWO_REPLICAS, {}), (TWO_SHARDS, {}), (IN_FLIGHT, LATE)])
+def test_the_adapter_of_every_update_reaches_the_engine(
+    pins: tuple[str, ...], changes: dict[str, Any], tmp_path: Path
+) -> None:
+    summary = run_plan(rewarded(with_adapter(written(tmp_path, **changes)), tmp_path / "run", *pins, steps=12))
+    assert isinstance(summary, RunSummary)
+    rise, error = summary.improvement() or (0.0, 1.0)
+    assert rise > 3 * error
+    require_same_weights(tmp_path / "run")
+
+
+def test_a_run_of_an_adapter_that_is_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    one, other = stopped_and_resumed(rewarded(with_adapter(written(tmp_path)), tmp_path / "whole", steps=4))
+    for key in ("score", "actor_grad_norm", "reward_third"):
+        assert [line[key] for line in one] == [line[key] for line in other]
 
 
 def test_a_first_job_runs_with_vllm_without_pins(call: Call, tmp_path: Path) -> None:
@@ -126,6 +171,30 @@ def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(
     one, other = stopped_and_resumed(asked)
     for key in ("score", "actor_grad_norm", "reward_third"):
         assert [line[key] for line in one] == [line[key] for line in other]
+
+
+def test_a_run_goes_over_to_another_plan_and_learns_as_if_it_had_been_resumed_by_hand(tmp_path: Path) -> None:
+    write_job(tmp_path, num_ranks=2)
+    with_wide_heads(tmp_path)
+    asked = replannable(tmp_path, **BY_VLLM)
+    agent = start_replanning(asked, "--steps", MANY)
+    saved = stopped_beyond(asked, [agent])
+    ended = agent.end(300)
+    assert ended.code == STOPPED, ended.err
+    assert f"restart 1 from step {saved}, 0 steps lost: planned again from its own measurements" in ended.err
+    left = [former.plan for former in former_plans(asked.out)][1:] or [asked.out / "plan.json"]
+    new = read_plan(left[0])
+    assert (new.facts.engine, asked.plan.facts.engine) == ("vllm", "vllm")
+    assert new.placements != asked.plan.placements
+    require_same_weights(asked.out)
+
+    by_hand = replace(asked, out=tmp_path / "by hand", steps=saved)
+    run_plan(by_hand)
+    run_plan(replace(by_hand, plan=new, steps=saved + BEYOND, resume=True))
+    found = lines(asked.out)[: saved + BEYOND]
+    for line, known in zip(found, lines(by_hand.out), strict=True):
+        for name in known.keys() - OF_TIME:
+            assert line[name] == pytest.approx(known[name], abs=1e-4), name
 
 
 @pytest.mark.parametrize("pins", [TWO_REPLICAS, TWO_SHARDS])

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from benchmarks.hosts import BIN, LOOPBACK, Agent, free_port
 from meshwright.planner.job.job import read_job, resolve
@@ -36,13 +37,13 @@ BEYOND = 3
 TOLERANCE = 1e-4
 
 
-def asked(directory: Path, *, nodes: int = 1, staleness: int = 0) -> RunRequest:
+def asked(directory: Path, *, nodes: int = 1, staleness: int = 0, **keys: object) -> RunRequest:
     """A run on two ranks whose plan leaves one without work, and is of responses of 2 tokens where they have 13; with a
-    staleness generation works a step ahead."""
+    staleness generation works a step ahead. The job has other keys too."""
     path = write_job(directory, num_ranks=2 // nodes, nodes=nodes)
     path = edited_job(path, "workload", response={"max": 24, "median": 2, "p99": 4})
     with path.open("a") as file:
-        file.write(f"staleness: {staleness}\n")
+        file.write(yaml.safe_dump({"staleness": staleness, **keys}))
     job = read_job(path)
     plan = plan_by_hand(
         resolve(job, directory), {"other": Where("0:1")}, steps_ahead_patterns(PPO_GRAPH, staleness)[-1]

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from meshwright.planner.job.job import Facts, read_job, resolve
 from meshwright.profiles.frameworks import VLLM
+from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.stages import Role
 from meshwright.profiles.table import EngineTimings, Table, TimedPass, shape_of
 from meshwright.runtime.inference.engine_process import EngineProcess
 from meshwright.runtime.profiling import engine_benchmarks
 from meshwright.runtime.profiling.engine_benchmarks import TimedEngine, measure_engine, missing_of_engine
+from meshwright.runtime.rollout.external_engine import VLLM_VERSION
 from tests.cost_models.tables import PROVENANCE
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.inference.test_engine_process import SERVER
@@ -42,6 +47,11 @@ def facts_of(directory: Path, num_ranks: int = 1) -> Facts:
     return resolve(read_job(directory / f"job-{num_ranks}.yaml"), directory)
 
 
+def with_adapter(facts: Facts) -> Facts:
+    actor = replace(facts.models.actor, adapter=Adapter(rank=4, alpha=8.0))
+    return facts.model_copy(update={"models": facts.models.model_copy(update={"actor": actor})})
+
+
 class CountingProcess(EngineProcess):
     """The process of an engine without a model."""
 
@@ -49,16 +59,35 @@ class CountingProcess(EngineProcess):
         super().__init__(*args, **settings, server=SERVER)  # type: ignore[arg-type]
 
 
-def times(engine: str, directory: Path, table: Table, seconds: float, num_ranks: int = 1) -> EngineTimings:
-    python = VLLM_PYTHON
-    if engine == "counting":
-        engine_benchmarks.EngineProcess = CountingProcess  # type: ignore[misc, attr-defined]
-        engine_benchmarks.VLLM_VERSION = "1.2."  # type: ignore[attr-defined]
-        python = Path(sys.executable)
+def times_of_adapter(engine: str, directory: Path, seconds: float) -> tuple[EngineTimings, list[list[str]]]:
+    """The times of a job whose actor has an adapter, and the names of the tensors of each load."""
+    loads: list[list[str]] = []
+    plain = EngineProcess._send_tensors
+
+    def send(process: EngineProcess, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        sent = [*tensors]
+        loads.append([name for name, _ in sent])
+        plain(process, sent)
+
+    EngineProcess._send_tensors = send  # type: ignore[method-assign]
+    try:
+        return times(engine, directory, EMPTY, seconds, adapted=True), loads
+    finally:
+        EngineProcess._send_tensors = plain  # type: ignore[method-assign]
+
+
+def times(
+    engine: str, directory: Path, table: Table, seconds: float, num_ranks: int = 1, *, adapted: bool = False
+) -> EngineTimings:
+    is_counting = engine == "counting"
+    python = Path(sys.executable) if is_counting else VLLM_PYTHON
+    engine_benchmarks.EngineProcess = CountingProcess if is_counting else EngineProcess  # type: ignore[misc, attr-defined]
+    engine_benchmarks.VLLM_VERSION = "1.2." if is_counting else VLLM_VERSION  # type: ignore[attr-defined]
     timed = TimedEngine(
         name=VLLM, python=python, model=directory / "actor", top_k=5, top_p=0.9, log=directory / "engine"
     )
-    return measure_engine(facts_of(directory, num_ranks), table, timed, seconds)
+    facts = facts_of(directory, num_ranks)
+    return measure_engine(with_adapter(facts) if adapted else facts, table, timed, seconds)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -78,6 +107,19 @@ def test_all_points_of_a_job_are_timed_and_only_missing_ones_again(engine: str, 
     assert set(kept) == {one.point for one in found.measurements}
     assert [kept[one.point] == one for one in found.measurements] == [True] * len(fewer.measurements) + [False]
     assert again.loads == found.loads
+
+
+@pytest.mark.check_all
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_adapter_is_timed_with_what_a_refit_gives_to_the_engine(engine: str, directory: Path) -> None:
+    actor = with_adapter(facts_of(directory)).models.actor
+    [(found, loads)] = run_on_ranks(1, times_of_adapter, engine, directory, 60.0, timeout=300.0)
+    shape = shape_of(actor, 1)
+    assert found.has_rounds_of(shape)
+    assert (found.load_seconds(shape, 3) or 0.0) > 0.0
+    assert not found.has_rounds_of(shape_of(facts_of(directory).models.actor, 1))
+    assert [{"lora_" in name for name in names} for names in loads[:3]] == [{False}, {True}, {True}]
+    assert sum("model.norm.weight" in names for names in loads) == 2  # once at each depth
 
 
 @pytest.mark.check_all

@@ -12,13 +12,16 @@ from typing import Any
 import pytest
 
 from meshwright.planner.job.engine_environments import EngineEnvironment, EngineEnvironments
+from meshwright.planner.job.engine_limits import MAX_ADAPTER_RANK
 from meshwright.planner.job.job import Job, read_job, resolve
 from meshwright.planner.job.sections import ClusterSpec
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.model_parts.adapter import Adapter
+from meshwright.profiles.experts import Experts
+from meshwright.profiles.model_parts.adapter import ATTENTION_LINEARS, Adapter
 from meshwright.profiles.model_parts.hf_config import SlidingWindow
 from meshwright.profiles.stages import GENERATE
+from meshwright.runtime.inference.engine_server import LORA_RANKS
 from meshwright.runtime.rollout.external_engine import VLLM_VERSION, require_engine
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.inference.vllm_environment import VLLM_PYTHON, needs_vllm
@@ -50,6 +53,7 @@ def with_actor(plan: Plan, **changes: Any) -> Plan:
     return with_facts(plan, models=models.model_copy(update={"actor": replace(models.actor, **changes)}))
 
 
+EXPERTS = Experts(num_experts=4, experts_per_token=2, ffn_size=96)
 CHANGED: Mapping[str, tuple[Callable[[Plan], Plan], str]] = {
     "architecture": (lambda plan: with_actor(plan, architecture="PhiForCausalLM"), "and the actor is PhiForCausalLM"),
     "heads": (lambda plan: with_actor(plan, head_dim=16), "elements, and the actor's have 16"),
@@ -57,7 +61,22 @@ CHANGED: Mapping[str, tuple[Callable[[Plan], Plan], str]] = {
         lambda plan: with_actor(plan, window=SlidingWindow(num_tokens=32)),
         "the actor has one of 32 tokens",
     ),
-    "adapter": (lambda plan: with_actor(plan, adapter=Adapter(rank=4, alpha=8.0)), "the actor trains an adapter"),
+    "adapter": (
+        lambda plan: with_actor(plan, adapter=Adapter(rank=513, alpha=8.0)),
+        "its adapters have ranks up to 512, and the actor's has 513",
+    ),
+    "gates of an adapter": (
+        lambda plan: with_actor(plan, architecture="Glm4ForCausalLM", adapter=Adapter(rank=4, alpha=8.0)),
+        "leave linear_fc1 out of the adapter's targets",
+    ),
+    "an adapter beside experts": (
+        lambda plan: with_actor(plan, experts=EXPERTS, adapter=Adapter(rank=4, alpha=8.0, targets=ATTENTION_LINEARS)),
+        "its adapters of models with experts need Triton",
+    ),
+    "experts of another size": (
+        lambda plan: with_actor(plan, architecture="MixtralForCausalLM", experts=EXPERTS, hidden_size=48),
+        "its experts on a CPU have hidden sizes that are multiples of 32, and the actor's is 48",
+    ),
     "8 bits": (lambda plan: with_facts(plan, generation_weights="fp8"), "generation_weights is fp8"),
 }
 
@@ -67,6 +86,10 @@ def test_what_does_not_run_is_refused_by_name(name: str, whole: tuple[Plan, Job,
     (plan, job, directory), (change, says) = whole, CHANGED[name]
     with pytest.raises(BadInput, match=f"^engine vllm: .*{re.escape(says)}"):
         require_engine(change(plan), job, directory)
+
+
+def test_every_rank_of_an_adapter_that_is_not_refused_fits() -> None:
+    assert LORA_RANKS[-1] == MAX_ADAPTER_RANK
 
 
 def test_a_gpu_is_refused(whole: tuple[Plan, Job, Path]) -> None:
