@@ -122,6 +122,7 @@ class Job(Document):
 
     model_config = ConfigDict(defer_build=True)
 
+    deciding_keys = ("algorithm",)
     own_key: ClassVar[str] = ""
     """The key of the settings; empty for a job without."""
 
@@ -218,12 +219,6 @@ class Job(Document):
 
 class GraphJob(Job):
     """A job with its own graph that gives no settings."""
-
-    @classmethod
-    def explain_unknown_key(cls, key: str, /) -> str | None:
-        if key not in DEFAULT_SETTINGS:
-            return None
-        return f"algorithm is neither {', '.join(SETTINGS)} nor a graph of stages; name one, or remove the settings."
 
 
 class PPOJob(Job):
