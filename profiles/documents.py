@@ -11,7 +11,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import UnionType
@@ -51,6 +51,9 @@ class Document(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
+
+    deciding_keys: ClassVar[tuple[str, ...]] = ()
+    """Keys that decide which other keys there are. An error in one is reported before any unknown key."""
 
     @classmethod
     def explain_unknown_key(cls, _key: str, /) -> str | None:
@@ -269,9 +272,14 @@ def remove_temporary_files(directory: Path, name: str | None = None, *, min_age_
 
 
 def _sentence(error: ValidationError, kind: type[BaseModel]) -> str:
-    first = min(_relevant_errors(error.errors()), key=lambda e: e["type"] != "extra_forbidden")
+    deciding = kind.deciding_keys if issubclass(kind, Document) else ()
+
+    def order(one: ErrorDetails) -> tuple[bool, bool]:
+        return not set(_keys(one["loc"])[:1]) & set(deciding), one["type"] != "extra_forbidden"
+
+    first = min(_relevant_errors(error.errors()), key=order)
     location = [part for part in first["loc"] if not str(part).startswith(("function-", "lax-or-strict"))]
-    keys = [str(part) for part in location if not _is_union_member(part)]
+    keys = _keys(location)
     path = ".".join(keys) or "the document"
     if first["type"] == "extra_forbidden":
         return f"unknown key {path!r}; {_hint(_records_at(kind, location[:-1]), str(location[-1]))}"
@@ -284,6 +292,12 @@ def _sentence(error: ValidationError, kind: type[BaseModel]) -> str:
         listed = ", ".join(names[:_MAX_LISTED_KEYS]) + (", ..." if len(names) > _MAX_LISTED_KEYS else "")
         return f"{path} is {_short(first['input'])} and should be an object with keys ({listed}); give {names[0]}."
     return f"{path} is {_short(first['input'])}: {message[0].lower()}{message[1:]}."
+
+
+def _keys(location: Iterable[int | str]) -> list[str]:
+    """The keys on the way to a place in a document, without pydantic's names for parts of its schema."""
+    names = (str(part) for part in location if not _is_union_member(part))
+    return [name for name in names if not name.startswith(("function-", "lax-or-strict"))]
 
 
 def _relevant_errors(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:

@@ -167,11 +167,13 @@ class StageEdge(NamedTuple):
 class StageGraph:
     """The stages of a step in topological order, and the stages on hosts, which run while generation does.
 
-    Raises BadInput if the stages do not form a graph.
+    `selects_samples`: some of the samples that generation and the reward model process are trained on, selected by
+    their scores. Raises BadInput if the stages do not form a graph.
     """
 
     stages: tuple[Stage, ...]
     host_stages: tuple[HostStage, ...] = ()
+    selects_samples: bool = False
 
     def __post_init__(self) -> None:
         require_none(graph_violations(self.stages, self.host_stages), "algorithm")
@@ -240,7 +242,7 @@ class StageGraph:
     def with_quantised(self, stage: str) -> StageGraph:
         """The graph with the linear layers of the named stage in 8-bit floats."""
         stages = (replace(s, is_quantised=True) if s.name == stage else s for s in self.stages)
-        return StageGraph(tuple(stages), self.host_stages)
+        return replace(self, stages=tuple(stages))
 
     def sharers(self, role: Role) -> tuple[str, ...]:
         """The stages that may share copies of a trained role's weights.

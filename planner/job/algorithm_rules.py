@@ -27,8 +27,8 @@ def graph_for(
 ) -> StageGraph:
     """The stage graph of a job that has models of these roles."""
     if isinstance(algorithm, OwnGraph):
-        return algorithm.graph(ref_is_base=ref_is_base)
-    return graph_of(
+        return replace(algorithm.graph(ref_is_base=ref_is_base), selects_samples=workload.selects_samples)
+    graph = graph_of(
         algorithm,
         has_ref=Role.REF in roles,
         has_reward=Role.REWARD in roles or not has_environment,
@@ -39,6 +39,7 @@ def graph_for(
         has_waves=workload.dynamic_sampling is not None,
         has_filter=workload.best_of is not None,
     )
+    return replace(graph, selects_samples=True) if workload.selects_samples else graph
 
 
 def presets_with_graph(
@@ -95,21 +96,6 @@ def require_teacher_weights(weights: Sequence[float], roles: Iterable[Role]) -> 
         raise ValueError(
             f"distill.teacher_weights has {len(weights)} weights and models has {len(teachers)} teachers "
             f"({', '.join(teachers)}); give one weight to each, or none at all"
-        )
-
-
-def require_synchronous_selection(workload: Workload, staleness: int) -> None:
-    """Raises ValueError for dynamic sampling or best-of-n with a staleness above 0: both wait for scores of the same
-    step, a wave for those of the wave before it, and the selection of the best samples for those of all samples."""
-    if workload.dynamic_sampling and staleness:
-        raise ValueError(
-            f"workload.dynamic_sampling with staleness={staleness} is not supported: a wave waits for the scores of "
-            "the wave before; use staleness 0"
-        )
-    if workload.best_of and staleness:
-        raise ValueError(
-            f"workload.best_of with staleness={staleness} is not supported: the best samples are known only when all "
-            "of a step are scored; use staleness 0"
         )
 
 

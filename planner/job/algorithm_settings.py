@@ -119,6 +119,10 @@ class LearningSettings(Document):
         rate, schedule = self._rates_of_roles().get(role, (self.actor_learning_rate, self.actor_schedule))
         return rate * schedule.ratio(step)
 
+    def updates(self, _role: Role, _step: int, /) -> bool:
+        """True if a trained role is updated at a step, counted from 0. Else weights and moments stay as they are."""
+        return True
+
     def _rates_of_roles(self) -> Mapping[Role, tuple[float, LearningRateSchedule]]:
         """The largest rate and the schedule of each role that has its own."""
         return {}
@@ -156,6 +160,12 @@ _TRUNCATION = (
 )
 
 
+_CRITIC_WARMUP = (
+    "first steps of a run, in which the critic alone is updated: the weights and the optimizer of every other trained "
+    "role stay as they are"
+)
+
+
 class PPO(RewardedSettings):
     """Settings of PPO; equations and sources are in `runtime.training.losses`."""
 
@@ -163,6 +173,7 @@ class PPO(RewardedSettings):
     critic_schedule: LearningRateSchedule = Field(
         default=LearningRateSchedule(), description="warm-up and decay of the critic's learning rate"
     )
+    critic_warmup_steps: int = Field(default=0, ge=0, description=_CRITIC_WARMUP)
     value_clip: float = Field(default=0.2, gt=0, description="values are clipped to this distance from the old ones")
     kl_coefficient: float = Field(default=0.05, ge=0, description="KL penalty per token, inside the reward")
     gamma: float = Field(default=1.0, gt=0, le=1, description="discount factor")
@@ -185,6 +196,9 @@ class PPO(RewardedSettings):
     @property
     def rewards_truncated(self) -> bool:
         return self.truncation == "terminal"
+
+    def updates(self, role: Role, step: int, /) -> bool:
+        return role is Role.CRITIC or step >= self.critic_warmup_steps
 
     def _rates_of_roles(self) -> Mapping[Role, tuple[float, LearningRateSchedule]]:
         return {Role.CRITIC: (self.critic_learning_rate, self.critic_schedule)}

@@ -26,7 +26,6 @@ from meshwright.planner.job.algorithm_rules import (
     require_reference,
     require_roles,
     require_settings_of_graph,
-    require_synchronous_selection,
     require_teacher_weights,
 )
 from meshwright.planner.job.algorithm_settings import GRPO, PPO, RLOO, SETTINGS, Distill, LearningSettings, Reinforce
@@ -123,6 +122,7 @@ class Job(Document):
 
     model_config = ConfigDict(defer_build=True)
 
+    deciding_keys = ("algorithm",)
     own_key: ClassVar[str] = ""
     """The key of the settings; empty for a job without."""
 
@@ -171,7 +171,6 @@ class Job(Document):
     @model_validator(mode="after")
     def _check_algorithm(self) -> Self:
         require_roles(self.algorithm, self.models.roles, self.workload, has_environment=bool(self.rewards))
-        require_synchronous_selection(self.workload, self.staleness)
         require_unique_names(self.rewards)
         if self.tool and not self.workload.turns:
             raise ValueError("tool: single-turn rollouts call no tool; give workload.turns, or remove tool")
@@ -220,12 +219,6 @@ class Job(Document):
 
 class GraphJob(Job):
     """A job with its own graph that gives no settings."""
-
-    @classmethod
-    def explain_unknown_key(cls, key: str, /) -> str | None:
-        if key not in DEFAULT_SETTINGS:
-            return None
-        return f"algorithm is neither {', '.join(SETTINGS)} nor a graph of stages; name one, or remove the settings."
 
 
 class PPOJob(Job):
@@ -358,7 +351,6 @@ class Facts(Document):
     def _check_algorithm(self) -> Self:
         roles = tuple(map(Role, self.models.by_name))
         require_roles(self.algorithm, roles, self.workload, has_environment=bool(self.rewards))
-        require_synchronous_selection(self.workload, self.staleness)
         require_graph_support(self.engine, self.cluster.kind, has_experts=self.models.actor.experts is not None)
         if self.generation_weights:
             require_quantisable(self.models.actor, self.cluster, self.precision, self.engine)

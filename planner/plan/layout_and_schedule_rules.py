@@ -389,10 +389,9 @@ def _overlaps(facts: Facts, layout: Layout, search_case: SearchCase) -> tuple[Sc
     are uneven; there is none where samples are in groups.
     """
     batch_size = facts.workload.batch_size
+    ends_in_period = facts.workload.turns or facts.workload.selects_samples or not keeps_sequences_in_flight(facts)
     deferral = (
-        max_deferral(search_case.ahead, facts.staleness)
-        if search_case.keeps_in_flight and not facts.workload.turns and keeps_sequences_in_flight(facts)
-        else 0
+        max_deferral(search_case.ahead, facts.staleness) if search_case.keeps_in_flight and not ends_in_period else 0
     )
     batches = [Schedule(batches_in_flight=2**k) for k in range((deferral + 1).bit_length())]
     if not deferral or facts.workload.group_size > 1:

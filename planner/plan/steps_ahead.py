@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from meshwright.cost_models.sampling_waves import processes_all_samples
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import GENERATE, Stage, StageGraph
 
@@ -61,7 +62,8 @@ def steps_ahead_patterns(graph: StageGraph, staleness: int) -> tuple[StepsAhead,
 
     Values and proximal log-probabilities come from the models just before the update, so their stages never work ahead.
     With generation two steps ahead, stages of untrained models are one step ahead. Within a period only training then
-    waits for other stages, those of values and proximal log-probabilities.
+    waits for other stages, those of values and proximal log-probabilities. Where samples are selected by their scores,
+    the reward model works as far ahead as generation: the next wave of prompts waits for the scores of the last one.
     """
     patterns_allowed = [synchronous(graph)]
     if staleness >= 1:
@@ -110,7 +112,10 @@ def steps_ahead_violations(graph: StageGraph, ahead: StepsAhead) -> tuple[str, .
 
 
 def _steps_ahead(graph: StageGraph, *, generate: int, scored: int) -> StepsAhead:
-    return {**synchronous(graph), GENERATE: generate, **dict.fromkeys(_untrained_stages(graph), scored)}
+    ahead = {**synchronous(graph), GENERATE: generate, **dict.fromkeys(_untrained_stages(graph), scored)}
+    if graph.selects_samples:
+        ahead |= {stage.name: generate for stage in graph.stages if processes_all_samples(stage)}
+    return ahead
 
 
 def _untrained_stages(graph: StageGraph) -> tuple[str, ...]:

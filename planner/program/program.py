@@ -4,7 +4,8 @@ In period n an instruction that is `a` steps ahead works on step n + a. Periods 
 last step, and an instruction is skipped if its step is outside the run. A stage that streams runs at the same time as
 its producer, and receives the whole output after its own run; chunks are not instructions. Host workers score
 responses while ranks continue; the ranks that generated send the scores when they are ready. With dynamic sampling or
-best-of-n, the instructions that sample and score are repeated for every wave of prompts.
+best-of-n, a wave of prompts is sampled and scored, its samples are selected, and the instructions that sample and score
+are repeated until the batch is full.
 
 A rank executes the instructions that include it and skips the others. Sends never wait, and a receive comes after its
 send, in the same period or a later one, so ranks that follow the order never deadlock.
@@ -115,13 +116,17 @@ Instruction: TypeAlias = MoveWeights | RunStage | Send | Receive
 
 @dataclass(frozen=True)
 class Waves:
-    """Instructions that are repeated for wave after wave of prompts until a batch has its groups.
+    """The instructions of a program that sample and score a wave of prompts, repeated until a batch has its groups.
 
-    They are executed after the first `num_before` instructions of the period.
+    Those of the first wave run in the order of the program. After its first `num_before_selection` instructions, all
+    ranks of the waves execute the `exchange` of what the samples' rewards need, and select. Further waves run there,
+    one after another.
     """
 
     instructions: tuple[Instruction, ...]
-    num_before: int
+    exchange: tuple[Send | Receive, ...]
+    num_before_selection: int
+    steps_ahead: int = 0
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -177,8 +182,8 @@ class Program:
     @cached_property
     def channels(self) -> Mapping[tuple[str, str], int]:
         """A number for each pair of producer and consumer, which a send and its receive share."""
-        wave_instructions = self.waves.instructions if self.waves else ()
-        pairs = [(i.producer, i.consumer) for i in (*self.instructions, *wave_instructions) if isinstance(i, Send)]
+        exchange = self.waves.exchange if self.waves else ()
+        pairs = [(i.producer, i.consumer) for i in (*self.instructions, *exchange) if isinstance(i, Send)]
         return {pair: index for index, pair in enumerate(pairs)}
 
     def stream_to(self, consumer: str) -> Stream | None:
@@ -334,16 +339,26 @@ _RESPONSE_FIELDS = ("truncated", RESPONSE_LENGTHS, SEQUENCE_DIGESTS)
 
 
 def split_waves(program: Program, plan: Plan) -> Program:
-    """Return the program with the instructions of waves moved to `waves`; unchanged if a step trains on all samples."""
+    """Return the program with its `waves`; unchanged if a step trains on all samples.
+
+    Other instructions of the step that is sampled come after the selection.
+    """
     if not plan.facts.workload.selects_samples:
         return program
+    ahead = plan.placement(GENERATE).steps_ahead
     repeated = [instruction for instruction in program.instructions if _is_repeated(instruction, plan)]
     ranks = tuple(sorted({rank for one in repeated if isinstance(one, RunStage) for rank in one.ranks}))
-    first = program.instructions.index(repeated[0])
+    first, end = (program.instructions.index(one) for one in (repeated[0], repeated[-1]))
+    postponed = [
+        one
+        for one in program.instructions[first : end + 1]
+        if one not in repeated and not isinstance(one, MoveWeights) and one.steps_ahead == ahead
+    ]
+    before = [one for one in program.instructions[: end + 1] if one not in postponed]
     return replace(
         program,
-        instructions=tuple(one for one in program.instructions if one not in repeated),
-        waves=Waves((*repeated, *_score_exchange(plan, ranks)), first),
+        instructions=(*before, *postponed, *program.instructions[end + 1 :]),
+        waves=Waves(tuple(repeated), tuple(_score_exchange(plan, ranks)), len(before), ahead),
     )
 
 
@@ -358,11 +373,14 @@ def _is_repeated(instruction: Instruction, plan: Plan) -> bool:
             return False
 
 
-def _score_exchange(plan: Plan, ranks: tuple[int, ...]) -> Iterator[Instruction]:
+def _score_exchange(plan: Plan, ranks: tuple[int, ...]) -> Iterator[Send | Receive]:
     """Yield the sends and receives by which all ranks of the waves get every field that the samples' rewards need."""
+    ahead = plan.placement(GENERATE).steps_ahead
     responses = (GENERATE, _RESPONSE_FIELDS)
     scored = [(stage.name, stage.writes) for stage in plan.graph.stages if stage.role is Role.REWARD]
     for name, fields in (responses, *scored, *((host.name, host.writes) for host in plan.graph.host_stages)):
         owner_ranks = output_owners(plan, name)
-        yield Send(producer=name, consumer=GENERATE, fields=fields, ranks=owner_ranks, targets=ranks)
-        yield Receive(producer=name, consumer=GENERATE, fields=fields, ranks=ranks, owners=owner_ranks)
+        yield Send(producer=name, consumer=GENERATE, fields=fields, ranks=owner_ranks, targets=ranks, steps_ahead=ahead)
+        yield Receive(
+            producer=name, consumer=GENERATE, fields=fields, ranks=ranks, owners=owner_ranks, steps_ahead=ahead
+        )

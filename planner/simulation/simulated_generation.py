@@ -367,7 +367,7 @@ class WaveGeneration:
                 )
                 for replica in range(len(waves_generated[0].seconds))
             ),
-            tokens_by_staleness={0: int(responses.sum())},
+            tokens_by_staleness={staleness_of_period(self._plan, step, step): int(responses.sum())},
         )
 
     def waves_ratio(self, step: int) -> float:
@@ -379,7 +379,7 @@ class BestOfGeneration:
     """Generation of a step that delivers only the kept samples; `of_all` simulates the generation of all samples."""
 
     def __init__(self, plan: Plan, of_all: Callable[[int], Generated], *, seed: int) -> None:
-        self._workload, self._of_all, self._seed = plan.facts.workload, of_all, seed
+        self._plan, self._of_all, self._seed = plan, of_all, seed
         self._generated: Memo[int, Generated] = Memo()
         self._reward_seconds = plan.placement(GENERATE).cost.amount(WAVE_REWARDS)
 
@@ -393,7 +393,7 @@ class BestOfGeneration:
             seconds=tuple(seconds + self._reward_seconds for seconds in generated.seconds),
             live=generated.live,
             held=generated.held,
-            tokens_by_staleness={0: int(responses.sum())},
+            tokens_by_staleness={staleness_of_period(self._plan, step, step): int(responses.sum())},
         )
 
     def scored(self, step: int) -> Lengths:
@@ -407,7 +407,8 @@ class BestOfGeneration:
 
     def kept(self, step: int) -> NDArray[np.int64]:
         """Return the rows that are trained on, ascending; rows of a prompt are adjacent."""
-        candidates, per_prompt = self._workload.candidates, self._workload.group_size
+        workload = self._plan.facts.workload
+        candidates, per_prompt = workload.candidates, workload.group_size
         rng = np.random.default_rng([self._seed, step, 3])
         orders = rng.random((candidates.num_prompts, candidates.group_size)).argsort(axis=1)
         chosen = np.sort(orders[:, :per_prompt], axis=1)

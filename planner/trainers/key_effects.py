@@ -203,7 +203,7 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
     (
         "all weights of a model are trained in every step, the critic's in as many minibatches and epochs as the "
         "actor's",
-        ("*freez*", "only-train-params-*", "*critic_warmup", "num-critic-only-steps", "critic.ppo_epochs",
+        ("*freez*", "only-train-params-*", "critic.ppo_epochs",
          "critic.ppo_mini_batch_size", "*critic_ppo_epochs", "value.train_global_batch_size", "*.enable_ema",
          "ref-update-interval", "value.*.lr", "value.max_total_sequence_length"),
     ),

@@ -7,7 +7,7 @@ that is not affected when the system clock is changed during the process.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -109,6 +109,12 @@ class _PeriodRecord:
     spans: list[Span] = field(default_factory=list)
     metrics: dict[str, Mapping[str, float]] = field(default_factory=dict)
 
+    def index_of(self, instruction: Instruction) -> int:
+        """Return the index of an instruction in the program; for the exchange of waves, that of the selection."""
+        if self.program.waves and instruction in self.program.waves.exchange:
+            return self.program.waves.num_before_selection
+        return self.program.instructions.index(instruction)
+
 
 class Executor:
     """Runs programs on one rank.
@@ -155,48 +161,57 @@ class Executor:
         record = _PeriodRecord(program, period)
         self._device.begin(period)
         instructions = [i for i in program.of_rank(self._rank) if is_active(i, period, steps)]
-        self._post_receives(instructions, program)
-        waves, num_before = program.waves, program.waves.num_before if program.waves else 0
-        if waves and self._rank in waves.ranks and period in steps:
-            before = set(program.instructions[:num_before])
-            self._run_all([i for i in instructions if i in before], record)
-            self._sample_waves(waves, record)
-            instructions = [i for i in instructions if i not in before]
-        self._run_all(instructions, record)
+        waves = program.waves if program.waves and self._rank in program.waves.ranks else None
+        once = [i for i in instructions if not waves or i not in waves.instructions]
+        self._post_receives(once, program)
+        if waves and period + waves.steps_ahead in steps and not self._is_filled(period + waves.steps_ahead):
+            before = set(program.instructions[: waves.num_before_selection])
+            self._fill_from_waves(waves, [i for i in instructions if i in before], record)
+            once = [i for i in once if i not in before]
+        for instruction in once:
+            self._run(instruction, record)
+        if waves and period in steps:
+            record.metrics[GENERATE] = self._batch_of(period).selection
         return PeriodResult(period=period, spans=tuple(record.spans), metrics=record.metrics)
 
-    def _post_receives(self, instructions: Sequence[Instruction], program: Program) -> None:
+    def _post_receives(self, instructions: Iterable[Instruction], program: Program) -> None:
         for instruction in instructions:
             if isinstance(instruction, Receive):
                 self._exchange.post_receive(instruction, program.channels[instruction.producer, instruction.consumer])
 
-    def _run_all(self, instructions: Sequence[Instruction], record: _PeriodRecord) -> None:
-        for instruction in instructions:
-            self._run(
-                instruction,
-                record,
-                index=record.program.instructions.index(instruction),
-                batch=self._batch_of(record.period + instruction.steps_ahead),
-            )
+    def _is_filled(self, step: int) -> bool:
+        """True if the samples of a step were selected before the run was interrupted."""
+        return bool(self._batch_of(step).selection)
 
-    def _sample_waves(self, waves: Waves, record: _PeriodRecord) -> None:
-        """Fill the batch of the period's step from successive waves."""
+    def _fill_from_waves(self, waves: Waves, before: Sequence[Instruction], record: _PeriodRecord) -> None:
+        """Fill the batch of the step that is sampled in this period.
+
+        Execute the instructions `before` the selection, of which those of the waves process the first wave; exchange
+        scores and select; then sample further waves until the batch is full.
+        """
         assert self._filling is not None
-        filling = self._filling(record.period)
-        own_instructions = [i for i in waves.instructions if self._rank in i.ranks]
+        step = record.period + waves.steps_ahead
+        filling = self._filling(step)
+        repeated, exchange = (
+            [i for i in part if self._rank in i.ranks] for part in (waves.instructions, waves.exchange)
+        )
+        pending = before
         while not filling.is_full:
             wave = filling.next_wave()
-            self._post_receives(own_instructions, record.program)
-            for instruction in own_instructions:
-                self._run(instruction, record, index=waves.num_before, batch=wave)
+            self._post_receives([*repeated, *exchange], record.program)
+            for instruction in (*pending, *exchange):
+                is_of_wave = instruction in repeated or instruction in exchange
+                self._run(instruction, record, wave if is_of_wave else None)
             filling.take(wave)
-        filling.fill(self._batch_of(record.period))
-        record.metrics[GENERATE] = filling.metrics
+            pending = repeated
+        batch = self._batch_of(step)
+        filling.fill(batch)
+        batch.selection.update(filling.metrics)
 
-    def _run(self, instruction: Instruction, record: _PeriodRecord, *, index: int, batch: StepExperience) -> None:
-        """Run an instruction on a batch and record its span; `index` is its index in the program; for an
-        instruction of a wave, the number of instructions before the waves."""
-        with self._instruction_context(instruction, index, record.period, batch.step):
+    def _run(self, instruction: Instruction, record: _PeriodRecord, wave: StepExperience | None = None) -> None:
+        """Run an instruction on a wave, or on the batch of its step, and record its span."""
+        batch = wave or self._batch_of(record.period + instruction.steps_ahead)
+        with self._instruction_context(instruction, record.index_of(instruction), record.period, batch.step):
             start = self._now()
             result = self._dispatch(instruction, record.program, batch)
             end = self._now()

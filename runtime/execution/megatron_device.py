@@ -229,7 +229,7 @@ class StageRunner:
         return {"num_tokens": float(scored.num_tokens), "starved_seconds": scored.starved_seconds}
 
     def _train(self, stage: Stage, batch: StepExperience) -> dict[str, float]:
-        """Update on each minibatch of each epoch, until approx_kl exceeds its target.
+        """Update on each minibatch of each epoch, until approx_kl exceeds its target; not while the critic warms up.
 
         Updates with numbers that are not finite are skipped; metrics are means over the others.
         """
@@ -245,7 +245,8 @@ class StageRunner:
         learning_rate = settings.learning_rate(stage.role, batch.step)
         copy.trainer.set_learning_rate(learning_rate)
         condition, num_done = functools.partial(within_target_kl, settings=settings), 0
-        num_updates = workload.num_epochs * workload.num_minibatches
+        is_updated = settings.updates(stage.role, batch.step)
+        num_updates = workload.num_epochs * workload.num_minibatches if is_updated else 0
         num_bad = num_updates if reasons else 0
         row_groups = minibatches(
             batch.rows,
@@ -255,7 +256,7 @@ class StageRunner:
             seed=self._data.seed,
         )
         with copy.trainer.successive_updates():
-            for number, rows in enumerate(row_groups if not reasons else ()):
+            for number, rows in enumerate(row_groups if is_updated and not reasons else ()):
                 replica_rows = self._rows_of_replica(stage, rows, lengths)
                 groups = micro_batches(replica_rows, lengths, self._plan.placement(stage.name).schedule)
                 num_tokens = training_batch.num_tokens(rows)
@@ -291,7 +292,7 @@ class StageRunner:
             }
         if updates:
             metrics[f"{stage.role}_grad_norm"] = metrics.pop("grad_norm")
-        metrics[f"{stage.role}_learning_rate"] = learning_rate
+        metrics[f"{stage.role}_learning_rate"] = learning_rate if is_updated else 0.0
         metrics[f"{stage.role}_bad_updates"] = float(num_bad)
         if not is_actor:
             return metrics

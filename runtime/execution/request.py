@@ -96,7 +96,7 @@ def check(request: RunRequest, rendezvous: Rendezvous, data: PromptData | None =
     require_valid(plan)
     require_sound(lower(plan), plan.graph)
     if waves := split_waves(lower(plan), plan).waves:
-        require_sound(Program(waves.instructions), plan.graph)
+        require_sound(Program((*waves.instructions, *waves.exchange)), plan.graph)
     plan.require_made_for(request.job, request.directory)
     require_engine(plan, request.job, request.directory)
     require_none(own_graph_violations(request.job), "job")

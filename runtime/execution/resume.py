@@ -66,6 +66,7 @@ _SETTING_RULES = {
     "critic_learning_rate": _AT_ONCE,
     "actor_schedule": _AT_ONCE,
     "critic_schedule": _AT_ONCE,
+    "critic_warmup_steps": _AT_ONCE,
     "adam_beta1": _AT_ONCE,
     "adam_beta2": _AT_ONCE,
     "adam_eps": _AT_ONCE,

@@ -200,6 +200,7 @@ class RankRun:
             generation=self._stages.snapshot(),
             # Batches of later steps to which a change of the plan has assigned other prompts.
             reassigned={step: samples for step, samples in self.data.reassigned.items() if step >= done},
+            selection={step: batch.selection for step, batch in self._batches.by_step.items()},
         )
         with self._watch.collective("the checkpoint", done), self._host_memory.trainers_reloaded():
             save_step(self._saver, self._request.out, done, self.copies, in_flight, keep=self._request.keep)

@@ -121,6 +121,8 @@ class WaveFilling:
     """Groups with a signal in prompt order: the wave of each and its rows in it."""
     _scores: list[float] = field(default_factory=list)
     """Scores of all samples, kept or not."""
+    _num_tokens: int = 0
+    """Number of response tokens of all samples."""
     _num_waves: int = 0
 
     @property
@@ -154,6 +156,7 @@ class WaveFilling:
         self._scores += self.sampling.reward.scores(wave)
         size = self.sampling.group_size
         self._num_waves += 1
+        self._num_tokens += _num_response_tokens(wave)
         for number, differs in enumerate(groups_that_differ(self.sampling.reward.rewards(wave), size).tolist()):
             if differs:
                 self._kept.append((wave, wave.rows[number * size : (number + 1) * size]))
@@ -172,6 +175,7 @@ class WaveFilling:
             "dropped_prompts": float(self._num_sampled - self.sampling.num_groups),
             "groups_with_signal": len(self._kept) / self._num_sampled,
             "sampled_score": sum(self._scores) / len(self._scores),
+            "sampled_tokens": self._num_tokens / len(self._scores),
         }
 
 
@@ -214,6 +218,8 @@ class FilterFilling:
     """Selected rows of the wave."""
     _scores: list[float] = field(default_factory=list)
     """Scores of all samples, selected or not."""
+    _num_tokens: int = 0
+    """Number of response tokens of all samples."""
     _num_tied: int = 0
     """Prompts with a dropped sample whose reward equals that of a selected one."""
 
@@ -229,6 +235,7 @@ class FilterFilling:
     def take(self, wave: StepExperience) -> None:
         """Select from the wave, which has all its scores. Raises RunFailed for a reward that failed."""
         self._wave, self._scores = wave, self.samples.reward.scores(wave)
+        self._num_tokens = _num_response_tokens(wave)
         size, amounts = self.samples.num_sampled, self.samples.reward.rewards(wave).amounts.tolist()
         for first in range(0, len(wave.rows), size):
             rewards = amounts[first : first + size]
@@ -251,7 +258,12 @@ class FilterFilling:
             "dropped_samples": float(len(self._scores) - len(self._kept)),
             "tied_prompts": self._num_tied / self.samples.num_prompts,
             "sampled_score": sum(self._scores) / len(self._scores),
+            "sampled_tokens": self._num_tokens / len(self._scores),
         }
+
+
+def _num_response_tokens(wave: StepExperience) -> int:
+    return sum(int(wave.experience.get(RESPONSE_LENGTHS, row)) for row in wave.rows)
 
 
 def best(scores: Sequence[float], number: int) -> tuple[int, ...]:

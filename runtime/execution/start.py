@@ -172,6 +172,8 @@ class OpenBatches:
             for field, rows in fields.items():
                 for row, values in rows.items():
                     self.batch_of(step).experience.put(field, row, values)
+        for step, metrics in state.selection.items():
+            self.batch_of(step).selection.update(metrics)
 
     @contextmanager
     def only(self, batch: StepExperience) -> Iterator[None]:

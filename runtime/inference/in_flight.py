@@ -67,7 +67,9 @@ class GenerationState:
     """The sample ids of the replica's prompts before step `end_step` that are not admitted."""
     end_step: int = 0
     num_wave_prompts: int = 0
-    """Prompts that waves of dynamic sampling have used since step 0."""
+    """Prompts that waves of dynamic sampling or best-of-n have used since step 0."""
+    wave_prompts_before: Mapping[int, int] = field(default_factory=dict)
+    """Prompts that the waves of earlier steps have used, by step that is sampled and not trained yet."""
 
 
 class SamplingDigests(NamedTuple):
@@ -90,6 +92,8 @@ class InFlightState:
     generation: GenerationState | None
     reassigned: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Sample ids of batches that differ from those of the seed's order, by step."""
+    selection: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    """Metrics of the samples that batches were selected from, by step."""
 
 
 def pack_in_flight_state(state: InFlightState) -> bytes:
@@ -105,6 +109,7 @@ def pack_in_flight_state(state: InFlightState) -> bytes:
         "digests": state.digests,
         "num_steps": state.num_steps,
         "reassigned": state.reassigned,
+        "selection": state.selection,
         "generation": None,
     }
     if generation := state.generation:
@@ -121,6 +126,7 @@ def pack_in_flight_state(state: InFlightState) -> bytes:
             "unadmitted": generation.unadmitted,
             "end_step": generation.end_step,
             "num_wave_prompts": generation.num_wave_prompts,
+            "wave_prompts_before": generation.wave_prompts_before,
         }
         _pack_sampled("resumed", list(generation.resumed.values()), tensors)
     return safetensors_bytes(tensors, {_METADATA_KEY: json.dumps(metadata)})
@@ -191,6 +197,7 @@ def _unpack_state(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
             unadmitted=tuple(state["unadmitted"]),
             end_step=state["end_step"],
             num_wave_prompts=state["num_wave_prompts"],
+            wave_prompts_before={int(s): count for s, count in state.get("wave_prompts_before", {}).items()},
         )
     return InFlightState(
         digests=SamplingDigests(*metadata["digests"]),
@@ -198,6 +205,7 @@ def _unpack_state(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
         experience=experience,
         generation=generation,
         reassigned={int(step): tuple(sample_ids) for step, sample_ids in metadata["reassigned"].items()},
+        selection={int(step): metrics for step, metrics in metadata.get("selection", {}).items()},
     )
 
 

@@ -156,7 +156,7 @@ class StepExperience:
     """A batch whose experience is filled as the stages of its step write it.
 
     A held-out batch is scored and never trained on. Some groups of a wave of dynamic sampling are trained on, as rows
-    of another batch.
+    of another batch, whose `selection` has the metrics of all samples that they were selected from.
     """
 
     step: int
@@ -164,6 +164,7 @@ class StepExperience:
     held_out: bool = False
     is_wave: bool = False
     experience: Experience = field(default_factory=Experience)
+    selection: dict[str, float] = field(default_factory=dict)
 
     @property
     def key(self) -> int:

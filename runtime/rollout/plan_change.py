@@ -60,7 +60,7 @@ def resume_under_new_plan(
     """
     generations = [state.generation for state in states if state.generation]
     if plan.facts.workload.selects_samples:
-        return Resumed(num_wave_prompts=_num_wave_prompts(generations))
+        return _resume_waves(states, generations, num_updates)
     if not generations:
         return Resumed()
     batches = _assign_batches(generations, states[0].reassigned, num_updates, batch_size)
@@ -83,17 +83,25 @@ def resume_under_new_plan(
     )
 
 
-def _num_wave_prompts(generations: Sequence[GenerationState]) -> int:
-    """Return the number of prompts that the waves of dynamic sampling have used, which all replicas record.
+def _resume_waves(states: Sequence[InFlightState], generations: Sequence[GenerationState], done: int) -> Resumed:
+    """Return what a run with waves takes over: how many prompts were used, which all replicas record.
 
-    With waves nothing is in flight between two steps.
+    No sequence of a wave is in flight between two periods. The prompts of batches that were sampled and not trained on
+    are sampled again, so the count is that before the first of these.
     """
     if not generations:
         raise BadInput(
             "the checkpoint does not record how many prompts were used so far, as its in_flight-*.safetensors "
             "are missing; resume from a checkpoint that has them, or start a new run in another --out."
         )
-    return generations[0].num_wave_prompts
+    sampled = {step: count for step, count in generations[0].wave_prompts_before.items() if step >= done}
+    rows = {
+        (step, row) for state in states for step, fields in state.experience.items() for row in fields.get("tokens", ())
+    }
+    return Resumed(
+        num_wave_prompts=min(sampled.values(), default=generations[0].num_wave_prompts),
+        num_resampled=len([step for step, _ in rows if step in sampled]),
+    )
 
 
 def _assign_batches(

@@ -81,6 +81,8 @@ class GenerationStage:
         self._delivered: dict[int, dict[int, int]] = {}
         """Sample ids of delivered responses, by step that is not trained yet and by row."""
         self._num_wave_prompts = data.num_wave_prompts
+        self._wave_prompts_before: dict[int, int] = {}
+        """Prompts that the waves of earlier steps have used, by step that is not trained yet."""
         workload = plan.facts.workload.wave
         self._rows_per_prompt = rows_per_prompt(workload.batch_size, workload.group_size, copy.mesh.layout.dp)
         self._sending = streaming.sending
@@ -111,6 +113,7 @@ class GenerationStage:
             unadmitted=self._admission.unadmitted,
             end_step=self._admission.end_step,
             num_wave_prompts=self._num_wave_prompts,
+            wave_prompts_before=dict(self._wave_prompts_before),
         )
 
     def add_resumed(self, resumed: Mapping[int, ResumedSample]) -> None:
@@ -124,6 +127,7 @@ class GenerationStage:
         )
         self._delivered = {step: dict(rows) for step, rows in snapshot.delivered.items()}
         self._resumed = dict(snapshot.resumed)
+        self._wave_prompts_before = dict(snapshot.wave_prompts_before)
         if snapshot.in_flight is None:
             return
         self._generator = self._new_generator(self._rows_per_prompt)
@@ -213,6 +217,9 @@ class GenerationStage:
     def _run_wave(self, batch: StepExperience, version: int) -> tuple[tuple[Response, ...], dict[str, float]]:
         """Sample this replica's share of the next wave of prompts to completion; nothing of a wave stays in flight."""
         mesh, rounds = self._copy.mesh, _Rounds()
+        trained = batch.step - self._plan.placement(GENERATE).steps_ahead
+        self._wave_prompts_before.setdefault(batch.step, self._num_wave_prompts)
+        self._wave_prompts_before = {s: number for s, number in self._wave_prompts_before.items() if s > trained}
         prompts = self._data.wave(batch.step, batch.rows, self._num_wave_prompts)
         self._num_wave_prompts += len(prompts) // self._data.group_size
         responses = self._new_generator(self._rows_per_prompt).run_period(

@@ -46,7 +46,7 @@ def test_every_pair_of_features_has_an_answer() -> None:
 
 def test_a_pair_that_does_not_run_is_refused_by_the_program() -> None:
     rules = combinations()
-    assert rules.answer(frozenset(("grpo", "groups", "best_of", "ahead", "model"))).sentence.startswith(
-        "job: workload.best_of with staleness=1 is not supported"
+    assert rules.answer(frozenset(("ppo", "dynamic", "model"))).sentence.startswith(
+        "job: workload.dynamic_sampling: algorithm=ppo does not compare the samples of a group"
     )
     assert rules.answer(frozenset(("grpo", "groups", "model"))).outcome == "runs"

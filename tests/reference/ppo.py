@@ -40,6 +40,8 @@ class Settings:
     warmup_steps: int
     cosine_steps: int
     """Of the actor's rate, warm-up among them; behind them it is nothing. The critic's is constant."""
+    critic_warmup_steps: int
+    """The first steps, in which only the critic learns."""
     adam_beta1: float
     adam_beta2: float
     adam_eps: float
@@ -136,7 +138,8 @@ class Reference:
             learnt.minibatches.extend([order[first : first + size] for first in range(0, len(rows), size)])
         for chosen in learnt.minibatches:
             learnt.critic_updates.append(self._update_critic(rows, learnt, chosen))
-            learnt.actor_updates.append(self._update_actor(rows, learnt, chosen))
+            if step >= self.settings.critic_warmup_steps:
+                learnt.actor_updates.append(self._update_actor(rows, learnt, chosen))
         self._policies.append(copy.deepcopy(self.actor))
         return learnt
 

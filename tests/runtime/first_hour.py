@@ -133,7 +133,7 @@ MISTAKES_WITH_A_PLAN: Mapping[str, str] = {
 
 _EDITS: Mapping[str, tuple[str, object, str]] = {
     "device": ("cluster.device", "A100", "did you mean 'a100-40gb' or 'a100-80gb'?"),
-    "algorithm": ("algorithm", "GRPO", "algorithm is neither ppo, grpo"),
+    "algorithm": ("algorithm", "GRPO", "algorithm is 'GRPO': input should be 'ppo', 'grpo'"),
     "path": ("models.actor", "actor", "models.actor is 'actor' and should be an object with keys (path, adapter"),
     "hub": ("models.actor.path", "Qwen/Qwen2.5-7B", "(`hf download NAME --local-dir DIR` fetches one)."),
     "response": (

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 import transformers
@@ -56,6 +56,8 @@ class Case:
     reward: str = "scores"
     """The directory of the reward model."""
     workload: Mapping[str, Any] = field(default_factory=lambda: DYNAMIC)
+    steps_ahead: int = 0
+    """How many steps ahead of training it generates, which its staleness allows."""
 
 
 def write_two_scores(directory: Path) -> None:
@@ -85,7 +87,26 @@ def request(directory: Path, name: str, case: Case, *, steps: int) -> RunRequest
     job |= {"algorithm": case.algorithm, SETTINGS_KEYS[case.algorithm]: {**SETTINGS, **case.settings}}
     if case.rewards:
         job["rewards"] = list(case.rewards)
-    return request_of(job, directory, name, case.where, steps=steps)
+    job["staleness"] = case.steps_ahead
+    return request_of(job, directory, name, case.where, steps=steps, steps_ahead=case.steps_ahead)
+
+
+B = TypeVar("B")
+
+
+class SampledAhead(Generic[B]):
+    """The batches of a run that are drawn so many steps ahead, each by the policy of its time."""
+
+    def __init__(self, steps_ahead: int, num_steps: int, draw: Callable[[int], B]) -> None:
+        """`draw` draws the next batch with the policy as it is, which has seen so many updates."""
+        self._steps_ahead, self._num_steps, self._draw = steps_ahead, num_steps, draw
+        self._drawn: list[B] = []
+
+    def batch(self, step: int) -> B:
+        """That of a step; the policy has seen as many updates."""
+        while len(self._drawn) <= min(step + self._steps_ahead, self._num_steps - 1):
+            self._drawn.append(self._draw(step))
+        return self._drawn[step]
 
 
 def sampling(asked: RunRequest) -> DynamicSampling:

@@ -151,7 +151,6 @@ def test_what_delivers_samples_one_by_one_does_not_go_with_it(name: str) -> None
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"staleness": 1}, "workload.best_of with staleness=1 is not supported: .*; use staleness 0"),
         ({"workload.best_of": 4}, "best_of=4 is not above group_size=4, .*; sample more of them, or remove best_of"),
         ({"workload.best_of": 2**25}, None),
         (

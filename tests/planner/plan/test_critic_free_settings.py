@@ -97,8 +97,7 @@ def test_a_job_is_written_with_the_settings_of_its_algorithm_only() -> None:
         ),
         (
             {"algorithm": "grop", "grpo": {}},
-            "job: unknown key 'grpo'; algorithm is neither ppo, grpo, rloo, reinforce++, distill nor a graph of "
-            "stages; name one, or remove the settings.",
+            "job: algorithm is 'grop': input should be 'ppo', 'grpo', 'rloo', 'reinforce++' or 'distill'.",
         ),
         (
             {"grpo": {"normalize_by_std": False}},

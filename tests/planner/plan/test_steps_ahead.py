@@ -48,6 +48,12 @@ def test_what_works_ahead_stays_within_the_bound(ahead: dict[str, int]) -> None:
     assert max_deferral(ahead, bound) == 0
 
 
+def test_what_selects_samples_scores_them_in_the_period_that_draws_them() -> None:
+    graph = replace(PPO_GRAPH, selects_samples=True)
+    for plain, selecting in zip(AHEAD, steps_ahead_patterns(graph, 2), strict=True):
+        assert selecting == {**plain, "reward_score": plain[GENERATE]}
+
+
 def test_a_token_is_as_stale_as_generation_is_ahead_and_each_batch_in_flight_behind_the_first_adds_one() -> None:
     found = [staleness_of(ahead, Schedule(batches_in_flight=number), 9) for ahead in (0, 1) for number in (1, 2, 3)]
     assert found == [0, 1, 2, 1, 2, 3]

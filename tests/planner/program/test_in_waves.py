@@ -7,11 +7,13 @@ import pytest
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.steps_ahead import steps_ahead_patterns
 from meshwright.planner.program.check_program import check_program
 from meshwright.planner.program.program import MoveWeights, Program, Receive, RunStage, Send, Waves, lower, split_waves
 from meshwright.profiles.stages import GENERATE
 from tests.planner.analysis.test_oversampling import sampled_facts
 from tests.planner.jobs import critic_free_facts
+from tests.runtime.plans_by_hand import Where, plan_by_hand
 
 SCORE = "reward_score"
 PINS = {
@@ -47,26 +49,46 @@ def test_a_plan_without_dynamic_sampling_has_no_waves() -> None:
 
 
 def test_a_wave_can_be_followed_to_its_end_any_number_of_times(plan: Plan) -> None:
-    assert check_program(Program(waves_of(plan).instructions), plan.graph) == ()
+    waves = waves_of(plan)
+    assert check_program(Program((*waves.instructions, *waves.exchange)), plan.graph) == ()
 
 
-def test_every_instruction_is_repeated_or_followed_once_and_keeps_its_order(plan: Plan) -> None:
-    whole, parted, waves = lower(plan), split_waves(lower(plan), plan), waves_of(plan)
-    repeated = [one for one in waves.instructions if one in whole.instructions]
-    assert [one for one in whole.instructions if one in repeated] == repeated
-    assert [one for one in whole.instructions if one not in repeated] == list(parted.instructions)
+def test_every_instruction_is_followed_and_those_of_waves_and_the_others_each_keep_their_order(plan: Plan) -> None:
+    whole, parted, repeated = lower(plan), split_waves(lower(plan), plan), waves_of(plan).instructions
+    for are_repeated in (True, False):
+        one, other = (
+            [one for one in program.instructions if (one in repeated) == are_repeated] for program in (whole, parted)
+        )
+        assert one == other
     assert {one.stage for one in repeated if isinstance(one, RunStage)} == {GENERATE, SCORE}
 
 
-def test_nothing_but_weights_comes_before_the_waves(plan: Plan) -> None:
+def test_nothing_of_a_step_but_its_first_wave_comes_before_the_selection(plan: Plan) -> None:
     """What a stage is handed of a step is of groups that were kept."""
     parted, waves = split_waves(lower(plan), plan), waves_of(plan)
-    assert all(isinstance(one, MoveWeights) for one in parted.instructions[: waves.num_before])
+    before = parted.instructions[: waves.num_before_selection]
+    assert all(isinstance(one, MoveWeights) or one in waves.instructions for one in before)
+
+
+def test_stages_of_the_step_before_keep_their_places_beside_a_wave_that_is_drawn_a_step_ahead() -> None:
+    facts = sampled_facts().model_copy(update={"staleness": 1})
+    [_, ahead] = steps_ahead_patterns(facts.graph, 1)
+    where = {GENERATE: Where("0:2", "dp2"), "other": Where("2:2", "dp2")}
+    order = (GENERATE, "ref_logprob", "actor_logprob", "actor_train", SCORE)
+    found = plan_by_hand(facts, where, ahead, order)
+    whole, parted = lower(found), split_waves(lower(found), found)
+    assert parted.waves is not None
+    assert parted.waves.steps_ahead == found.placement(SCORE).steps_ahead == 1
+    selection = whole.instructions.index(parted.waves.instructions[-1])
+    trained = whole.instructions.index(next(one for one in whole.instructions if one.name == "actor_train"))
+    assert trained < selection
+    assert parted.instructions.index(whole.instructions[trained]) < parted.waves.num_before_selection
+    assert check_program(parted, found.graph) == ()
 
 
 def test_all_ranks_that_draw_or_score_are_told_all_that_decides_what_is_paid(plan: Plan) -> None:
     waves = waves_of(plan)
-    told = [one for one in waves.instructions if isinstance(one, Receive) and one.consumer == GENERATE]
+    told = [one for one in waves.exchange if isinstance(one, Receive)]
     assert [(one.producer, one.fields, one.ranks) for one in told] == [
         (GENERATE, ("truncated", "response_lengths", "sequence_digests"), waves.ranks),
         (SCORE, ("scores",), waves.ranks),
@@ -76,7 +98,5 @@ def test_all_ranks_that_draw_or_score_are_told_all_that_decides_what_is_paid(pla
 
 def test_what_a_wave_sends_has_channels_of_its_own(plan: Plan) -> None:
     parted, waves = split_waves(lower(plan), plan), waves_of(plan)
-    pairs = {
-        (one.producer, one.consumer) for one in (*parted.instructions, *waves.instructions) if isinstance(one, Send)
-    }
+    pairs = {(one.producer, one.consumer) for one in (*parted.instructions, *waves.exchange) if isinstance(one, Send)}
     assert len({parted.channels[pair] for pair in pairs}) == len(pairs)

@@ -97,35 +97,43 @@ class TwoWaves:
         self._heard.asked.append("fill")
 
 
-def drawn_in_waves(rank: int) -> tuple[list[str], PeriodResult]:
-    """What a rank was asked in a turn of three ranks, of which 0 draws and 1 scores, between two stages of all."""
+def drawn_in_waves(rank: int, *, is_restored: bool = False) -> tuple[list[str], PeriodResult]:
+    """What a rank was asked in a turn of three ranks, of which 0 draws and 1 scores, between two stages of all.
+
+    A restored batch was selected before the run was interrupted."""
     told = {"producer": "reward_score", "consumer": "actor_generate", "fields": ("scores",)}
-    wave = (
-        RunStage(stage="actor_generate", ranks=(0,)),
-        RunStage(stage="reward_score", ranks=(1,)),
-        Send(**told, ranks=(1,), targets=(0, 1)),
-        Receive(**told, ranks=(0, 1), owners=(1,)),
-    )
-    others = tuple(RunStage(stage=name, ranks=(0, 1, 2)) for name in ("before", "behind"))
+    wave = (RunStage(stage="actor_generate", ranks=(0,)), RunStage(stage="reward_score", ranks=(1,)))
+    exchange = (Send(**told, ranks=(1,), targets=(0, 1)), Receive(**told, ranks=(0, 1), owners=(1,)))
+    before, behind = (RunStage(stage=name, ranks=(0, 1, 2)) for name in ("before", "behind"))
     heard: Any = Heard()
+    selection = {"waves": 5.0} if is_restored else {}
+    batches = {0: StepExperience(step=0, rows=range(1), selection=selection)}
     executor = Executor(
         heard,
         heard,
-        lambda step: StepExperience(step=step, rows=range(1)),
+        batches.__getitem__,
         rank=rank,
         start_seconds=0.0,
         clock="measured",
         filling=lambda _step: TwoWaves(heard),
     )
-    return heard.asked, executor.execute(Program(others, waves=Waves(wave, 1)), 0, range(1))
+    program = Program((wave[0], before, wave[1], behind), waves=Waves(wave, exchange, 3))
+    return heard.asked, executor.execute(program, 0, range(1))
 
 
-def test_waves_are_drawn_until_the_batch_is_full_between_what_comes_before_and_behind_them() -> None:
+def test_the_first_wave_is_drawn_in_its_place_and_others_where_groups_are_selected_until_the_batch_is_full() -> None:
     asked, outcome = drawn_in_waves(0)
-    wave = ["expect actor_generate on 0", "actor_generate", "receive actor_generate on 0", "take"]
-    assert asked == ["begin", "before", *wave, *wave, "fill", "behind"]
+    room, exchanged = "expect actor_generate on 0", ["receive actor_generate on 0", "take"]
+    first, second = ([room, "actor_generate", *others, *exchanged] for others in (["before"], []))
+    assert asked == ["begin", *first, *second, "fill", "behind"]
     assert outcome.metrics["actor_generate"] == {"waves": 2.0}
     assert [span.instruction for span in outcome.spans].count("actor_generate") == 2
+
+
+def test_a_batch_that_was_restored_is_neither_drawn_nor_selected_again() -> None:
+    asked, outcome = drawn_in_waves(0, is_restored=True)
+    assert asked == ["begin", "before", "behind"]
+    assert outcome.metrics["actor_generate"] == {"waves": 5.0}
 
 
 def test_a_rank_that_neither_draws_nor_scores_knows_of_no_waves() -> None:

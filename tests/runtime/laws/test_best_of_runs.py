@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.plan.plan import read_plan
+from meshwright.profiles.stages import GENERATE
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.train import run_plan
 from tests.runtime.command import Call
-from tests.runtime.laws.test_sampled_runs import MODULE, SHORT, learned
+from tests.runtime.laws.test_sampled_runs import MODULE, ON_THEIR_OWN, SHORT, learned
 from tests.runtime.rewarded import lines, rewarded, stopped_and_resumed, write_rewarded
 from tests.runtime.small_job import edited_job
 
@@ -68,10 +69,11 @@ def test_a_run_corrects_a_table_and_lengths_and_goes_on_with_as_many_samples_alo
     assert "workload.best_of is 6 in the run so far and 8 in the job, and cannot change" in refused.err
 
 
-@pytest.mark.slow
-def test_a_job_that_would_work_ahead_of_its_scores_is_refused(tmp_path: Path, call: Call) -> None:
+@pytest.mark.check_all
+def test_a_run_that_draws_a_step_ahead_is_resumed_with_the_samples_that_wait_to_be_trained_on(tmp_path: Path) -> None:
     job = write_best(tmp_path)
     job.write_text(job.read_text() + "staleness: 1\n")
-    found = call("plan", job, "-o", tmp_path / "plan.json")
-    assert found.code == 2
-    assert "workload.best_of with staleness=1 is not supported" in found.err
+    asked = rewarded(job, tmp_path / "whole", *ON_THEIR_OWN, steps=4)
+    assert asked.plan.placement(GENERATE).steps_ahead == 1
+    whole, resumed = stopped_and_resumed(asked)
+    assert learned(resumed) == learned(whole)

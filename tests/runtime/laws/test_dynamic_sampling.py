@@ -14,13 +14,25 @@ from tests.runtime.observed import Observed
 from tests.runtime.plans_by_hand import Where
 from tests.runtime.refereed import Distances, Runs, requests_of
 from tests.runtime.rewarded import lines
-from tests.runtime.sampled import GROUP, Case, is_short, paths, request, said, sampling, trained_on, write_two_scores
+from tests.runtime.sampled import (
+    GROUP,
+    Case,
+    SampledAhead,
+    is_short,
+    paths,
+    request,
+    said,
+    sampling,
+    trained_on,
+    write_two_scores,
+)
 from tests.seeds import cases
 
 STEPS = 4
 TOLERANCE = 1e-4
 ROWS = Schedule(micro_batch_size=2)
 APART = {"actor_generate": Where("0:1"), "reward_score": Where("1:1", schedule=ROWS)}
+SLOTS = Where("0:1", schedule=Schedule(generation_slots=4))
 HOSTED = {"rewards": ({"name": "short", "function": "tests.runtime.rewarding:is_short"},), "has_reward_model": False}
 
 CASES = {
@@ -39,6 +51,13 @@ CASES = {
         settings={"reward_clip": 0.05, "missing_end_penalty": 0.1, "overlong_tokens": 4, "overlong_penalty": 0.2},
     ),
 }
+CASES |= {
+    "one step ahead, scores apart": Case(2, {**APART, "other": Where("1:1", schedule=ROWS)}, steps_ahead=1),
+    "one step ahead, scores beside generation": Case(
+        2, {"actor_generate": SLOTS, "reward_score": Where("0:1"), "other": Where("1:1", schedule=ROWS)}, steps_ahead=1
+    ),
+    "two steps ahead": Case(2, {**APART, "other": Where("0:1", schedule=ROWS)}, "rloo", steps_ahead=2),
+}
 FIXED = {"actor_learning_rate": 1e-12}
 OF_HOSTS = {
     "hosts, one rank": Case(1, {"other": Where("0:1", schedule=ROWS)}, settings=FIXED, **HOSTED),  # type: ignore[arg-type]
@@ -47,6 +66,13 @@ OF_HOSTS = {
         2,
         {"actor_generate": Where("0:1"), "other": Where("1:1", schedule=ROWS)},
         settings=FIXED,
+        **HOSTED,  # type: ignore[arg-type]
+    ),
+    "hosts, one step ahead": Case(
+        2,
+        {"actor_generate": Where("0:1"), "other": Where("1:1", schedule=ROWS)},
+        settings=FIXED,
+        steps_ahead=1,
         **HOSTED,  # type: ignore[arg-type]
     ),
     "hosts and a reward model apart": Case(
@@ -81,8 +107,13 @@ def test_a_run_draws_keeps_and_learns_what_the_reference_does(
     own = paths(asked)
     judge = CriticFreeReference(own[Role.ACTOR], own[Role.REF], own[Role.REWARD], settings_of(asked))
     chosen, num_dropped = sampling(asked), 0
+
+    def score(row: Row) -> float:
+        return float(scalars(judge.reward, [row])[0][-1].detach())
+
+    batches = SampledAhead(CASES[name].steps_ahead, STEPS, lambda version: chosen.batch(judge.actor, score, version))
     for step, line in enumerate(lines(asked.out)):
-        batch = chosen.batch(judge.actor, lambda row: float(scalars(judge.reward, [row])[0][-1].detach()), step)
+        batch = batches.batch(step)
         assert trained_on(run, step) == [row.ids.tolist() for row in batch.rows]
         assert {key: line[key] for key in said(batch)} == pytest.approx(said(batch))
         are_groups(batch.rows, GROUP)

@@ -13,6 +13,7 @@ from meshwright.planner.analysis.wave_size import with_wave
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.plan.plan import Plan, read_plan
+from meshwright.profiles.stages import GENERATE
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.train import run_plan
 from tests.runtime.command import Call
@@ -23,8 +24,13 @@ SHORT = {"name": "short", "function": "tests.runtime.rewarding:is_short"}
 MODULE = ("--allow-module", "tests.runtime.rewarding")
 
 
-def write_sampled(directory: Path, reward: dict[str, Any], **sampling: Any) -> Path:
-    path = write_rewarded(directory, reward)
+ON_THEIR_OWN = ("actor_generate.pool=0:1", "actor_train.pool=1:1", "actor_logprob.pool=1:1")
+
+
+def write_sampled(
+    directory: Path, reward: dict[str, Any], changes: dict[str, Any] | None = None, /, **sampling: Any
+) -> Path:
+    path = write_rewarded(directory, reward, **(changes or {}))
     return edited_job(path, "workload", dynamic_sampling=sampling)
 
 
@@ -45,6 +51,32 @@ def test_a_run_that_is_resumed_deals_and_learns_as_if_it_had_not_been_stopped(as
     whole, resumed = stopped_and_resumed(asked)
     assert learned(resumed) == learned(whole)
     assert any(line["waves"] > 2 for line in whole[:2])  # a cursor that counts steps would deal others
+
+
+@pytest.mark.check_all
+def test_a_run_that_draws_a_step_ahead_is_resumed_with_the_groups_that_wait_to_be_trained_on(tmp_path: Path) -> None:
+    job = write_sampled(tmp_path, SHORT, {"staleness": 1}, acceptance=0.6, num_prompts=3)
+    asked = rewarded(job, tmp_path / "whole", *ON_THEIR_OWN, steps=4)
+    assert asked.plan.placement(GENERATE).steps_ahead == 1
+    whole, resumed = stopped_and_resumed(asked)
+    assert learned(resumed) == learned(whole)
+    assert {line["staleness"] for line in whole} == {0.0, 1.0}
+
+
+@pytest.mark.check_all
+def test_groups_that_wait_are_drawn_again_under_another_plan_and_none_is_left_out(tmp_path: Path) -> None:
+    fixed = {"grpo": {"actor_learning_rate": 1e-12, "kl_coefficient": 0.0}, "staleness": 1}
+    job = write_sampled(tmp_path, SHORT, fixed, acceptance=0.6, num_prompts=3)
+    asked = rewarded(job, tmp_path / "whole", *ON_THEIR_OWN, steps=4)
+    run_plan(replace(asked, steps=4, checkpoint_every=2))
+    shutil.rmtree(asked.out / "checkpoints" / "step-000004")
+    whole = lines(asked.out)
+    other = rewarded(job, asked.out, "actor_generate.pool=0:2", "actor_train.pool=0:2", steps=4, resume=True)
+    assert other.plan.facts.workload == asked.plan.facts.workload
+    run_plan(other)
+    for one, found in zip(whole, lines(asked.out), strict=True):
+        for key in ("response_tokens", "score", "waves", "groups_with_signal", "sampled_tokens", "sampled_score"):
+            assert found[key] == one[key]
 
 
 @pytest.mark.check_all

@@ -84,6 +84,20 @@ def test_dynamic_sampling_goes_on_behind_the_prompts_that_it_was_dealt() -> None
         assert found == Resumed(num_wave_prompts=18)
 
 
+def test_groups_that_were_kept_and_not_trained_on_are_drawn_again_from_their_own_prompts() -> None:
+    drawing = GenerationState(
+        num_admitted=0,
+        mean_response_tokens=0.0,
+        in_flight=None,
+        num_wave_prompts=24,
+        wave_prompts_before={DONE - 1: 6, DONE: 12, DONE + 1: 18},
+    )
+    experience = {step: {"tokens": {row: torch.tensor([5, 7]) for row in range(BATCH)}} for step in (DONE, DONE + 1)}
+    known = InFlightState(digests=SamplingDigests("a", "b"), num_steps=9, experience=experience, generation=drawing)
+    found = resume_under_new_plan([known, known], sampled(), DONE, BATCH, max_response=32, resamples=False)
+    assert found == Resumed(num_wave_prompts=12, num_resampled=2 * BATCH)
+
+
 def test_a_checkpoint_that_does_not_tell_what_was_dealt_is_refused() -> None:
     with pytest.raises(BadInput, match="does not record how many prompts were used so far"):
         resume_under_new_plan([], sampled(), DONE, BATCH, max_response=32, resamples=False)
