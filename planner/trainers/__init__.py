@@ -1,1 +1,1 @@
-"""Other trainers (verl, OpenRLHF, NeMo-RL, slime): import of configurations, plans within their settings, export."""
+"""Other trainers, such as verl: import of configurations, plans within their settings, export."""

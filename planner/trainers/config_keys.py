@@ -32,18 +32,23 @@ from meshwright.profiles.untrusted_text import MAX_YAML_BYTES, read_text, yaml_v
 
 
 class KnownKeys(Document):
-    """A trainer's keys with their defaults; below a key whose default is an empty mapping, any key is accepted."""
+    """A trainer's keys with their defaults; below a key whose default is an empty mapping, any key is accepted.
+
+    `new_keys_have_plus` says whether such a key is written with a + in front, as in Hydra.
+    """
 
     trainer: str
     version: str
     source: str
     keys: dict[str, JsonValue]
+    new_keys_have_plus: bool = True
 
     def knows(self, key: str) -> bool:
-        """True if the trainer accepts this key. A key that begins with + (Hydra: add a key) is
-        accepted below a mapping that takes any name."""
-        if not key.startswith("+"):
-            return key in self.keys
+        """True if the trainer accepts this key, or adds it to a mapping that takes any name."""
+        if key in self.keys:
+            return True
+        if key.startswith("+") is not self.new_keys_have_plus:
+            return False
         parents = key.removeprefix("+").split(".")[:-1]
         prefixes = (".".join(parents[: n + 1]) for n in range(len(parents)))
         return any(self.keys.get(prefix) == {} or prefix in self._open_mappings for prefix in prefixes)

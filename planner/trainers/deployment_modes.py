@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.layout_and_schedule_rules import layout_rules
-from meshwright.planner.plan.pins import Ranks, parse_pin
+from meshwright.planner.plan.pins import Ranks, Value, parse_pin
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.pool_rules import pool_sizes, pool_violations
 from meshwright.planner.plan.steps_ahead import StepsAhead, pattern_ahead
@@ -37,12 +37,23 @@ class EqualChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class DeploymentMode:
-    """A deployment mode of a trainer: the pins and equal choices that it requires; everything else is free."""
+    """A deployment mode of a trainer: the pins and equal choices that it requires; everything else is free.
+
+    `with_sp` are stages that have sequence parallelism wherever they have tensor parallelism. Each of them leads or
+    follows an equal choice of its layout.
+    """
 
     name: str
     pins: tuple[str, ...]
     equal_choices: tuple[EqualChoice, ...] = ()
     steps_ahead: int = 0
+    with_sp: tuple[str, ...] = ()
+
+    def expressible_value(self, stage: str, value: Value) -> Value:
+        """The value of a stage's choice; a layout with the sequence parallelism that the mode gives it."""
+        if isinstance(value, Layout) and stage in self.with_sp:
+            return replace(value, sp=value.tp > 1)
+        return value
 
     def ahead(self, graph: StageGraph) -> StepsAhead:
         """The steps ahead of every stage."""
@@ -62,6 +73,7 @@ class DeploymentMode:
             equal_choices=tuple(
                 choice for choice in self.equal_choices if {choice.stage, choice.leader} <= graph.by_name.keys()
             ),
+            with_sp=tuple(stage for stage in self.with_sp if stage in graph.by_name),
         )
 
     def inexpressible(self, plan: Plan) -> Iterator[str]:
@@ -72,6 +84,19 @@ class DeploymentMode:
             if not pin.allows(value):
                 required = f"anything but {pin.value}" if pin.forbids else f"{pin.value}"
                 yield f"{pin.stage} has {pin.key}={value}, and the trainer requires {required}"
+        yield from self._unequal(plan)
+        for placement in plan.placements:
+            if self.expressible_value(placement.stage, placement.layout) != placement.layout:
+                yield f"{placement.stage} has layout={placement.layout}, and the trainer requires sp with tp above 1"
+            if placement.schedule.rows:
+                yield f"{placement.stage} splits rows by speed, and the trainer gives every replica equally many"
+        ahead = self.ahead(plan.graph)
+        for stage, steps in plan.ahead.items():
+            if steps != ahead[stage]:
+                yield f"{stage} works {steps} steps ahead, and the trainer requires {ahead[stage]}"
+
+    def _unequal(self, plan: Plan) -> Iterator[str]:
+        """A clause for each choice that is not that of its leader."""
         for choice in self.equal_choices:
             value, leader_value = plan.choice(choice.stage, choice.key), plan.choice(choice.leader, choice.key)
             if value != leader_value:
@@ -79,13 +104,6 @@ class DeploymentMode:
                     f"{choice.stage} has {choice.key}={value}, and the trainer requires that of {choice.leader}, "
                     f"{leader_value}"
                 )
-        for placement in plan.placements:
-            if placement.schedule.rows:
-                yield f"{placement.stage} splits rows by speed, and the trainer gives every replica equally many"
-        ahead = self.ahead(plan.graph)
-        for stage, steps in plan.ahead.items():
-            if steps != ahead[stage]:
-                yield f"{stage} works {steps} steps ahead, and the trainer requires {ahead[stage]}"
 
 
 def _equal_inner_stages(facts: Facts, pins: Iterable[str]) -> Iterator[str]:

@@ -221,6 +221,25 @@ class RewardEnvironment(EnvironmentInterface):
     def global_post_process_and_metrics(self, batch):
         return batch, {}
 """,
+    "skyrl": """\
+from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
+
+
+class RewardEnvironment(BaseTextEnv):
+    def __init__(self, env_config=None, extras=None):
+        super().__init__()
+        answer = ((extras or {}).get("reward_spec") or {}).get("ground_truth")
+        self.answer = None if answer is None else str(answer)
+        self.prompt = ""
+
+    def init(self, prompt):
+        self.prompt = "".join(str(message["content"]) for message in prompt if message["role"] == "user")
+        return prompt, {}
+
+    def step(self, action):
+        reward = float($name([Sample(self.prompt, action, self.answer)])[0])
+        return BaseTextEnvStepOutput(observations=[], reward=reward, done=True, metadata={})
+""",
     "slime": """\
 async def compute_score(args, sample, **_):
     label = None if sample.label is None else str(sample.label)
@@ -228,8 +247,8 @@ async def compute_score(args, sample, **_):
 """,
 }
 """The function or environment that each trainer calls, as in verl/utils/reward_score, OpenRLHF's
-examples/scripts/reward_func.py, nemo_rl/environments/interfaces.py and slime/rollout/rm_hub of the versions that
-planner/trainers/data names."""
+examples/scripts/reward_func.py, nemo_rl/environments/interfaces.py, slime/rollout/rm_hub and SkyRL's
+skyrl_gym/envs/base_text_env.py of the versions that planner/trainers/data names."""
 
 
 def reward_hook(trainer: str, origin: ExportInput) -> dict[str, str]:

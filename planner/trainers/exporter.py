@@ -127,8 +127,8 @@ class _ModeSearch:
         """The best plan with the choices made equal one after the other; None where a choice leaves no plan."""
         chosen: tuple[str, ...] = ()
         for (leader, key), stages in _equal_groups(mode).items():
-            values = list(dict.fromkeys(plan.choice(stage, key) for stage in stages))
-            if len(values) > 1:
+            values = list(dict.fromkeys(mode.expressible_value(stage, plan.choice(stage, key)) for stage in stages))
+            if values != [plan.choice(leader, key)]:
                 fastest = self._fastest(mode, chosen, stages, key, values)
                 fastest = fastest or self._fastest(
                     mode, chosen, stages, key, _further_values(plan, leader, key, values)

@@ -110,6 +110,24 @@ WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
         "custom-eval-rollout-log-function-path", "sglang-enable-memory-saver", "weight-decay-incr-style",
         "update-weight-disk-*", "update-weight-local-checkpoint-dir", "update-weight-delta-checksum",
     ),
+    "skyrl": (
+        "data.*", "trainer.eval*", "generator.eval_*", "trainer.epochs", "trainer.max_training_steps", "trainer.ckpt_*",
+        "trainer.resume_*", "trainer.*_path", "trainer.logger", "trainer.project_name", "trainer.run_name",
+        "trainer.tags", "trainer.hf_save_interval", "trainer.max_ckpts_to_keep", "trainer.dump_*", "trainer.print_*",
+        "trainer.log_example_interval", "trainer.num_logger_*", "trainer.seed", "trainer.enable_ray_gpu_monitor",
+        "trainer.disable_fast_tokenizer", "*.torch_profiler_config.*", "*.record_memory", "*.hf_export_config.*",
+        "*.dist_ckpt_*", "*.adam_betas", "*.served_model_name", "*.enable_ray_prometheus_stats",
+        "*.run_engines_locally", "*.distributed_executor_backend", "*.vllm_v1_disable_multiproc", "*.async_engine",
+        "generator.batched", "*.chat_template*", "*.use_conversation_multi_turn", "*.append_eos_token*",
+        "generator.max_input_length", "*.sampling_params.logprobs", "*.sampling_params.stop", "trainer.flash_attn",
+        "trainer.gradient_checkpointing_use_reentrant", "*.moe_router_*", "*.moe_per_layer_logging",
+        "*.moe_grouped_gemm", "*.model_dtype", "*.kl_estimator_type", "*.kl_ctrl.horizon", "*.kl_ctrl.kl_target",
+        "*.value_head_prefix", "*.lora.dropout", "*.lora_sync_path", "*.lora.init_method", "*.max_loras",
+        "*.max_cpu_loras", "*.use_expandable_segments", "trainer.sequence_parallel_backend",
+        "trainer.algorithm.temperature", "*.recompute_modules", "*.empty_cuda_cache", "*.average_in_collective",
+        "*.language_model_only", "*.enable_chunked_prefill", "*.use_torch_compile", "generator.use_cache_salt",
+        "trainer.override_entrypoint", "*.recompute_old_logprobs_per_minibatch",
+    ),
 }  # fmt: skip
 """Patterns (as in `fnmatch`) of keys that a plan does not depend on, by trainer."""
 
@@ -120,7 +138,10 @@ _AGENT = "no key gives the turns and latencies of a custom rollout or agent loop
 _MULTI_TURN = "multi-turn rollouts need the numbers and lengths of turns: give workload.turns in the job"
 
 REASONS: Sequence[tuple[str, Sequence[str]]] = (
-    (_MULTI_TURN, ("*multi_turn.*", "*max_rollout_turns")),
+    (
+        _MULTI_TURN,
+        ("*multi_turn.*", "*max_rollout_turns", "*.max_turns", "*step_wise_trajectories", "*merge_stepwise_output"),
+    ),
     (
         _AGENT,
         ("*agent*", "custom-generate-function-path", "rollout-function-path", "rollout-buffer-url",
@@ -130,7 +151,7 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
         _DYNAMIC_SAMPLING,
         ("*filter_groups*", "*dynamic_filtering*", "*dynamic_sampling*", "*dynamic-sampling*", "*over-sampling*",
          "*over_sample_rate", "*.batch_multiplier", "data.gen_batch_size", "*vllm_generate_batch_size",
-         "algorithm.use_pf_ppo"),
+         "algorithm.use_pf_ppo", "*zero_variance_filter*", "*sample_full_batch"),
     ),
     (
         "the teachers of on-policy distillation are not modelled: their forward passes and GPUs are left out",
@@ -140,6 +161,7 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
         "FP8 training is not modelled: it is costed in the precision of the job",
         ("*fp8*", "*deepgemm*", "*fp4*", "*load_in_4bit"),
     ),
+    ("weights in 4-bit integers are not modelled", ("*int4*",)),
     ("speculative decoding is not costed", ("*specul*", "*num-draft-tokens")),
     ("MTP heads are not costed", ("*mtp*",)),
     (
@@ -151,9 +173,10 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
         "the optimizer is costed as Adam with its state in fp32",
         ("*precision_aware_optimizer", "*precision-aware-optimizer", "*exp_avg*", "*exp-avg*", "*main_grads*",
          "*main-grads*", "*main-params*", "*.params_dtype", "*.optim", "*.optim.optimizer", "*layer_wise*",
-         "*override_optimizer_config", "use-stateless-adam", "*reset-optimizer-states"),
+         "*override_optimizer_config", "use-stateless-adam", "*reset-optimizer-states",
+         "*.optimizer_config_kwargs"),
     ),
-    ("training and generation are costed in bf16", ("*.precision", "bf16", "fp16")),
+    ("training and generation are costed in bf16", ("*.precision", "bf16", "fp16", "trainer.bf16")),
     (
         "a plan offloads only the optimizer state of trained models and the weights of models that only score",
         ("*offload*", "release-train", "*overlap_cpu_optimizer*", "*overlap-cpu-optimizer*"),
@@ -168,7 +191,8 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
         "generation is synchronous or one step ahead",
         ("*partial*", "*in_flight_weight*", "*recompute_kv_cache*", "*max_off_policy*", "*hybrid_rollout.*",
          "*.sampler.*", "*parameter_sync_step", "*async_queue_size", "*drop_incomplete*", "buffer-*",
-         "*max_trajectory_age_steps", "mask-offpolicy-*"),
+         "*max_trajectory_age_steps", "mask-offpolicy-*", "*.max_staleness_steps",
+         "*.num_parallel_generation_workers", "*.clear_kv_cache_on_weight_sync"),
     ),
     (
         "it changes the loss or the advantages and not the time of a step; a job has no setting for it",
@@ -180,21 +204,30 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
          "*.adv_estimator.*", "*kl_ctrl.type", "critic.loss_agg_mode", "*opsm*", "use-unbiased-kl", "pg-loss-type",
          "*score-centering*", "use-rollout-logprobs", "loss-mask-type", "loss-type",
          "custom-loss-function-path", "*pg-loss-reducer*", "custom-advantage-function-path",
-         "disable-compute-advantages-and-returns", "*calculate_advantages_on_gpu", "get-mismatch-metrics"),
+         "disable-compute-advantages-and-returns", "*calculate_advantages_on_gpu", "get-mismatch-metrics",
+         "*off_policy_correction.*", "*.cispo.*", "*.clip_cov.*", "*.kl_cov.*", "*.dppo.*", "*.sapo.*", "*.use_tis",
+         "*.tis_imp_ratio_cap", "*.advantage_batch_normalize", "*.moe_aux_loss_coeff",
+         "*.algorithm.max_seq_len"),
+    ),
+    (
+        "it changes which tokens are sampled and not the time of a step; a job has no setting for it",
+        ("*.min_p", "*.repetition_penalty", "*.sampling_params.additional_kwargs"),
     ),
     (
         "it changes the final scalar rewards and not the time of a step; a job has no setting for it",
         ("*reward_scaling*", "*reward_shaping*", "*overlong*", "*stop_properly*", "reward.clip_range",
-         "reward.normalize_enable", "disable-rewards-normalization", "custom-reward-post-process-path"),
+         "reward.normalize_enable", "disable-rewards-normalization", "custom-reward-post-process-path",
+         "*.zero_reward_on_non_stop"),
     ),
     (
         "how reward calls run is not read: give rewards.workers and rewards.latency_seconds in the job",
-        ("reward.num_workers", "reward_model.num_workers", "group-rm", "rm-url", "*custom_reward_function.name"),
+        ("reward.num_workers", "reward_model.num_workers", "group-rm", "rm-url", "*custom_reward_function.name",
+         "environment.skyrl_gym.*"),
     ),
     (
         "only the warm-up of a learning rate is read, as a number of steps; a decay takes no time in a step and is "
         "given in the job, as actor_schedule or critic_schedule",
-        ("*lr_*", "*lr-*", "*min-lr", "*min_lr*"),
+        ("*lr_*", "*lr-*", "*min-lr", "*min_lr*", "*.optimizer_config.scheduler"),
     ),
     (
         "weight decay and gradient clipping are those of the actor, and constant",
@@ -205,33 +238,40 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
         "actor's",
         ("*freez*", "only-train-params-*", "critic.ppo_epochs",
          "critic.ppo_mini_batch_size", "*critic_ppo_epochs", "value.train_global_batch_size", "*.enable_ema",
-         "ref-update-interval", "value.*.lr", "value.max_total_sequence_length"),
+         "ref-update-interval", "value.*.lr", "value.max_total_sequence_length", "*.update_ref_every_epoch",
+         "trainer.critic_mini_batch_size"),
     ),
     (
         "expert parallelism and data-parallel attention within an engine are left free",
-        ("*rollout.data_parallel_size", "*rollout.expert_parallel_size", "*.vllm_cfg.expert_parallel_size",
+        ("*rollout.data_parallel_size", "*rollout.expert_parallel_size", "*.inference_engine.expert_parallel_size",
+         "*.vllm_cfg.expert_parallel_size",
          "*enable_expert_parallel", "sglang-dp-size", "sglang-ep-size", "sglang-*dp-attention", "sglang-*dp-lm-head",
          "sglang-*-moe", "sglang-deepep-mode", "sglang-moe-*", "sglang-expert-parallel-size",
          "sglang-data-parallel-size"),
     ),
-    ("prefill/decode disaggregation is not modelled", ("*disaggregation.*", "sglang-disaggregation-*")),
+    (
+        "prefill/decode disaggregation is not modelled",
+        ("*disaggregation.*", "sglang-disaggregation-*", "*.enable_pd", "*.num_prefill"),
+    ),
     (
         "the engine is costed with the defaults of vLLM or SGLang for what it caches, batches and compiles",
         ("*enforce_eager", "*prefix_caching", "*max_num_batched_tokens", "*free_cache_engine", "*multi_stage_wake_up",
          "*mcore_generation_config.*", "*vllm_kwargs*", "*kv_cache_dtype", "sglang-disable-radix-cache",
          "sglang-chunked-prefill-size", "sglang-*cuda-graph*", "sglang-kv-cache-dtype", "sglang-quantization",
          "sglang-*torch-compile", "sglang-server-concurrency", "*quantization*", "*vllm_cfg.async_engine",
-         "*generation.backend", "reward*.rollout.*", "*routing_replay*", "*routing-replay*"),
+         "*generation.backend", "reward*.rollout.*", "*routing_replay*", "*routing-replay*",
+         "*.engine_init_kwargs*", "*.router_init_kwargs*", "*.enable_return_routed_experts"),
     ),
     (
         "the reward model is costed with the degrees of a plan, and with as many rows as fit into memory",
         ("env.reward_model.*", "reward_model.*"),
     ),
     ("no key gives the turns and latencies of an environment; single-turn rollouts are planned", ("env.*",)),
-    ("external engines are not planned", ("rollout-external-*",)),
+    ("external engines are not planned", ("rollout-external-*", "*.external_*_url*")),
     (
         "new weights are costed over the links between the GPUs that have them and those that take them",
-        ("*checkpoint_engine.*", "*refit_*", "update-weight-*", "custom-update-weight-*"),
+        ("*checkpoint_engine.*", "*refit_*", "update-weight-*", "custom-update-weight-*", "*.weight_sync_backend",
+         "*.weight_transfer_*"),
     ),
     (
         "expert dispatch is costed as an all-to-all that nothing overlaps",
@@ -242,11 +282,12 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
         "layers are split over the stages of a pipeline as evenly as their number allows",
         ("*pipeline_stage", "decoder-*-pipeline-num-layers", "*virtual-*", "pipeline-model-parallel-layout"),
     ),
+    ("micro-batches are costed without padding", ("*.remove_microbatch_padding", "*.use_sample_packing")),
     ("context parallelism is balanced over its ranks", ("*dynamic_context_parallel", "allgather-cp")),
     (
         "FSDP, DTensor and ZeRO sharding are not modelled: layouts are Megatron's",
         ("*megatron_fsdp", "*dtensor_cfg.*", "*automodel_cfg.*", "*.strategy", "ds.zpg", "value.optimizer.kwargs.*",
-         "value.megatron_cfg.enabled", "*fsdp*", "*ulysses*"),
+         "value.megatron_cfg.enabled", "*fsdp*", "*ulysses*", "*.sequence_parallel_size"),
     ),
     (
         "kernels are costed by the profile, or by the analytic model where none is given",
@@ -254,7 +295,8 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
          "*defer_fp32_logits", "*gradient_accumulation_fusion", "*prefix_grouper", "*overlap_comm", "*overlap-grad*",
          "*overlap-param*", "*deepcompile", "*experts_implementation", "transformer-impl", "qwen-gdn-backend",
          "data-pad-size-multiplier", "use-rollout-entropy", "*override_ddp_config*", "*override_mcore_model_config*",
-         "*override_transformer_config*"),
+         "*override_transformer_config*", "*.ddp_config.overlap_*", "*.transformer_config_kwargs*",
+         "*.logprobs_chunk_size"),
     ),
     (
         "the rows or tokens of a micro-batch are read by one key for each stage, where Megatron trains; elsewhere they "
@@ -264,11 +306,17 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
     ),
     (
         "the shapes of a model are those of its config.json",
-        ("*hf_config_overrides*", "*.megatron_recipe", "spec", "use-gated-attention"),
+        ("*hf_config_overrides*", "*.megatron_recipe", "spec", "use-gated-attention", "*.model_config_kwargs*"),
     ),
-    ("images and audio are not costed: sequences are of text tokens", ("multimodal-keys", "*vlm*", "*audio*")),
+    (
+        "images and audio are not costed: sequences are of text tokens",
+        ("multimodal-keys", "*vlm*", "*audio*", "*.vision_language_generator"),
+    ),
     ("a critic has the actor's layout and pool", ("megatron-config-path",)),
-    ("a run for debugging leaves stages out, and a plan has them all", ("debug-*", "load-debug-*", "load-forge-*")),
+    (
+        "a run for debugging leaves stages out, and a plan has them all",
+        ("debug-*", "load-debug-*", "load-forge-*", "*.simulate_*", "*.inference_only_init"),
+    ),
     (
         "no key gives the time that custom code takes",
         ("custom-*", "rollout-*-path", "data-source-path", "*custom_sampler*"),

@@ -1,4 +1,5 @@
-"""Rows for the parallel degrees of Megatron-core, which verl and NeMo-RL each have under a prefix of their own."""
+"""Rows for the parallel degrees of Megatron-core, which verl, NeMo-RL and SkyRL each have under a prefix of their
+own."""
 
 from __future__ import annotations
 
@@ -15,14 +16,18 @@ MEGATRON_SIZES = {
 """Megatron-core's names of the degrees of a layout."""
 
 
-def degree_rows(stage: str, prefix: str, read_layout: Read) -> tuple[Row, ...]:
-    """The degrees of a stage. All of them together are read as a layout, by the row of tensor parallelism."""
+def degree_rows(stage: str, prefix: str, read_layout: Read, *, has_sp: bool = True) -> tuple[Row, ...]:
+    """The degrees of a stage. All of them together are read as a layout, by the row of tensor parallelism.
+
+    `has_sp` says whether the trainer has a key for sequence parallelism.
+    """
     layout, with_tp, of_experts = f"placements.{stage}.layout", "read with tp", writes.with_experts(stage)
+    sp = Row(f"{prefix}.sequence_parallel", f"{layout}.sp", None, note=with_tp)
     return (
         Row(f"{prefix}.{MEGATRON_SIZES['tp']}", f"{layout}.tp", read_layout),
         Row(f"{prefix}.{MEGATRON_SIZES['pp']}", f"{layout}.pp", None, note=with_tp),
         Row(f"{prefix}.{MEGATRON_SIZES['cp']}", f"{layout}.cp", None, note=with_tp),
-        Row(f"{prefix}.sequence_parallel", f"{layout}.sp", None, note=with_tp),
+        *((sp,) if has_sp else ()),
         Row(f"{prefix}.{MEGATRON_SIZES['ep']}", f"{layout}.ep", None, of_experts, note=with_tp),
         Row(f"{prefix}.{MEGATRON_SIZES['etp']}", f"{layout}.etp", None, of_experts, note=with_tp),
     )

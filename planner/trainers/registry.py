@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from meshwright.planner.trainers.importer import Reader
 from meshwright.planner.trainers.nemo_rl import NEMO_RL, read_nemo_rl
 from meshwright.planner.trainers.openrlhf import OPENRLHF, read_openrlhf
+from meshwright.planner.trainers.skyrl import SKYRL, read_skyrl
 from meshwright.planner.trainers.slime import SLIME, read_slime
 from meshwright.planner.trainers.trainer import OtherTrainer
 from meshwright.planner.trainers.verl import VERL, read_verl
 
-TRAINERS: Mapping[str, OtherTrainer] = {trainer.name: trainer for trainer in (VERL, NEMO_RL, OPENRLHF, SLIME)}
+TRAINERS: Mapping[str, OtherTrainer] = {trainer.name: trainer for trainer in (VERL, NEMO_RL, OPENRLHF, SLIME, SKYRL)}
 
 
 READERS: Mapping[str, Reader] = {
@@ -19,4 +20,5 @@ READERS: Mapping[str, Reader] = {
     "nemo-rl": Reader(trainer=TRAINERS["nemo-rl"], read=read_nemo_rl),
     "openrlhf": Reader(trainer=TRAINERS["openrlhf"], read=read_openrlhf),
     "slime": Reader(trainer=TRAINERS["slime"], read=read_slime),
+    "skyrl": Reader(trainer=TRAINERS["skyrl"], read=read_skyrl),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
@@ -102,7 +102,7 @@ class OtherTrainer:
     trainer's deployment modes for a job, `settings` the keys for a plan that one of them can express, and `files`
     the texts of the export by file name, the launch script first. `remarks` are sentences on what the user has to add,
     `algorithms` the ones whose settings can be written, and `supports_fp8` says whether generation with FP8 weights
-    can be written.
+    can be written. `no_models` says, for each role whose model the trainer has no place for, why.
     """
 
     name: str
@@ -116,6 +116,7 @@ class OtherTrainer:
     remarks: tuple[str, ...] = ()
     algorithms: tuple[Algorithm, ...] = ("ppo",)
     supports_fp8: bool = False
+    no_models: Mapping[Role, str] = field(default_factory=dict)
 
     def modes_for(self, facts: Facts) -> Iterator[DeploymentMode]:
         """The deployment modes of the trainer, restricted to the stages that the job has."""
@@ -134,7 +135,8 @@ class OtherTrainer:
         return facts if facts.engine in self.other_engines else facts.model_copy(update={"engine": self.engine})
 
     def require_expressible(self, facts: Facts) -> None:
-        """Raises BadInput for a job that no exporter supports, and for FP8 generation unless `supports_fp8`.
+        """Raises BadInput for a job that no exporter supports, for FP8 generation unless `supports_fp8`, and for a
+        model among `no_models`.
 
         Unsupported are judges behind a URL, several rewards together, multi-turn rollouts, dynamic sampling, best-of
         sampling, adapters, teachers and a job's own graph.
@@ -149,6 +151,12 @@ class OtherTrainer:
                 f"{feature} not written for {self.name}; plan and run the job here, or take pools and layouts over by "
                 "hand."
             )
+        for role, reason in self.no_models.items():
+            if role in facts.graph.roles:
+                raise BadInput(
+                    f"models.{role} is not written for {self.name}: {reason}; plan and run the job here, or choose "
+                    "another trainer."
+                )
 
     def require_exportable(self, facts: Facts) -> None:
         """Raises BadInput for a job that `require_expressible` refuses, and for an algorithm not in `algorithms`."""

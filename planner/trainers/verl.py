@@ -348,17 +348,6 @@ def _write_reference_layers(source: ExportInput, _row: Row) -> ConfigValue:
     return f"{{{','.join(f'num_layers_in_{end}_pipeline_stage:{number}' for end, number in ends)}}}"
 
 
-def _write_engine_experts(times_tp: bool) -> Write:
-    """Write how many replicas of an engine share the experts or, with `times_tp`, how many ranks; nothing for ep=1."""
-
-    def write(source: ExportInput, _row: Row) -> ConfigValue:
-        layout = source.plan.placement(GENERATE).layout
-        number = layout.expert_replicas * (layout.tp if times_tp else 1)
-        return number if layout.ep > 1 else None
-
-    return write
-
-
 def _if_fp8(write: Write) -> Write:
     """Write only where generation has FP8 weights: it then samples from a different policy than the trained one, so
     each token gets an importance weight."""
@@ -542,9 +531,9 @@ TABLE = (
     Row("actor_rollout_ref.rollout.tensor_model_parallel_size", f"{_GENERATION}.layout.tp", _read_engine_tp),
     Row("actor_rollout_ref.rollout.pipeline_model_parallel_size", f"{_GENERATION}.layout.pp", _read_engine_pp, None),
     Row("actor_rollout_ref.rollout.data_parallel_size", f"{_GENERATION}.layout.ep",
-        None, _write_engine_experts(times_tp=False)),
+        None, writes.engine_experts(times_tp=False)),
     Row("actor_rollout_ref.rollout.expert_parallel_size", "rule: expert = tensor x data of an engine",
-        None, _write_engine_experts(times_tp=True)),
+        None, writes.engine_experts(times_tp=True)),
     Row("actor_rollout_ref.rollout.max_num_seqs", f"{_GENERATION}.schedule.generation_slots"),
     Row("actor_rollout_ref.rollout.gpu_memory_utilization", f"{_GENERATION}: its weights and cache",
         reads.memory_share, writes.of_plan(engine_memory_share)),

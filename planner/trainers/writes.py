@@ -128,6 +128,16 @@ def end_layers(stage: str, end: int) -> Write:
     return with_stage(stage, write)
 
 
+def engine_experts(*, times_tp: bool) -> Write:
+    """How many replicas of an engine share the experts or, with `times_tp`, how many ranks; nothing for ep=1."""
+
+    def write(source: ExportInput, _row: Row) -> ConfigValue:
+        layout = source.plan.placement(GENERATE).layout
+        return layout.expert_replicas * (layout.tp if times_tp else 1) if layout.ep > 1 else None
+
+    return write
+
+
 def clip_low(source: ExportInput, _row: Row) -> ConfigValue:
     """How far below 1 the policy ratio is clipped."""
     return round(1 - source.settings.clip_range[0], 9)

@@ -44,13 +44,14 @@ def plan_for(
     observed: ObservedLengths | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Plan | NoPlan:
-    """The fastest plan that verl, nemo-rl, openrlhf or slime can express, costed with the trainer's generation engine.
+    """The fastest plan that another trainer can express, costed with the trainer's generation engine.
 
-    `pins` fix choices and `forbid` excludes some, each as `stage.key=value`. The plan's gap is to a bound on all plans
-    that the trainer can express. `start` is a plan of a similar job: where the trainer can express its placements under
-    these facts, the search looks only for plans that are better by more than the gap, and the plan's digests name the
-    start. `observed` are the lengths of a trace, in place of those that the facts expect. `progress` is called with the
-    number of the trainer's deployment modes that are done, and the number of all.
+    `trainer` is verl, nemo-rl, openrlhf, slime or skyrl. `pins` fix choices and `forbid` excludes some, each as
+    `stage.key=value`. The plan's gap is to a bound on all plans that the trainer can express. `start` is a plan of a
+    similar job: where the trainer can express its placements under these facts, the search looks only for plans that
+    are better by more than the gap, and the plan's digests name the start. `observed` are the lengths of a trace, in
+    place of those that the facts expect. `progress` is called with the number of the trainer's deployment modes that
+    are done, and the number of all.
 
     Raises BadInput for a trainer that is not known, a pin that is not legal, and a feature that the export does not
     support (such as judges, multi-turn rollouts or adapters).

@@ -36,6 +36,7 @@ class TrainerName(StrEnum):
     NEMO_RL = "nemo-rl"
     OPENRLHF = "openrlhf"
     SLIME = "slime"
+    SKYRL = "skyrl"
 
 
 ForTrainer = Annotated[

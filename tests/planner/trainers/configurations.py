@@ -15,7 +15,7 @@ from meshwright.planner.trainers.registry import TRAINERS
 from meshwright.planner.trainers.trainer import ConfigValue, ExportInput, OtherTrainer
 from meshwright.profiles.algorithms import Algorithm
 from tests.planner.drawn import model_of
-from tests.planner.trainers.plans import best, facts_of
+from tests.planner.trainers.plans import best, facts_for
 
 
 def configuration(name: str, plan: Plan | None = None) -> dict[str, ConfigValue]:
@@ -27,9 +27,9 @@ def configuration(name: str, plan: Plan | None = None) -> dict[str, ConfigValue]
 
 
 @cache
-def plan_ahead(name: str, algorithm: Algorithm = "ppo") -> Plan:
+def plan_ahead(name: str, algorithm: Algorithm | None = None) -> Plan:
     """The best plan in which generation works a step ahead of the training."""
-    facts = TRAINERS[name].with_engine(facts_of(staleness=1, algorithm=algorithm))
+    facts = facts_for(name, staleness=1, algorithm=algorithm)
     found = best_expressible_plan(_ahead(TRAINERS[name]), facts, model_of(facts), limits=Limits(gap=0.3))
     assert found is not None
     return found.plan

@@ -5,10 +5,12 @@ from __future__ import annotations
 from functools import cache
 
 from meshwright.planner.job.job import Facts, RoleModels
+from meshwright.planner.job.rewards_and_tools import Reward
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.trainers.exporter import TrainerPlan, best_expressible_plan
 from meshwright.planner.trainers.registry import TRAINERS
 from meshwright.profiles.algorithms import Algorithm
+from meshwright.profiles.stages import Role
 from tests.planner.drawn import model_of
 from tests.planner.jobs import small_facts
 
@@ -27,10 +29,26 @@ def facts_of(*, staleness: int = 0, ranks_per_node: int = 4, algorithm: Algorith
     return facts.model_copy(update=update)
 
 
+def main_algorithm(name: str) -> Algorithm:
+    """PPO, or RLOO with a reference for a trainer that PPO is not written for."""
+    return "ppo" if "ppo" in TRAINERS[name].algorithms else "rloo"
+
+
+def facts_for(name: str, *, staleness: int = 0, algorithm: Algorithm | None = None) -> Facts:
+    """Such a job for a trainer, with its engine; with a function where the trainer has no reward model."""
+    trainer = TRAINERS[name]
+    facts = trainer.with_engine(facts_of(staleness=staleness, algorithm=algorithm or main_algorithm(name)))
+    if Role.REWARD not in trainer.no_models:
+        return facts
+    scored = Reward(name="verifier", function="reward:score").load
+    models = facts.models.model_copy(update={"reward": None})
+    return facts.model_copy(update={"models": models, "rewards": (scored,)})
+
+
 @cache
-def best(name: str, staleness: int = 0, algorithm: Algorithm = "ppo") -> TrainerPlan:
+def best(name: str, staleness: int = 0, algorithm: Algorithm | None = None) -> TrainerPlan:
     """The best plan of such a job that a trainer can say."""
-    facts = TRAINERS[name].with_engine(facts_of(staleness=staleness, algorithm=algorithm))
+    facts = facts_for(name, staleness=staleness, algorithm=algorithm)
     found = best_expressible_plan(TRAINERS[name], facts, model_of(facts), limits=Limits(gap=0.3))
     assert found is not None
     return found

@@ -17,17 +17,23 @@ from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.lengths import LengthSpec
 from tests.planner.drawn import model_of
 from tests.planner.jobs import small_facts
-from tests.planner.trainers.plans import NAMES, facts_of
+from tests.planner.trainers.plans import NAMES, facts_of, main_algorithm
 from tests.planner.trainers.written import CONFIG, plan_of, written
 
 LIMITS = Limits(gap=0.3)
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
-@pytest.mark.parametrize(
-    ("name", "algorithm"),
-    [*((name, "ppo") for name in NAMES), ("verl", "rloo"), ("openrlhf", "grpo"), ("slime", "grpo")],
-)
+OTHERS = (("verl", "rloo"), ("openrlhf", "grpo"), ("slime", "grpo"))
+EXPORTED = [
+    pytest.param(
+        *case, staleness, marks=[pytest.mark.check_all] if staleness and (case in OTHERS or case[0] == "skyrl") else []
+    )
+    for case in (*((name, main_algorithm(name)) for name in NAMES), *OTHERS)
+    for staleness in (0, 1)
+]
+
+
+@pytest.mark.parametrize(("name", "algorithm", "staleness"), EXPORTED)
 def test_what_was_exported_costs_the_same_when_it_is_imported(
     tmp_path: Path, name: str, algorithm: Algorithm, staleness: int
 ) -> None:
@@ -157,6 +163,15 @@ BUDGETS = {
         "python3 train.py --colocate --actor-num-nodes 1 --actor-num-gpus-per-node 8 --rollout-batch-size 16 "
         "--n-samples-per-prompt 8 --rollout-max-response-len 3072 --rollout-max-prompt-len 1024 "
         "--global-batch-size 128 --context-parallel-size 2 --use-dynamic-batch-size --max-tokens-per-gpu 8192",
+    ),
+    "skyrl": (
+        "run.sh",
+        "python -m skyrl.train.entrypoints.main_base trainer.strategy=megatron trainer.placement.policy_num_nodes=1 "
+        "trainer.placement.policy_num_gpus_per_node=8 generator.inference_engine.num_engines=8 "
+        "trainer.algorithm.use_kl_loss=false generator.n_samples_per_prompt=8 trainer.train_batch_size=16 "
+        "trainer.policy_mini_batch_size=16 trainer.max_prompt_length=1024 trainer.max_tokens_per_microbatch=16384 "
+        "generator.sampling_params.max_generate_length=3072 "
+        "trainer.policy.megatron_config.context_parallel_size=2",
     ),
 }
 """Sequences of 4,096 tokens on pairs of ranks that have room for 16,384 tokens together."""

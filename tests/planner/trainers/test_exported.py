@@ -20,15 +20,22 @@ from meshwright.profiles.errors import BadInput
 from tests.planner.drawn import model_of
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
-from tests.planner.trainers.plans import NAMES, best, facts_of
+from tests.planner.trainers.plans import NAMES, best, facts_for
 
 SAMPLES = (
     "actor_rollout_ref.rollout.n",
     "rollout.n_samples_per_prompt",
     "n-samples-per-prompt",
     "grpo.num_generations_per_prompt",
+    "generator.n_samples_per_prompt",
 )
-BATCHES = ("data.train_batch_size", "rollout.batch_size", "rollout-batch-size", "grpo.num_prompts_per_step")
+BATCHES = (
+    "data.train_batch_size",
+    "rollout.batch_size",
+    "rollout-batch-size",
+    "grpo.num_prompts_per_step",
+    "trainer.train_batch_size",
+)
 WRITTEN = [(name, algorithm) for name in NAMES for algorithm in TRAINERS[name].algorithms if algorithm != "ppo"]
 
 
@@ -49,7 +56,7 @@ def test_what_a_trainer_can_say_is_written_as_it_is(name: str, staleness: int) -
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_it_cannot_say_is_listed_and_priced(name: str) -> None:
-    facts = TRAINERS[name].with_engine(facts_of())
+    facts = facts_for(name)
     plan = random_plan(3, facts, model_of(facts))
     found = export(TRAINERS[name], plan, model_of, limits=Limits(gap=0.3))
     assert found is not None

@@ -12,7 +12,13 @@ from meshwright.planner.trainers.parsed_config import ParsedConfig
 from meshwright.planner.trainers.registry import READERS
 from meshwright.profiles.stages import Role
 
-FILES = {"verl": ("verl",), "openrlhf": ("openrlhf",), "nemo-rl": ("nemo_rl", "nemo_rl_grpo"), "slime": ("slime",)}
+FILES = {
+    "verl": ("verl",),
+    "openrlhf": ("openrlhf",),
+    "nemo-rl": ("nemo_rl", "nemo_rl_grpo"),
+    "slime": ("slime",),
+    "skyrl": ("skyrl",),
+}
 DECIDING = {
     "verl": (
         "actor_rollout_ref.rollout.max_num_seqs",
@@ -33,10 +39,17 @@ DECIDING = {
         "policy.megatron_cfg.optimizer.optimizer_cpu_offload",
     ),
     "slime": ("optimizer-cpu-offload", "use-opd", "accumulate-allreduce-grads-in-fp32", "lora-rank", "rollout-top-k"),
+    "skyrl": (
+        "trainer.strategy",
+        "trainer.algorithm.dynamic_sampling.type",
+        "generator.max_turns",
+        "trainer.policy.model.lora.rank",
+        "generator.inference_engine.enable_pd",
+    ),
 }
 
 
-NUMBERS = {"verl": 636, "openrlhf": 167, "nemo-rl": 735, "slime": 396}
+NUMBERS = {"verl": 636, "openrlhf": 167, "nemo-rl": 735, "slime": 396, "skyrl": 386}
 """How many keys of a trainer are known at least, of its files together."""
 
 READ = {
@@ -66,6 +79,15 @@ READ = {
         "python3 train.py --colocate --rollout-batch-size 8 --n-samples-per-prompt 2 --rollout-max-response-len 8 "
         "--use-kl-loss",
     ),
+    "skyrl": (
+        "python -m skyrl.train.entrypoints.main_base trainer.strategy=megatron trainer.algorithm.use_kl_loss=true "
+        "trainer.algorithm.use_entropy_loss=true {skyrl_adapter} trainer.max_tokens_per_microbatch=8",
+        "python -m examples.train.async.main_async trainer.strategy=megatron trainer.algorithm.use_kl_in_reward=true "
+        "trainer.placement.colocate_all=false trainer.placement.colocate_policy_ref=false "
+        "trainer.fully_async.max_staleness_steps=2 trainer.algorithm.use_kl_loss=false",
+        "python -m skyrl.train.entrypoints.main_base trainer.algorithm.advantage_estimator=gae "
+        "trainer.critic.model.path=c trainer.placement.colocate_all=false",
+    ),
 }
 """Configurations that ask for what their trainer's reader knows of."""
 
@@ -74,6 +96,7 @@ FILLED = {
     "verl_adapter": "actor_rollout_ref.model.lora.rank=8 algorithm.use_kl_in_reward=True",
     "verl_scored": "reward.reward_model.enable=True reward.reward_model.enable_resource_pool=True "
     "reward.reward_model.nnodes=1 reward.reward_model.n_gpus_per_node=8",
+    "skyrl_adapter": "trainer.policy.model.lora.rank=8 trainer.algorithm.overlong_buffer_len=8",
     "pools": " ".join(f"--{role}.num_nodes 1 --{role}.num_gpus_per_node 8" for role in Role),
 }
 

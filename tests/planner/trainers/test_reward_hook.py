@@ -23,7 +23,7 @@ from tests.planner.drawn import model_of
 from tests.planner.trainers.plans import facts_of
 from tests.planner.trainers.written import FILES
 
-HOOKED = ("verl", "nemo-rl", "openrlhf", "slime")
+HOOKED = ("verl", "nemo-rl", "openrlhf", "slime", "skyrl")
 
 
 def paid_by_a_function(*rewards: Reward) -> Facts:
@@ -153,6 +153,79 @@ def test_the_environment_gives_the_function_a_sample_and_nemo_rl_its_score(monke
     assert found.rewards.tolist() == [5.0, 4.0]
     assert found.terminateds.tolist() == [1.0, 1.0]
     assert torch.is_tensor(found.rewards)
+
+
+SKYRL = {
+    "ray/__init__.py": """\
+def get(made):
+    return made
+
+
+def remote(**_):
+    def wrap(function):
+        function.remote = function
+        return function
+
+    return wrap
+""",
+    "skyrl/__init__.py": "",
+    "skyrl/train/__init__.py": "",
+    "skyrl/train/config.py": """\
+class SkyRLTrainConfig:
+    @classmethod
+    def from_cli_overrides(cls, overrides):
+        return overrides
+""",
+    "skyrl/train/utils.py": "def validate_cfg(config): ...\n\n\ndef initialize_ray(config): ...\n",
+    "skyrl/train/entrypoints/__init__.py": "",
+    "skyrl/train/entrypoints/main_base.py": """\
+import importlib
+
+from skyrl_gym.envs import ENVIRONMENTS
+
+class BasePPOExp:
+    def __init__(self, config):
+        self.config = config
+
+    def run(self):
+        module, _, name = ENVIRONMENTS["reward_hook"].partition(":")
+        made = getattr(importlib.import_module(module), name)(extras={"reward_spec": {"ground_truth": 4}})
+        prompt, _ = made.init([{"role": "user", "content": "2 + 2"}])
+        importlib.import_module(module).score = lambda samples: [
+            len(sample.response) + (sample.answer == "4") + (sample.prompt == "2 + 2") for sample in samples
+        ]
+        print(self.config, made.step("abc"))
+""",
+    "skyrl_gym/__init__.py": "",
+    "skyrl_gym/envs/__init__.py": """\
+ENVIRONMENTS = {}
+
+def register(id, entry_point):
+    ENVIRONMENTS[id] = entry_point
+""",
+    "skyrl_gym/envs/base_text_env.py": "class BaseTextEnv: ...\n\n\nBaseTextEnvStepOutput = dict\n",
+}
+"""What an export needs of SkyRL, in a few lines."""
+
+
+def test_skyrl_is_run_with_an_environment_that_gives_the_function_a_sample_and_skyrl_its_score(tmp_path: Path) -> None:
+    exported, installed = tmp_path / "exported", tmp_path / "installed"
+    exported.mkdir()
+    for file, text in exported_to("skyrl").files.items():
+        (exported / file).write_text(text)
+    for file, text in SKYRL.items():
+        (installed / file).parent.mkdir(parents=True, exist_ok=True)
+        (installed / file).write_text(text)
+    assert "environment.env_class=reward_hook" in (exported / "run.sh").read_text()
+    done = subprocess.run(
+        [sys.executable, str(exported / "run_with_reward.py"), "trainer.seed=1"],
+        env={"PYTHONPATH": str(installed), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    expected = {"observations": [], "reward": 5.0, "done": True, "metadata": {}}
+    assert done.stdout.strip() == f"['trainer.seed=1'] {expected}"
 
 
 def test_what_no_hook_can_say_is_refused() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.trainers import nemo_rl, openrlhf, slime, verl
+from meshwright.planner.trainers import nemo_rl, openrlhf, skyrl, slime, verl
 from meshwright.planner.trainers.config_keys import known_keys
 from meshwright.planner.trainers.registry import READERS
 from meshwright.planner.trainers.table import Row, write_table
@@ -19,6 +19,7 @@ TABLES = {
     "verl": (verl.TABLE,),
     "openrlhf": (openrlhf.TABLE,),
     "slime": (slime.TABLE,),
+    "skyrl": (skyrl.TABLE,),
     "nemo_rl": (nemo_rl.TABLES["ppo"],),
     "nemo_rl_grpo": (nemo_rl.TABLES["grpo"],),
 }
@@ -47,7 +48,7 @@ def test_every_key_that_a_field_comes_from_has_a_row(trainer: str, tmp_path: Pat
         assert {key for parsed in found.fields for key in parsed.keys} <= keys
 
 
-@pytest.mark.parametrize("file", ["verl", "openrlhf", "slime", "nemo_rl"])
+@pytest.mark.parametrize("file", ["verl", "openrlhf", "slime", "skyrl", "nemo_rl"])
 def test_every_key_that_is_written_is_one_of_the_trainers(file: str) -> None:
     (table,), known = TABLES[file], known_keys(file)
     assert [row.key for row in table if row.write is not None and not known.knows(row.key)] == []

@@ -40,9 +40,21 @@ def test_rewards_on_hosts_are_not_written_for_any_trainer() -> None:
     facts = random_plan(0).facts
     scored = facts.model_copy(update={"rewards": (Reward(name="exact", function="exact_match").load,)})
     for trainer in TRAINERS.values():
-        trainer.require_expressible(facts)
         with pytest.raises(BadInput, match=rf"several rewards together \(exact\) are not written for {trainer.name}"):
             trainer.require_exportable(scored)
+
+
+def test_a_trainer_takes_a_job_whose_models_it_has_a_place_for_and_says_which_it_has_not() -> None:
+    facts = random_plan(0).facts
+    for trainer in TRAINERS.values():
+        if not trainer.no_models:
+            trainer.require_expressible(facts)
+    sentence = (
+        "models.critic is not written for skyrl: with Megatron it trains no critic; plan and run the job here, or "
+        "choose another trainer"
+    )
+    with pytest.raises(BadInput, match=sentence):
+        TRAINERS["skyrl"].require_expressible(facts)
 
 
 def test_a_trainer_generates_with_its_engine_or_with_another_that_it_has_and_the_job_names() -> None:
@@ -54,6 +66,7 @@ def test_a_trainer_generates_with_its_engine_or_with_another_that_it_has_and_the
         "nemo-rl": ("vllm", "vllm"),
         "openrlhf": ("vllm", "vllm"),
         "slime": ("sglang", "sglang"),
+        "skyrl": ("vllm", "vllm"),
     }
 
 
@@ -86,6 +99,6 @@ def test_an_adapter_is_not_written_for_any_trainer() -> None:
 def test_8_bit_floats_are_written_for_verl_alone() -> None:
     facts = quantised_facts()
     TRAINERS["verl"].require_exportable(facts)
-    for name in ("nemo-rl", "openrlhf", "slime"):
+    for name in ("nemo-rl", "openrlhf", "slime", "skyrl"):
         with pytest.raises(BadInput, match=f"generation_weights=fp8 is not written for {name}; plan and run the job"):
             TRAINERS[name].require_expressible(facts)

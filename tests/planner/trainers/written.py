@@ -28,10 +28,10 @@ CONFIG = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
 }
-FILES = {"verl": "run.sh", "nemo-rl": "config.yaml", "openrlhf": "run.sh", "slime": "run.sh"}
+FILES = {"verl": "run.sh", "nemo-rl": "config.yaml", "openrlhf": "run.sh", "slime": "run.sh", "skyrl": "run.sh"}
 
 
-def plan_of(name: str, staleness: int, algorithm: Algorithm = "ppo") -> Plan:
+def plan_of(name: str, staleness: int, algorithm: Algorithm | None = None) -> Plan:
     """The best plan that a trainer can say; with a staleness, one in which generation works ahead."""
     return plan_ahead(name, algorithm) if staleness else best(name, algorithm=algorithm).plan
 
