@@ -31,6 +31,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("models") / "actor", "Qwen3_5", **DELTA, vocab_size=VOCAB_SIZE)
 
 
+@pytest.mark.slow
 @cases(("layout", "num_slots"), [("tp1", 3), ("pp2", 7), ("tp2", 20), ("tp2,pp2", 5)], few=1)
 def test_a_sample_starts_from_the_state_after_its_prompt_though_the_prefilled_one_has_moved_on(
     directory: Path, layout: str, num_slots: int
@@ -72,6 +73,7 @@ def test_a_row_that_was_preempted_passes_its_tokens_again(directory: Path, layou
     test.test_with_blocks_for_a_third_of_the_rows_the_same_tokens_are_drawn(directory, layout, 2, group_size, 1.0)
 
 
+@pytest.mark.slow
 def test_what_is_taken_over_goes_on_bit_for_bit(directory: Path) -> None:
     test_preemption.test_what_is_taken_over_goes_on_bit_for_bit_paused_or_not(directory)
 

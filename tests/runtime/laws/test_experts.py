@@ -197,8 +197,9 @@ def test_sinks_and_clamped_experts_with_biases_agree_with_transformers(tmp_path:
     check_logprobs(directory, layout, expected_logprobs(directory, tokens()))
 
 
-@cases("family", DELTAS, few=["Qwen3Next"])
-@cases("layout", ["tp2,pp2,ep2,etp1,sp", "tp1", "tp2", "pp2", "tp2,dp2,ep2,sp", *DIVIDED], few=1)
+@pytest.mark.check_all
+@pytest.mark.parametrize("family", DELTAS)
+@pytest.mark.parametrize("layout", ["tp2,pp2,ep2,etp1,sp", "tp1", "tp2", "pp2", "tp2,dp2,ep2,sp", *DIVIDED])
 def test_gated_delta_layers_agree_with_transformers(tmp_path: Path, layout: str, family: str) -> None:
     directory = mixture(tmp_path / "model", family)
     check_logprobs(directory, layout, expected_logprobs(directory, tokens()))
