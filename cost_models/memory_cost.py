@@ -29,6 +29,7 @@ from meshwright.profiles.elementwise import FloatArray, N, maximum, minimum, sum
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_parts.fp8_weights import SCALE_BYTES, linears_of
+from meshwright.profiles.model_parts.linear_attention import SPARE_STATES
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import BLOCK_TOKENS, max_prefill_tokens, num_blocks_for
 from meshwright.profiles.schedule import Offload, Schedule
@@ -447,11 +448,11 @@ class RankMemory(Generic[N]):
         """Return the bytes of the KV cache, with a spare block in each layer.
 
         In engines that free them, layers with a sliding window keep only the blocks of a row that the window touches
-        (vLLM, hybrid KV cache manager). Layers with a state keep one state for each row.
+        (vLLM, hybrid KV cache manager). Layers with a state keep one state for each row, and spare ones.
         """
         part, window = self._part, self._model.window
         full_blocks = part.num_full_layers * (num_blocks + 1)
-        states = part.num_linear_layers * num_rows * self._sizes.state_bytes
+        states = part.num_linear_layers * (num_rows + SPARE_STATES) * self._sizes.state_bytes
         if not window:
             return full_blocks * self._sizes.block_bytes + states
         window_blocks = num_blocks + 1

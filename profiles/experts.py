@@ -271,7 +271,18 @@ class Indexer:
         return (query_rank, self.num_heads * self.head_dim), (hidden_size, self.head_dim + self.num_heads)
 
 
-RUN_EXPERT_FAMILIES = ("Mixtral", "Qwen2Moe", "Qwen3Moe", "Glm4Moe", "MiniMaxM2", "DeepseekV2", "DeepseekV3", "GptOss")
+RUN_EXPERT_FAMILIES = (
+    "Mixtral",
+    "Qwen2Moe",
+    "Qwen3Moe",
+    "Qwen3Next",
+    "Qwen3_5Moe",
+    "Glm4Moe",
+    "MiniMaxM2",
+    "DeepseekV2",
+    "DeepseekV3",
+    "GptOss",
+)
 """MoE families that the runtime can run."""
 
 _TOPK_METHODS = ("greedy", "group_limited_greedy")

@@ -650,7 +650,7 @@ def _nearest(architecture: str) -> str:
     return f"known: {', '.join(FAMILIES)}, each with {' or '.join(_HEADS)}."
 
 
-_WITHOUT_SCALAR_HEAD = ("Granite", "Glm4Moe", "MiniMaxM2")
+_WITHOUT_SCALAR_HEAD = ("Granite", "Glm4Moe", "MiniMaxM2", "Qwen3_5Moe")
 """Families that run as language models and have no class with a scalar head in transformers."""
 
 
@@ -700,8 +700,7 @@ def _planned_parts(spec: ModelSpec) -> list[str]:
         "an odd number of rotated elements of a head": spec.num_rotated % 2 == 1,
         "latent attention of odd sizes": bool(spec.latent and (spec.latent.nope_dim % 2 or spec.latent.kv_rank % 2)),
         "values that are larger than keys": spec.value_dim > spec.head_dim,
-        "a gate of the output of attention": spec.attention_gate,
-        "layers with a state": spec.linear is not None,
+        "layers of Mamba": spec.linear is not None and spec.linear.rule == "mamba",
         "experts in some layers between others": bool(spec.layer_kinds) and spec.linear is None,
         "an indexer of tokens": spec.latent is not None and spec.latent.indexer is not None,
     }

@@ -262,7 +262,13 @@ FAMILIES: Mapping[str, Family] = {
         added=_DELTA_KEYS,
         parts=replace(_DELTA, has_experts=True, shared_gate=True),
     ),
-    "Qwen3_5": Family(model_type="qwen3_5_text", defaults=defaults.QWEN3_5, added=_DELTA_KEYS, parts=_DELTA),
+    "Qwen3_5": Family(
+        model_type="qwen3_5_text",
+        defaults=defaults.QWEN3_5,
+        added=_DELTA_KEYS,
+        parts=_DELTA,
+        score_class="Qwen3_5TextForSequenceClassification",
+    ),
     "Qwen3_5Moe": Family(
         model_type="qwen3_5_moe_text",
         defaults=defaults.QWEN3_5_MOE,

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_parts.hf_config import flag, required_size
 
 Rule: TypeAlias = Literal["gated delta", "mamba"]
@@ -25,6 +26,9 @@ _CHUNK_TOKENS = 64
 
 STATE_BYTES = 4
 """Bytes of an element of the state, which transformers and the kernels keep in fp32 in any precision of the model."""
+
+SPARE_STATES = 2
+"""States besides those of the rows: one that rows of padding write to, and that of a prompt that samples share."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,12 +118,19 @@ class LinearAttention:
 def delta_from_config(config: Mapping[str, Any], name: str) -> LinearAttention:
     """Return the gated delta layers that a Hugging Face config with all defaults filled in describes.
 
-    Raises BadInput for an invalid size.
+    Raises BadInput for an invalid size, and for key heads that do not serve equally many value heads.
     """
+    num_keys = required_size(config, "linear_num_key_heads", name)
+    num_values = required_size(config, "linear_num_value_heads", name)
+    if num_values % num_keys:
+        raise BadInput(
+            f"model {name}: linear_num_key_heads={num_keys} does not divide linear_num_value_heads={num_values}; "
+            "correct the one that does not match the weights."
+        )
     return LinearAttention(
         rule="gated delta",
-        num_key_heads=required_size(config, "linear_num_key_heads", name),
-        num_value_heads=required_size(config, "linear_num_value_heads", name),
+        num_key_heads=num_keys,
+        num_value_heads=num_values,
         key_dim=required_size(config, "linear_key_head_dim", name),
         value_dim=required_size(config, "linear_value_head_dim", name),
         conv_kernel=required_size(config, "linear_conv_kernel_dim", name),

@@ -27,6 +27,7 @@ from meshwright.runtime.model.block_tables import BlockTables, Numbers
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.limited_attention import AttentionLimits, attend_limited, attend_masked
 from meshwright.runtime.model.padded_attention import padded_reads
+from meshwright.runtime.model.recurrent_states import StateRows
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,12 @@ class TableReads:
     tables: Tensor
     """[B, n] int32: the blocks of each row in the order of its tokens, n for the longest row; entries after the last
     block of a row are arbitrary."""
+    states: Tensor
+    """[B] int32: the indices of the rows' states, in models that have layers with one."""
 
     def to(self, device: torch.device) -> TableReads:
         """Return a copy on a device."""
-        return TableReads(self.lengths.to(device), self.tables.to(device))
+        return TableReads(self.lengths.to(device), self.tables.to(device), self.states.to(device))
 
 
 StepReads = TableReads | DecodeRows
@@ -53,7 +56,8 @@ def table_reads(tables: BlockTables, rows: Numbers, lengths: Numbers, count: int
     tokens and hold blocks for the new ones."""
     num_blocks = (int(lengths.max()) + count - 1) // BLOCK_TOKENS + 1
     row_tables = tables.table[rows, :num_blocks].astype(np.int32)
-    return TableReads(torch.from_numpy(lengths.astype(np.int32)), torch.from_numpy(row_tables))
+    states = (rows + 1).astype(np.int32)
+    return TableReads(*(torch.from_numpy(numbers) for numbers in (lengths.astype(np.int32), row_tables, states)))
 
 
 def step_reads(cache: PagedCache, rows: Numbers, lengths: Numbers, *, by_tables: bool = False) -> StepReads:
@@ -64,6 +68,8 @@ def step_reads(cache: PagedCache, rows: Numbers, lengths: Numbers, *, by_tables:
     if cache.keys.is_cuda or by_tables:
         return table_reads(cache.tables, rows, lengths)
     reads = DecodeRows(rows, lengths)
+    if not cache.has_layers:
+        return reads
     padded = padded_reads(cache, reads)
     if padded is not None:
         return padded
@@ -270,6 +276,8 @@ class PackedReads:
     parts: tuple[RowBatch, ...]
     output_index: Tensor
     """[S * heads]: the index of each token's heads in the concatenated outputs of all parts."""
+    states: StateRows | None
+    """The rows for layers with a state, if there are any."""
 
 
 def packed_reads(
@@ -295,6 +303,7 @@ def packed_reads(
         cache_index=torch.from_numpy(np.stack([key_index, key_index + packing.first_value * BLOCK_TOKENS], axis=-1)),
         parts=tuple(parts),
         output_index=torch.from_numpy(packing.output_index.ravel()),
+        states=cache.states.rows(lengths, rows, cached) if cache.states else None,
     )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from meshwright.profiles.packing import num_blocks_for
 from meshwright.runtime.inference.slots import Finish, Prompt, Response
 from meshwright.runtime.messages.streaming import ChunkReader
-from meshwright.runtime.model.kv_cache import PagedCache
+from meshwright.runtime.model.kv_cache import allocate_cache
 from meshwright.runtime.model.logprobs import token_logprobs
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder
@@ -134,14 +134,13 @@ class ChunkScorer:
         self._micro_batch_size, self._temperature = micro_batch_size, temperature
         self._max_tokens = max_tokens
         self._device, self._dtype = parameter.device, parameter.dtype
-        heads = model.spec.cached_heads(mesh.layout.tp)
-        self._cache = PagedCache(
-            num_layers=len(model.decoder.layers),
+        self._cache = allocate_cache(
+            model.spec,
+            model.layers,
+            mesh.layout.tp,
             num_blocks=max_rows * num_blocks_for(max_tokens),
             num_rows=max_rows,
-            num_kv_heads=heads.num_keys,
             max_tokens=max_tokens,
-            head_dim=heads.size,
             dtype=self._dtype,
             device=self._device,
         )

@@ -108,9 +108,9 @@ class _RecordedStep:
         """`shape` is the number of rows and of blocks; `like` gives the dimensions of the inputs."""
         rows, blocks = shape
         device = step.cache.keys.device
-        self._packed = torch.zeros(rows * (blocks + 2), dtype=torch.int32, device=device)
-        lengths, tokens, tables = self._packed.split([rows, rows, rows * blocks])
-        self._reads = TableReads(lengths, tables.view(rows, blocks))
+        self._packed = torch.zeros(rows * (blocks + 3), dtype=torch.int32, device=device)
+        lengths, tokens, states, tables = self._packed.split([rows, rows, rows, rows * blocks])
+        self._reads = TableReads(lengths, tables.view(rows, blocks), states)
         self._inputs = tokens if like.dim() == 1 else like.new_zeros(rows, *like.shape[1:])
         self.work = RecordedWork(lambda: step(self._inputs, self._reads))
 
@@ -127,7 +127,8 @@ class _RecordedStep:
         (rows, blocks), (num_rows, num_blocks) = self._reads.tables.shape, reads.tables.shape
         packed = np.zeros(len(self._packed), dtype=np.int32)
         packed[:num_rows] = reads.lengths.numpy()
-        packed[2 * rows :].reshape(rows, blocks)[:num_rows, :num_blocks] = reads.tables.numpy()
+        packed[2 * rows : 2 * rows + num_rows] = reads.states.numpy()
+        packed[3 * rows :].reshape(rows, blocks)[:num_rows, :num_blocks] = reads.tables.numpy()
         if inputs.dim() == 1:
             packed[rows : rows + num_rows] = inputs.numpy()
         else:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from meshwright.runtime.model.adapters import AdaptedColumnParallelLinear, AdaptedRowParallelLinear
 from meshwright.runtime.model.attention import has_local_angles, score_scale
 from meshwright.runtime.model.fp8_linears import QuantisedWeight
+from meshwright.runtime.model.gated_delta import GatedDelta
 from meshwright.runtime.model.latent_attention import LatentSelfAttention
 from meshwright.runtime.model.layers import Residual, RMSNorm, WholeNorm
 from meshwright.runtime.model.mesh import Mesh
@@ -40,6 +41,14 @@ class StepAttention(Protocol):
     def attend(self, layer: int, heads: Tensor) -> Tensor:
         """Return [B, heads * D] from queries, key and value [B, kv_heads, heads / kv_heads + 2, D] as projected,
         without rotary embedding; the new keys and values are cached."""
+
+
+class StepStates(Protocol):
+    """The layers with a state during a decode step, by their number among those of the stage."""
+
+    def attend(self, layer: int, heads: Tensor) -> Tensor:
+        """Return the gated outputs [B, values / tp] of a layer for its projections [B, projections / tp] of the next
+        tokens; the states are updated."""
 
 
 class RotatedAttention(Protocol):
@@ -68,6 +77,11 @@ class Scratch:
             self.up = tensors["up"]
             self.gate, self.linear = self.up.chunk(2, dim=-1)
         self.gated = tensors.get("gated")
+        self.state_inputs = tensors.get("state_inputs")
+        """Projections of a layer with a state."""
+        self.with_gates = tensors.get("with_gates")
+        """Heads as they are projected if attention has an output gate: for each KV head its queries, their gates, its
+        key and its value."""
 
     def first_rows(self, num_rows: int) -> Scratch:
         """A view on the first `num_rows` rows."""
@@ -132,7 +146,12 @@ def allocate_scratch(num_rows: int, model: Decoder, mesh: Mesh) -> Scratch:
     }
     if has_local_angles(spec):
         tensors["local_angles"] = like.new_ones(num_rows, 2, per_group, size)
-    if not spec.experts or spec.experts.num_dense_layers:
+    if spec.linear:
+        (_, width), _ = spec.linear.shard(mesh.layout.tp).linears(spec.hidden_size)
+        tensors["state_inputs"] = like.new_empty(num_rows, width)
+    if spec.attention_gate:
+        tensors["with_gates"] = like.new_empty(num_rows, kv_heads, 2 * queries + 2, size)
+    if spec.num_dense_layers:
         width = spec.ffn_size // mesh.layout.tp
         tensors["up"] = like.new_empty(num_rows, 2 * width)
         if model.kernels.decode == "paged":
@@ -154,9 +173,13 @@ class DecodeLayer:
         self._score_scale = score_scale(model.spec)
         self._latent = attention if isinstance(attention, LatentSelfAttention) else None
         self._projection = _RowParallel(attention.linear_proj, group)
+        self.has_state = isinstance(attention, GatedDelta)
         self._experts: Callable[[Tensor], tuple[Tensor, None]] | None = mlp if isinstance(mlp, MoELayer) else None
         self.linears: list[_Linear] = [self._projection]
-        if self._latent is None:
+        if self.has_state:
+            self._state_inputs = _ColumnParallel(attention.linear_in)
+            self.linears.append(self._state_inputs)
+        elif self._latent is None:
             self._query_norm, self._key_norm = attention.q_layernorm, attention.k_layernorm
             self._qkv = _ColumnParallel(attention.linear_qkv)
             self.linears.append(self._qkv)
@@ -175,14 +198,23 @@ class DecodeLayer:
         for linear in self.linears:
             linear.refresh_weight()
 
-    def attend(self, hidden: Tensor, scratch: Scratch, index: int, cache: StepAttention) -> None:
-        """Add the attention of layer `index` of this stage to `hidden` [B, hidden]."""
+    def attend(self, hidden: Tensor, scratch: Scratch, index: int, cache: StepAttention | StepStates) -> None:
+        """Add the attention of this layer, or what it computes with its state, to `hidden` [B, hidden].
+
+        `index` is its number among the stage's layers of its kind, and `cache` is for layers of its kind.
+        """
         self.project(hidden, self.attention_output(hidden, scratch, index, cache))
 
-    def attention_output(self, hidden: Tensor, scratch: Scratch, index: int, cache: StepAttention) -> Tensor:
-        """Return the output of the heads of layer `index` of this stage, before the projection, [B, heads * D]."""
+    def attention_output(
+        self, hidden: Tensor, scratch: Scratch, index: int, cache: StepAttention | StepStates
+    ) -> Tensor:
+        """Return the output of the heads of this layer, before the projection, [B, heads * D]; see `attend`."""
         heads = scratch.heads
         normed = hidden if self._input_norm is None else self._input_norm(hidden, scratch)
+        if self.has_state:
+            assert scratch.state_inputs is not None
+            self._state_inputs.into(scratch.state_inputs, normed)
+            return cache.attend(index, scratch.state_inputs)
         if self._latent is not None:
             self._latent.project_into(heads, normed)
         else:
@@ -190,12 +222,22 @@ class DecodeLayer:
         if self._score_scale != 1.0:
             heads[:, :, :-2].mul_(self._score_scale)
         attended = cache.attend(index, heads)
+        if scratch.with_gates is not None:
+            num_queries = heads.shape[2] - 2
+            gates = scratch.with_gates[:, :, num_queries : 2 * num_queries].flatten(1)
+            return attended * gates.float().sigmoid().to(attended.dtype)
         return attended if self._latent is None else self._latent.expand_output(attended)
 
     def _project_heads(self, normed: Tensor, scratch: Scratch) -> None:
         """Write the projected heads of `normed` [B, hidden], with their norms, to the scratch."""
-        self._qkv.into(scratch.projected, normed)
         heads = scratch.heads
+        if scratch.with_gates is None:
+            self._qkv.into(scratch.projected, normed)
+        else:
+            self._qkv.into(scratch.with_gates.flatten(1), normed)
+            num_queries = heads.shape[2] - 2
+            heads[:, :, :num_queries].copy_(scratch.with_gates[:, :, :num_queries])
+            heads[:, :, num_queries:].copy_(scratch.with_gates[:, :, 2 * num_queries :])
         if isinstance(self._query_norm, WholeNorm):
             for norm, part in ((self._query_norm, heads[:, :, :-2]), (self._key_norm, heads[:, :, -2:-1])):
                 part.copy_(norm(part.flatten(1, 2).unsqueeze(1)).view(part.shape))

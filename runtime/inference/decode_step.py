@@ -7,9 +7,9 @@ The results are those of the modules, which training uses; a test compares the t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -32,17 +32,21 @@ from meshwright.runtime.inference.decode_layer import (
     RotatedAttention,
     Scratch,
     StepAttention,
+    StepStates,
     Weight,
     allocate_scratch,
     set_read_ahead,
 )
+from meshwright.runtime.inference.step_states import PackedStates, SteppedStates, SteppedThenPackedStates
 from meshwright.runtime.model.attention import VarlenKernel, has_local_angles, torch_varlen_kernel
 from meshwright.runtime.model.block_attention import BlockAttention, plan_block_reads
+from meshwright.runtime.model.gated_delta import GatedDelta
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.limited_attention import attention_limits, has_limits
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder
 from meshwright.runtime.model.padded_attention import PaddedAttention, PaddedReads
+from meshwright.runtime.model.recurrent_states import RecurrentStates, state_indices
 
 
 class DecodeRunner(Protocol):
@@ -77,8 +81,17 @@ class DecodeStep:
         by_kernel = model.kernels.decode == "paged"
         self._norm = Norm(model.decoder.final_layernorm, by_kernel=by_kernel) if mesh.is_last_stage else None
         self._are_fetched = set_read_ahead(self._layers, self._head_weight() if mesh.is_last_stage else None)
-        self._limits = [layer.self_attention.core_attention.limits for layer in model.decoder.layers]
-        like, kinds = next(model.parameters()), [_rotary_kind(model.spec, layer) for layer in model.layers]
+        mixers = [layer.self_attention for layer in model.decoder.layers]
+        self._deltas = [mixer for mixer in mixers if isinstance(mixer, GatedDelta)]
+        self._limits = [mixer.core_attention.limits for mixer in mixers if not isinstance(mixer, GatedDelta)]
+        self._numbers = _numbers_by_kind(self._layers)
+        """The number of each layer among those of its kind, with attention or with a state."""
+        like = next(model.parameters())
+        kinds = [
+            _rotary_kind(model.spec, number)
+            for number, layer in zip(model.layers, self._layers, strict=True)
+            if not layer.has_state
+        ]
         tables = [
             tuple(angles.flatten(1) for angles in model.cache_rotary.table(cache.max_tokens, like, is_local=is_local))
             for is_local in (False, *([True] if has_local_angles(model.spec) else []))
@@ -123,9 +136,14 @@ class DecodeStep:
         inputs = inputs.to(self.cache.keys.device)
         hidden = self._embed(inputs) if self._mesh.is_first_stage else inputs.clone()
         scratch = self._scratch_for(hidden)
-        attention = self._attention(reads, scratch)
-        for index, layer in enumerate(self._layers):
-            layer.attend(hidden, scratch, index, attention)
+        if isinstance(reads, TableReads):
+            reads = reads.to(self.cache.keys.device)
+        mixers = _Mixers(
+            self._attention(reads, scratch) if self.cache.has_layers else None,
+            None if self.cache.states is None else self._stepped_states(reads, self.cache.states),
+        )
+        for index, layer in zip(self._numbers, self._layers, strict=True):
+            layer.attend(hidden, scratch, index, mixers.of(layer))
             layer.feed_forward(hidden, scratch)
         return hidden if self._norm is None else self._head(self._norm(hidden, scratch))
 
@@ -142,13 +160,17 @@ class DecodeStep:
 
     def _attention(self, reads: StepReads, scratch: Scratch) -> StepAttention:
         """Return the attention over what this step reads of the cache."""
-        if isinstance(reads, TableReads):
-            reads = reads.to(self.cache.keys.device)
-            if self._model.kernels.decode == "paged":
-                assert not self._model.spec.attention_sinks, "the kernel has no sinks"
-                return PagedAttention(self.cache, reads, self._angles, self._limits, self._queries_per_group)
+        if isinstance(reads, TableReads) and self._model.kernels.decode == "paged":
+            assert not self._model.spec.attention_sinks, "the kernel has no sinks"
+            return PagedAttention(self.cache, reads, self._angles, self._limits, self._queries_per_group)
         self._set_angles(scratch, reads.lengths)
         return RotaryAttention(scratch, self._rotated_attention(reads), self._rotary_kinds)
+
+    def _stepped_states(self, reads: StepReads, kept: RecurrentStates) -> SteppedStates:
+        """Return the states that this step continues."""
+        if isinstance(reads, TableReads):
+            return SteppedStates(self._deltas, kept, reads.states.long())
+        return SteppedStates(self._deltas, kept, state_indices(reads.rows.tolist(), kept.states.device))
 
     def _set_angles(self, scratch: Scratch, positions: Tensor) -> None:
         """Copy the angles of positions [B] into the scratch tensors."""
@@ -220,9 +242,10 @@ class PackedStep(DecodeStep):
 
     @property
     def can_prefill(self) -> bool:
-        """True if there are kernels for `prefill`; none caps scores."""
+        """True if there are kernels for `prefill`; none caps scores or continues states."""
         kernels = self._model.kernels
-        return kernels.decode == "paged" and kernels.attention == "varlen" and not self._model.spec.attention_cap
+        has_kernels = kernels.decode == "paged" and kernels.attention == "varlen" and not self.cache.states
+        return has_kernels and not self._model.spec.attention_cap
 
     @torch.inference_mode()
     def prefill(self, inputs: Tensor, reads: PrefillReads) -> Tensor:
@@ -244,13 +267,13 @@ class PackedStep(DecodeStep):
             num_queries=self._queries_per_group,
             kernel=self._varlen,
         )
-        return self._through_layers(hidden, scratch, cache, reads.output_tokens)
+        return self._through_layers(hidden, scratch, _Mixers(cache, None), reads.output_tokens)
 
-    def _through_layers(self, hidden: Tensor, scratch: Scratch, cache: StepAttention, outputs: Tensor) -> Tensor:
+    def _through_layers(self, hidden: Tensor, scratch: Scratch, mixers: _Mixers, outputs: Tensor) -> Tensor:
         """Return logits of the tokens at the positions `outputs` on the last stage, the hidden states of all tokens
         before it."""
-        for index, layer in enumerate(self._layers):
-            attended = layer.attention_output(hidden, scratch, index, cache)
+        for index, layer in zip(self._numbers, self._layers, strict=True):
+            attended = layer.attention_output(hidden, scratch, index, mixers.of(layer))
             if self._norm is not None and layer is self._layers[-1]:
                 # All keys and values are cached by now, and no logits of other tokens are needed.
                 hidden, attended = hidden.index_select(0, outputs), attended.index_select(0, outputs)
@@ -275,25 +298,60 @@ class PackedStep(DecodeStep):
         overwritten, on the others.
         """
         hidden = self._embed(inputs) if self._mesh.is_first_stage else inputs
-        positions, attention = reads.positions, None
         if step is not None:
-            positions, attention = torch.cat((step.lengths.long(), positions)), self._rotated_attention(step)
-            output_positions = torch.cat((torch.arange(len(step.lengths)), output_positions + len(step.lengths)))
+            num_steps = len(step.lengths)
+            output_positions = torch.cat((torch.arange(num_steps), output_positions + num_steps))
         scratch = allocate_scratch(len(hidden), self._model, self._mesh)
+        mixers = _Mixers(
+            self._packed_attention(reads, step, scratch) if self.cache.has_layers else None,
+            None if self.cache.states is None else self._packed_states(reads, step, self.cache.states),
+        )
+        return self._through_layers(hidden, scratch, mixers, output_positions)
+
+    def _packed_attention(self, reads: PackedReads, step: StepReads | None, scratch: Scratch) -> StepAttention:
+        """Return the attention of packed rows after the single tokens of a step, if there is one."""
+        positions, num_steps = reads.positions, 0
+        if step is not None:
+            positions, num_steps = torch.cat((step.lengths.long(), positions)), len(step.lengths)
         self._set_angles(scratch, positions)
-        packed = PackedAttention(self.cache, reads, scratch.rotated[len(hidden) - len(reads.positions) :], self._limits)
-        rotated_attention = (
-            packed if attention is None else _StepThenPacked(attention, packed, len(hidden) - len(reads.positions))
-        )
-        return self._through_layers(
-            hidden, scratch, RotaryAttention(scratch, rotated_attention, self._rotary_kinds), output_positions
-        )
+        rotated: RotatedAttention = PackedAttention(self.cache, reads, scratch.rotated[num_steps:], self._limits)
+        if step is not None:
+            rotated = _StepThenPacked(self._rotated_attention(step), rotated, num_steps)
+        return RotaryAttention(scratch, rotated, self._rotary_kinds)
+
+    def _packed_states(self, reads: PackedReads, step: StepReads | None, kept: RecurrentStates) -> StepStates:
+        """Return the states of packed rows after those of the rows of a step, if there is one."""
+        assert reads.states is not None
+        packed = PackedStates(self._deltas, kept, reads.states)
+        if step is None:
+            return packed
+        return SteppedThenPackedStates(self._stepped_states(step, kept), packed, len(step.lengths))
+
+
+class _Mixers(NamedTuple):
+    """What the layers of a pass mix tokens with; None for a kind that the stage has no layers of."""
+
+    attention: StepAttention | None
+    states: StepStates | None
+
+    def of(self, layer: DecodeLayer) -> StepAttention | StepStates:
+        """The one for this layer."""
+        mixer = self.states if layer.has_state else self.attention
+        assert mixer is not None
+        return mixer
+
+
+def _numbers_by_kind(layers: Sequence[DecodeLayer]) -> list[int]:
+    """The number of each layer among those of its kind, with attention or with a state."""
+    return [
+        sum(earlier.has_state == layer.has_state for earlier in layers[:number]) for number, layer in enumerate(layers)
+    ]
 
 
 class _StepThenPacked:
     """Attention in a pass in which the single tokens of a decode step come before packed rows."""
 
-    def __init__(self, step: RotatedAttention, packed: PackedAttention, num_stepped: int) -> None:
+    def __init__(self, step: RotatedAttention, packed: RotatedAttention, num_stepped: int) -> None:
         self._step, self._packed, self._num_step_tokens = step, packed, num_stepped
 
     def attend(self, layer: int, query: Tensor, new: Tensor) -> Tensor:

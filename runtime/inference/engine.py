@@ -44,9 +44,10 @@ from meshwright.runtime.inference.slots import (
 )
 from meshwright.runtime.inference.stopping import Stopping, StopStrings
 from meshwright.runtime.inference.tool_turns import ToolTurns
-from meshwright.runtime.model.kv_cache import PagedCache
+from meshwright.runtime.model.kv_cache import allocate_cache
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder
+from meshwright.runtime.model.recurrent_states import RecurrentStates
 from meshwright.runtime.model.stage_passes import ExpertLockstep, PipelineLink
 
 
@@ -98,14 +99,13 @@ class Generator(ReplicaEngine):
         self._sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
         self._uniforms = Uniforms(seed, num_slots)
         self._flight: Flight[Prompt, LiveGroup, Response] = Flight(LiveGroup.split(num_slots, mesh.layout.pp))
-        heads = spec.cached_heads(mesh.layout.tp)
-        self._cache = PagedCache(
-            num_layers=len(model.decoder.layers),
+        self._cache = allocate_cache(
+            spec,
+            model.layers,
+            mesh.layout.tp,
             num_blocks=num_blocks,
             num_rows=num_slots,
-            num_kv_heads=heads.num_keys,
             max_tokens=max_tokens,
-            head_dim=heads.size,
             dtype=parameter.dtype,
             device=parameter.device,
         )
@@ -120,7 +120,9 @@ class Generator(ReplicaEngine):
         where the last stage has not sent them yet."""
         self.scheduler = Scheduler(self._cache.tables, self._prompts, self._flight)
         self._tool_turns = tool_turns
-        self._can_multi_step = _is_alone(mesh) and not (tool_turns or stop_strings)
+        # On a GPU rounds after an end token are computed and dropped, and a state could not be taken back.
+        may_drop = parameter.is_cuda and self._cache.states is not None
+        self._can_multi_step = _is_alone(mesh) and not (tool_turns or stop_strings or may_drop)
         self._ahead = MultiStepDecoding(
             self._passes,
             self.scheduler,
@@ -147,6 +149,7 @@ class Generator(ReplicaEngine):
             ended=tuple(flight.ended),
             blocks=tuple(tuple(self._cache.tables.blocks_of_row(sequence.slot).tolist()) for sequence in live),
             cached=tuple(self._cache.read(sequence.slot, sequence.num_cached) for sequence in live),
+            states=tuple(states.read(sequence.slot) for sequence in live) if (states := self._cache.states) else (),
         )
 
     def restore(self, snapshot: SequencesInFlight) -> None:
@@ -160,6 +163,9 @@ class Generator(ReplicaEngine):
         for sequence, blocks, (keys, values) in zip(self._live(), snapshot.blocks, snapshot.cached, strict=True):
             self._cache.tables.restore(sequence.slot, blocks)
             self._cache.write(sequence.slot, keys, values)
+        if self._cache.states is not None:
+            for sequence, (states, inputs) in zip(self._live(), snapshot.states, strict=True):
+                self._cache.states.write(sequence.slot, states, inputs)
 
     def _live(self) -> list[LiveSequence]:
         return [sequence for group in self._flight.groups for sequence in group.live]
@@ -327,6 +333,8 @@ class Generator(ReplicaEngine):
         """Return logits [B, V / tp] of the rows that continue and of all admitted sequences, given those of the rows
         that continue and of the prefilled ones. A sequence that was not prefilled shares the cached prompt of another
         sample. None except on the last stage."""
+        if self._cache.states is not None:
+            self._share_states(self._cache.states, admitted)
         for index, source in admitted.shared_from.items():
             sequence = admitted.sequences[index]
             self._cache.share(source, sequence.slot, len(sequence.prompt.tokens))
@@ -335,6 +343,16 @@ class Generator(ReplicaEngine):
         if logits is None or admitted_logits is None or not admitted.shared_from:
             return admitted_logits if logits is None else logits
         return torch.cat((logits[:num_continuing], admitted_logits))
+
+    def _share_states(self, states: RecurrentStates, admitted: ScheduledBatch) -> None:
+        """Copy the states after shared prompts, and keep that of a prompt that a waiting sequence will share."""
+        prefilled = {admitted.sequences[index].slot for index in admitted.prefilled if index not in admitted.cached}
+        for index, source in admitted.shared_from.items():
+            states.start_from_prompt(admitted.sequences[index].slot, source if source in prefilled else None)
+        waiting = self._flight.waiting
+        next_source = self._prompts.source(waiting[0]) if waiting else None
+        if next_source is not None and next_source in prefilled:
+            states.keep_prompt(next_source)
 
     @torch.no_grad()
     def _recompute_cache(self) -> None:

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from meshwright.profiles.documents import SCHEMA_VERSION, require_version, write_bytes_atomically
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.untrusted_text import json_value, require_file
 from meshwright.runtime.inference.slots import Finish, PartialResponse, Prompt, Response, ResumedSample
-from meshwright.runtime.messages.experience import safetensors_bytes
 
 _METADATA_KEY = "in_flight"
 """Key of the metadata of the files."""
@@ -47,6 +47,9 @@ class SequencesInFlight:
     gives the same bits."""
     cached: tuple[tuple[Tensor, Tensor], ...]
     """Keys and values [layers, kv_heads, tokens, head_dim] of each live sequence, group by group."""
+    states: tuple[tuple[Tensor, Tensor], ...] = ()
+    """States [layers, key heads, value heads of each, key size, value size] and last inputs [layers, channels, kernel]
+    of each live sequence, in models that have layers with a state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +132,10 @@ def pack_in_flight_state(state: InFlightState) -> bytes:
             "wave_prompts_before": generation.wave_prompts_before,
         }
         _pack_sampled("resumed", list(generation.resumed.values()), tensors)
-    return safetensors_bytes(tensors, {_METADATA_KEY: json.dumps(metadata)})
+    content: bytes = save(
+        {name: tensor.contiguous() for name, tensor in tensors.items()}, {_METADATA_KEY: json.dumps(metadata)}
+    )
+    return content
 
 
 def write_in_flight_state(directory: Path, rank: int, content: bytes) -> None:
@@ -221,6 +227,8 @@ def _pack_in_flight(state: SequencesInFlight, tensors: dict[str, Tensor]) -> dic
     live = [sequence for group in state.live for sequence in group]
     for number, (keys, values) in enumerate(state.cached):
         tensors[f"{_CACHED}{number}/keys"], tensors[f"{_CACHED}{number}/values"] = keys, values
+    for number, (states, inputs) in enumerate(state.states):
+        tensors[f"{_CACHED}{number}/states"], tensors[f"{_CACHED}{number}/inputs"] = states, inputs
     _pack_prompts("live", [sequence.prompt for sequence in live], tensors)
     _pack_sampled("live", live, tensors)
     _pack_prompts("paused", [sequence.prompt for sequence in state.paused], tensors)
@@ -251,6 +259,11 @@ def _unpack_in_flight(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
         ended=tuple(responses),
         blocks=tuple(map(tuple, header["blocks"])),
         cached=tuple((tensors[f"{_CACHED}{number}/keys"], tensors[f"{_CACHED}{number}/values"]) for number in numbers),
+        states=tuple(
+            (tensors[f"{_CACHED}{number}/states"], tensors[f"{_CACHED}{number}/inputs"])
+            for number in numbers
+            if f"{_CACHED}{number}/states" in tensors
+        ),
     )
 
 

@@ -34,6 +34,7 @@ from meshwright.runtime.model.context_parallel import Gathered, SequenceShard
 from meshwright.runtime.model.kernel_choice import LARGEST_FLASH_HEAD
 from meshwright.runtime.model.kv_cache import ContinuedRows, EqualRows, group_equal_rows
 from meshwright.runtime.model.limited_attention import AttentionLimits, attend_limited, attention_limits
+from meshwright.runtime.model.recurrent_states import StateRows, state_rows
 
 _CAUSAL = (-1, 0)
 """The window with which torch's kernel is causal."""
@@ -127,6 +128,8 @@ class Packing:
     """The cache that the rows continue and whose keys and values they extend."""
     ends: Tensor | None = None
     """Positions of the last tokens of rows, [B] int64, if the head is needed for these only."""
+    state_rows: StateRows | None = None
+    """The rows for layers with a state, if the model has any."""
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -167,7 +170,7 @@ class CoreAttention(nn.Module):
         """
         super().__init__()
         number = layer_number - 1
-        self.layer = number - first_layer
+        self.layer = spec.attention_layers_between(first_layer, number)
         self._limits = attention_limits(spec, number)
         no_varlen = self._limits.cap or spec.attention_sinks
         self._varlen, self._rotate = None if no_varlen else varlen, rotate_kernel or rotate
@@ -317,6 +320,7 @@ class Rotary:
     def __init__(self, spec: ModelSpec, device: torch.device, heads: CachedHeads | None = None) -> None:
         """With `heads` it is that of passes over the cache."""
         size = heads.size if heads else spec.head_dim
+        self._linear = spec.linear
         self._frequencies = {False: frequencies(spec, head_size=size).to(device)}
         if has_local_angles(spec):
             self._frequencies[True] = frequencies(spec, is_local=True, head_size=size).to(device)
@@ -342,7 +346,11 @@ class Rotary:
         length = max(tail, *(run.num_keys for run in runs))
         (cos, sin), local = self._select(length, like, lambda t: torch.cat([t[row] for row in (*rows, slice(tail))]))
         ends = torch.tensor(lengths, device=like.device).cumsum(0) - 1 if ends_only else None
-        return Packing(runs, cos, sin, local, self._biases(runs, like), cache=cache, ends=ends)
+        states = None
+        if self._linear:
+            cached = [run.cached for run in runs for _ in range(run.num_rows)] if cache else []
+            states = state_rows(self._linear, lengths, like.device, cache.rows if cache else (), cached)
+        return Packing(runs, cos, sin, local, self._biases(runs, like), cache=cache, ends=ends, state_rows=states)
 
     def pack_shard(self, parts: SequenceShard, like: Tensor, *, tail: int = 0) -> Packing:
         """The packing of this rank's shard of rows under context parallelism, [S] tokens with the tail; see `pack`."""

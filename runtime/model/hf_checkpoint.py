@@ -22,6 +22,7 @@ from torch import Tensor
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.experts import Experts, LatentAttention
 from meshwright.profiles.layout import chunk_layers
+from meshwright.profiles.model_parts.linear_attention import LinearAttention
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.untrusted_text import MAX_JSON_BYTES, is_file_name, json_value, read_text, require_file
 
@@ -93,6 +94,8 @@ class Recipe:
     head_order: tuple[int, ...] = ()
     """Row i of a query or key head in the parameter, or of its norm, is row `head_order[i]` of the stored head. Empty
     if the orders are the same."""
+    query_order: tuple[int, ...] = ()
+    """As `head_order`, for the queries and gates of a group of heads, if queries are stored with gates."""
 
     def span(self, stored: StoredTensor, tp_rank: int, tp: int) -> tuple[int, int]:
         """Start and stop of one tensor-parallel rank's part of `stored` along `axis`.
@@ -105,9 +108,7 @@ class Recipe:
 
     def join(self, parts: Sequence[Tensor], tp: int) -> Tensor:
         """One rank's shard of the parameter [rows, ...] from its parts of the stored tensors."""
-        parts = [
-            _reordered(part, self.head_order) if self._is_reordered(index) else part for index, part in enumerate(parts)
-        ]
+        parts = [_reordered(part, order) if (order := self._order(index)) else part for index, part in enumerate(parts)]
         if len(parts) == 1:
             return parts[0]
         heads = max(1, self.heads // tp)
@@ -119,11 +120,10 @@ class Recipe:
 
         It is the inverse of `span` and `join`.
         """
-        in_stored_order = sorted(range(len(self.head_order)), key=self.head_order.__getitem__)
         if self.is_stacked:
             return {self.tensors[0].name: self._element_of_stack(shards)}
         if self.axis is None:
-            return {self.tensors[0].name: _reordered(shards[0], in_stored_order) if self.head_order else shards[0]}
+            return {self.tensors[0].name: _in_stored_order(shards[0], self._order(0))}
         tp = len(shards)
         heads = max(1, self.heads // tp)
         num_shards = tp if self.axis == 0 else 1
@@ -132,9 +132,7 @@ class Recipe:
         rows_of: dict[str, list[Tensor]] = {}
         for i, stored in enumerate(self.tensors):
             whole = torch.cat([parts[i].flatten(0, 1) for parts in by_shard], dim=self.axis)[: stored.shape[0]]
-            if self._is_reordered(i):
-                whole = _reordered(whole, in_stored_order)
-            rows_of.setdefault(stored.name, []).append(whole)
+            rows_of.setdefault(stored.name, []).append(_in_stored_order(whole, self._order(i)))
         return {name: rows[0] if len(rows) == 1 else torch.cat(rows) for name, rows in rows_of.items()}
 
     @property
@@ -151,14 +149,22 @@ class Recipe:
         parts = [torch.cat([shard[i] for shard in by_shard], dim=self.axis) for i in range(num_parts)]
         return torch.stack(parts, dim=1).flatten(0, 1).t().contiguous()
 
-    def _is_reordered(self, index: int) -> bool:
-        """True for queries, keys and their norms; values, the last of three tensors, keep the order of rows."""
-        return bool(self.head_order) and (len(self.tensors) == 1 or index < len(self.tensors) - 1)
+    def _order(self, index: int) -> tuple[int, ...]:
+        """The order of the rows of tensor `index`: queries, keys and their norms have one; values, the last of three
+        tensors, keep that of the checkpoint."""
+        if len(self.tensors) > 1 and index == len(self.tensors) - 1:
+            return ()
+        return self.query_order if index == 0 and self.query_order else self.head_order
 
 
 def _reordered(rows: Tensor, order: Sequence[int]) -> Tensor:
     """The rows [heads * D, ...] with those of each head in another order."""
     return rows.unflatten(0, (-1, len(order)))[:, list(order)].flatten(0, 1)
+
+
+def _in_stored_order(rows: Tensor, order: Sequence[int]) -> Tensor:
+    """The rows [heads * D, ...] as they were before `_reordered`."""
+    return _reordered(rows, sorted(range(len(order)), key=order.__getitem__)) if order else rows
 
 
 def head_order(spec: ModelSpec) -> tuple[int, ...]:
@@ -179,6 +185,19 @@ def head_order(spec: ModelSpec) -> tuple[int, ...]:
     return (*first, *rest[: half - pairs], *second, *rest[half - pairs :])
 
 
+def _query_order(spec: ModelSpec) -> tuple[int, ...]:
+    """The order of the rows of the queries and gates of one KV head, as in `Recipe.query_order`; empty without gates.
+
+    Each query head is stored with its gate. In the parameter all queries come first, and then all gates, whose elements
+    are those of the output and keep their order.
+    """
+    if not spec.attention_gate:
+        return ()
+    size, starts = spec.head_dim, range(0, 2 * spec.head_dim * (spec.num_heads // spec.num_kv_heads), 2 * spec.head_dim)
+    queries = [start + row for start in starts for row in head_order(spec) or range(size)]
+    return (*queries, *(start + size + row for start in starts for row in range(size)))
+
+
 def _rotated_pairs(spec: ModelSpec, start: int) -> tuple[range, range]:
     """The first and second elements of the rotated pairs of a head, whose rotated part begins at `start`."""
     end = start + spec.num_rotated
@@ -194,8 +213,12 @@ def recipe(spec: ModelSpec, parameter: str) -> Recipe:
         block = f"model.layers.{layer[1]}.self_attn"
         if layer[2] == SINKS:
             return Recipe(tensors=(StoredTensor(f"{block}.sinks", (spec.num_heads,)),), axis=0)
-        latent = _latent_recipes(spec, spec.latent, block) if spec.latent and "attention" in layer[2] else {}
-        return latent.get(layer[2]) or _layer_recipe(spec, int(layer[1]), layer[2])
+        special: dict[str, Recipe] = {}
+        if spec.latent and "attention" in layer[2]:
+            special = _latent_recipes(spec, spec.latent, block)
+        elif spec.linear and spec.linear_layers_between(int(layer[1]), int(layer[1]) + 1):
+            special = _delta_recipes(spec, spec.linear, f"model.layers.{layer[1]}.linear_attn")
+        return special.get(layer[2]) or _layer_recipe(spec, int(layer[1]), layer[2])
     if parameter == FINAL_NORM:
         return _whole("model.norm.weight", spec.hidden_size)
     if parameter == OUTPUT and spec.scalar_head:
@@ -213,13 +236,20 @@ def _layer_recipe(spec: ModelSpec, number: int, parameter: str) -> Recipe:
         return _experts_recipe(spec, spec.experts, layer, parameter)
     columns = (spec.hidden_size,) if kind == "weight" else ()
     if module == "self_attention.linear_qkv":
-        rows = {"q": spec.attention_size, "k": spec.kv_size, "v": spec.kv_size}
+        queries = (1 + spec.attention_gate) * spec.attention_size
+        rows = {"q": queries, "k": spec.kv_size, "v": spec.kv_size}
         tensors = tuple(
             StoredTensor(f"{layer}.self_attn.{x}_proj.{kind}", (size, *columns)) for x, size in rows.items()
         )
         if _family(spec) in _FUSED_QKV:
             tensors = _rows_of(f"{layer}.self_attn.qkv_proj.{kind}", tensors)
-        return Recipe(tensors=tensors, axis=0, heads=spec.num_kv_heads, head_order=head_order(spec))
+        return Recipe(
+            tensors=tensors,
+            axis=0,
+            heads=spec.num_kv_heads,
+            head_order=head_order(spec),
+            query_order=_query_order(spec),
+        )
     if module == "mlp.linear_fc1":
         tensors = tuple(StoredTensor(f"{layer}.mlp.{x}_proj.{kind}", (spec.ffn_size, *columns)) for x in ("gate", "up"))
         if _family(spec) in _FUSED_GATES:
@@ -268,6 +298,40 @@ def _latent_recipes(spec: ModelSpec, latent: LatentAttention, block: str) -> dic
     }
     return {f"self_attention.{module}.weight": recipe for module, recipe in recipes.items()}
 
+
+def _delta_recipes(spec: ModelSpec, linear: LinearAttention, block: str) -> dict[str, Recipe]:
+    """The recipes of a gated delta layer, in its order.
+
+    The projections of the input are one parameter, in the order of the key heads, as Qwen3-Next stores them in two.
+    """
+    hidden, heads = spec.hidden_size, linear.num_key_heads
+    keys, values, gates = heads * linear.key_dim, linear.value_size, linear.num_value_heads
+    if _family(spec) in _FUSED_BY_KEY_HEAD:
+        stored = {"in_proj_qkvz": linear.conv_size + values, "in_proj_ba": 2 * gates}
+        projections = [StoredTensor(f"{block}.{name}.weight", (rows, hidden)) for name, rows in stored.items()]
+    else:
+        wide = [StoredTensor("", (rows, hidden)) for rows in (keys, keys, values)]
+        single = {"in_proj_z": values, "in_proj_b": gates, "in_proj_a": gates}
+        projections = [
+            *_rows_of(f"{block}.in_proj_qkv.weight", wide),
+            *(StoredTensor(f"{block}.{name}.weight", (rows, hidden)) for name, rows in single.items()),
+        ]
+    channels = [StoredTensor("", (rows, 1, linear.conv_kernel)) for rows in (keys, keys, values)]
+    convolution = _rows_of(f"{block}.conv1d.weight", channels)
+    output = StoredTensor(f"{block}.out_proj.weight", (hidden, values))
+    recipes = {
+        "linear_in.weight": Recipe(tensors=tuple(projections), axis=0, heads=heads),
+        "linear_proj.weight": Recipe(tensors=(output,), axis=1),
+        "heads.conv_weight": Recipe(tensors=convolution, axis=0, heads=heads),
+        "heads.log_rate": Recipe(tensors=(StoredTensor(f"{block}.A_log", (gates,)),), axis=0),
+        "heads.decay_bias": Recipe(tensors=(StoredTensor(f"{block}.dt_bias", (gates,)),), axis=0),
+        "out_norm.weight": _whole(f"{block}.norm.weight", linear.value_dim),
+    }
+    return {f"self_attention.{parameter}": recipe for parameter, recipe in recipes.items()}
+
+
+_FUSED_BY_KEY_HEAD = ("Qwen3Next",)
+"""Families that store the projections of a gated delta layer as two tensors, in the order of the key heads."""
 
 _QK_NORMS = {"self_attention.q_layernorm": "q_norm", "self_attention.k_layernorm": "k_norm"}
 _FUSED_QKV = ("Phi3",)
@@ -388,14 +452,10 @@ def parameters_of_stage(spec: ModelSpec, pp: int, stage: int, vpp: int = 1) -> t
 
 def _parameters_of_layer(spec: ModelSpec, number: int) -> list[str]:
     """What layer `number` of the whole model stores, parameters and constants, without its prefix."""
-    layer = _linear("self_attention.linear_qkv", spec.qkv_bias)
-    if spec.latent:
-        layer = [*_latent_recipes(spec, spec.latent, "")]
-    layer += _linear("self_attention.linear_proj", spec.output_bias)
-    if spec.attention_sinks:
-        layer += [SINKS]
-    if spec.qk_norm or spec.whole_qk_norm:
-        layer += [f"{norm}.weight" for norm in _QK_NORMS]
+    if spec.linear and spec.linear_layers_between(number, number + 1):
+        layer = [*_delta_recipes(spec, spec.linear, "")]
+    else:
+        layer = _parameters_of_attention(spec)
     layer += [f"{norm}.weight" for norm in _norms(spec)]
     if not spec.experts or not spec.expert_layers_between(number, number + 1):
         return layer + _linear("mlp.linear_fc1", spec.mlp_bias) + _linear("mlp.linear_fc2", spec.mlp_bias)
@@ -412,6 +472,20 @@ def _parameters_of_layer(spec: ModelSpec, number: int) -> list[str]:
     if spec.experts.shared_gate:
         layer += ["mlp.shared_experts.gate_weight"]
     return layer
+
+
+def _parameters_of_attention(spec: ModelSpec) -> list[str]:
+    names = (
+        [*_latent_recipes(spec, spec.latent, "")]
+        if spec.latent
+        else _linear("self_attention.linear_qkv", spec.qkv_bias)
+    )
+    names += _linear("self_attention.linear_proj", spec.output_bias)
+    if spec.attention_sinks:
+        names += [SINKS]
+    if spec.qk_norm or spec.whole_qk_norm:
+        names += [f"{norm}.weight" for norm in _QK_NORMS]
+    return names
 
 
 def starts_at_zero(spec: ModelSpec, parameter: str) -> bool:

@@ -2,7 +2,8 @@
 
 The cache has a fixed number of blocks, so its size is as planned whatever the lengths are; the scheduler decides which
 rows wait (Kwon et al., arXiv:2309.06180, section 4: blocks, block tables and shared prefixes). Adjacent rows of equal
-lengths are grouped into runs, each of which is one attention call.
+lengths are grouped into runs, each of which is one attention call. Layers with a state have no blocks, and their states
+are kept beside the blocks, one for each row.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import BLOCK_TOKENS, num_blocks_for
 from meshwright.runtime.model.block_tables import BlockTables
+from meshwright.runtime.model.recurrent_states import RecurrentStates
 
 
 class EqualRows(NamedTuple):
@@ -61,13 +64,23 @@ class PagedCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        states: RecurrentStates | None = None,
     ) -> None:
-        """Allocates a cache for `num_rows` rows at a time, of at most `max_tokens` tokens each."""
+        """Allocates a cache for `num_rows` rows at a time, of at most `max_tokens` tokens each.
+
+        `num_layers` counts layers with attention; `states` are those of the other layers.
+        """
         shape = (num_layers, 2, num_blocks + 1, num_kv_heads, BLOCK_TOKENS, head_dim)
         storage = torch.zeros(shape, dtype=dtype, device=device)
         self.keys, self.values = storage.unbind(1)
         self._layers = [layer.view(-1, head_dim) for layer in storage]
         self.tables, self.max_tokens = BlockTables(num_blocks, num_rows, max_tokens), max_tokens
+        self.states = states
+
+    @property
+    def has_layers(self) -> bool:
+        """True if any layer of the stage has keys and values."""
+        return len(self._layers) > 0
 
     def share(self, source: int, target: int, num_tokens: int) -> None:
         """Copies the last, partly filled block of a row's first `num_tokens` to the block at the same index of another
@@ -168,3 +181,34 @@ class ContinuedRows:
                 for store in (self.cache.keys, self.cache.values)
             )
             yield keys, values
+
+
+def allocate_cache(
+    spec: ModelSpec,
+    layers: range,
+    tp: int,
+    *,
+    num_blocks: int,
+    num_rows: int,
+    max_tokens: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> PagedCache:
+    """The cache of a pipeline stage with these layers of the whole model, on one of `tp` tensor-parallel ranks."""
+    heads, (first, end) = spec.cached_heads(tp), (layers.start, layers.stop)
+    states = None
+    if spec.linear:
+        num_layers = spec.linear_layers_between(first, end)
+        linear = spec.linear.shard(tp)
+        states = RecurrentStates(linear, num_layers=num_layers, num_rows=num_rows, dtype=dtype, device=device)
+    return PagedCache(
+        num_layers=spec.attention_layers_between(first, end),
+        num_blocks=num_blocks,
+        num_rows=num_rows,
+        num_kv_heads=heads.num_keys,
+        max_tokens=max_tokens,
+        head_dim=heads.size,
+        dtype=dtype,
+        device=device,
+        states=states,
+    )

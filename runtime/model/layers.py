@@ -44,6 +44,7 @@ from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.device import host
 from meshwright.runtime.model.adapters import AdaptedColumnParallelLinear, AdaptedRowParallelLinear, linear_class
 from meshwright.runtime.model.attention import CoreAttention, Rotate, shards_of_heads, torch_varlen_kernel
+from meshwright.runtime.model.gated_delta import GatedDelta
 from meshwright.runtime.model.kernel_choice import PLAIN, ChosenKernels
 from meshwright.runtime.model.latent_attention import LatentCoreAttention, LatentSelfAttention
 from meshwright.runtime.model.mesh import Mesh
@@ -61,12 +62,13 @@ def block_of_layers(
     residual = ModuleSpec(module=Residual, params={"spec": spec, "config": config})
     bda = residual if has_residual else get_bias_dropout_add
     attention = _attention(spec, layers.start, kernels)
+    delta = ModuleSpec(module=GatedDelta, params={"spec": spec, "first_layer": layers.start})
     specs = [
         ModuleSpec(
             module=TransformerLayer,
             submodules=TransformerLayerSubmodules(
                 input_layernorm=norm,
-                self_attention=attention,
+                self_attention=delta if spec.linear_layers_between(layer, layer + 1) else attention,
                 self_attn_bda=bda,
                 pre_mlp_layernorm=norm,
                 mlp=_experts(spec, spec.experts)

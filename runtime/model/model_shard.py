@@ -302,6 +302,9 @@ def _config(
         qk_layernorm=spec.qk_norm,
         add_bias_linear=False,
         add_qkv_bias=spec.qkv_bias,
+        attention_output_gate=spec.attention_gate,
+        # Megatron stores layers that differ under numbers of their own.
+        linear_attention_freq=[kind.mixer == "linear" for kind in spec.layer_kinds] if spec.linear else None,
         gated_linear_unit=True,
         **_activation(spec),
         bias_activation_fusion=False,
@@ -351,11 +354,11 @@ def _routing(spec: ModelSpec, layout: Layout) -> dict[str, Any]:
     """The settings of the router: no tokens are dropped, and there is no auxiliary loss."""
     if not spec.experts:
         return {}
-    dense = spec.experts.num_dense_layers
+    with_experts = [spec.expert_layers_between(layer, layer + 1) for layer in range(spec.num_layers)]
     return {
         "num_moe_experts": spec.experts.num_experts,
         # Megatron stores layers that differ under numbers of their own.
-        "moe_layer_freq": [0] * dense + [1] * (spec.num_layers - dense) if dense else 1,
+        "moe_layer_freq": 1 if all(with_experts) else with_experts,
         "moe_ffn_hidden_size": spec.experts.ffn_size,
         "moe_router_topk": spec.experts.experts_per_token,
         "moe_router_pre_softmax": not spec.experts.normalized,

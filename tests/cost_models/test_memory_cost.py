@@ -17,6 +17,8 @@ from meshwright.profiles.hardware import Cluster, local_cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_parts.hf_config import SlidingWindow
+from meshwright.profiles.model_parts.layer_kinds import LayerKind
+from meshwright.profiles.model_parts.linear_attention import LinearAttention
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import BLOCK_TOKENS, num_blocks_for
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
@@ -103,6 +105,23 @@ def test_this_projects_cache_of_latent_attention_holds_each_vector_as_key_and_as
         )
         assert other == (blocks + 1) * BLOCK_TOKENS * 32 * (512 + 64) * 2
         assert own == none == 2 * other
+
+
+def test_layers_with_a_state_keep_one_for_each_row_and_two_more(
+    ask: Callable[..., Memory], long_tail: Workload, llama: ModelSpec
+) -> None:
+    """Three layers of four have a state instead of keys and values."""
+    delta = LinearAttention(
+        rule="gated delta", num_key_heads=16, num_value_heads=32, key_dim=128, value_dim=128, conv_kernel=4
+    )
+    kinds = (*(LayerKind("linear"),) * 3, LayerKind("attention")) * 8
+    model = replace(llama, linear=delta, layer_kinds=kinds)
+    for layout, share in (("tp1", 1), ("tp4", 4)):
+        cache = terms(ask("actor_generate", layout, slots=100, model=model))["kv cache"]
+        blocks = long_tail.cache_need(Schedule(generation_slots=100), Layout.parse(layout).dp).blocks
+        keys_and_values = 8 * (blocks + 1) * BLOCK_TOKENS * 2 * llama.kv_size * 2
+        states = 24 * (100 + 2) * (32 * 128 * 128 * 4 + (2 * 16 + 32) * 128 * 4 * 2)
+        assert cache == (keys_and_values + states) / share
 
 
 def test_capped_scores_and_logits_are_counted_by_hand(

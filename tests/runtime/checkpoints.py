@@ -28,6 +28,15 @@ _STRETCHED = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+DELTA: dict[str, Any] = {
+    "tie_word_embeddings": False,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 12,
+}
+"""Three layers with a state and one with gated attention, which rotates a quarter of each head."""
 FAMILIES: dict[str, dict[str, Any]] = {
     "Llama": {"tie_word_embeddings": False, "rope_parameters": _STRETCHED},
     "Mistral": {"tie_word_embeddings": False, "sliding_window": None},
@@ -55,6 +64,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "Gemma3": {"sliding_window": 6, "head_dim": 32, "layer_types": ["sliding_attention", "full_attention"] * 2},
     "Olmo3": {"tie_word_embeddings": False, "sliding_window": 6},
+    "Qwen3_5": DELTA,
 }
 WINDOWS: dict[str, dict[str, Any]] = {
     "Mistral": {"tie_word_embeddings": False, "sliding_window": 6},
@@ -78,13 +88,16 @@ def write_checkpoint(
     shape = {**SHAPE, **(changes or FAMILIES[family])}
     if head != "ForCausalLM":
         shape["num_labels"] = 1
-    text = "Text" if family == "Gemma3" else ""
+    text = "Text" if family in ("Gemma3", "Qwen3_5", "Qwen3_5Moe") else ""
     model_class = getattr(transformers, family + (text if head != "ForCausalLM" else "") + head)
+    is_offset = family.startswith(("Gemma", "Qwen3Next", "Qwen3_5"))
     model = model_class(getattr(transformers, f"{family}{text}Config")(**shape))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            centre = 1.0 if name.endswith("norm.weight") and not family.startswith("Gemma") else 0.0
+            centre = 1.0 if name.endswith("norm.weight") and not is_offset else 0.0
+            if name.endswith("A_log"):
+                centre = -3.0  # a state that is kept for many tokens
             parameter.copy_(centre + 0.1 * torch.randn(parameter.shape, generator=generator))
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):

@@ -51,6 +51,17 @@ _LATENT: dict[str, Any] = _BASE | {
     "topk_group": 2,
     "routed_scaling_factor": 1.5,
 }
+_DELTA: dict[str, Any] = _BASE | {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 3,
+    "full_attention_interval": 2,
+    "partial_rotary_factor": 0.5,
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "Llama": _BASE | {"attention_bias": True, "mlp_bias": True, "head_dim": 16},
     "Mistral": _BASE | {"sliding_window": None, "head_dim": 16},
@@ -134,6 +145,17 @@ SHAPES: dict[str, dict[str, Any]] = {
     "Gemma2": _GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
     "Gemma3": _GEMMA | {"rope_local_base_freq": 90.0, "sliding_window_pattern": 2},
     "Olmo3": _BASE | {"sliding_window": 6, "head_dim": 16, "layer_types": ["sliding_attention", "full_attention"]},
+    "Qwen3_5": _DELTA,
+    "Qwen3Next": _DELTA
+    | {
+        "num_experts": 4,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 48,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
 }
 """Configs as older versions of transformers wrote them, `rope_theta` at the top."""
 
@@ -294,6 +316,17 @@ def _of_families() -> Iterator[Case]:
     yield Case(family="Glm4Moe", changes={"topk_group": 1})
     yield Case(family="Glm4Moe", changes={"use_qk_norm": False, "attention_bias": True})
     yield Case(family="Glm4Moe", changes={"n_shared_experts": 2, "partial_rotary_factor": 1.0})
+    for family in ("Qwen3_5", "Qwen3Next"):
+        yield Case(family=family, changes={"layer_types": ["full_attention", "linear_attention"] * 2})
+        yield Case(family=family, changes={"layer_types": ["full_attention"] * 4})
+        yield Case(family=family, changes={"full_attention_interval": 1})
+        yield Case(family=family, changes={"linear_num_value_heads": 2})
+        yield Case(family=family, changes={"linear_num_value_heads": 3})
+        yield Case(family=family, changes={"linear_conv_kernel_dim": 1})
+        yield Case(family=family, changes={"linear_key_head_dim": 0})
+    yield Case(family="Qwen3Next", changes={"mlp_only_layers": [0]})
+    yield Case(family="Qwen3Next", changes={"decoder_sparse_step": 2})
+    yield Case(family="Qwen3Next", changes={"norm_topk_prob": False})
     for family in ("DeepseekV2", "DeepseekV3"):
         yield Case(family=family, changes={"rope_scaling": {**_YARN, "mscale_all_dim": 0}})
         yield Case(family=family, changes={"rope_scaling": {**_YARN, "mscale": 1.2}})

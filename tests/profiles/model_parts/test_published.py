@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_shape import ModelSpec, model_from_config, run_violations
 from meshwright.profiles.packing import row_work
 from tests.profiles.model_parts.published import PUBLISHED
@@ -20,6 +21,7 @@ RUN = {
     *("olmo-2-7b", "olmo-2-32b", "phi-3-mini-4k", "phi-4", "glm-4-9b-0414", "granite-3.3-8b", "granite-3.3-2b"),
     *("gemma-2-2b", "gemma-2-27b", "gemma-3-1b", "gemma-3-27b-text", "olmo-3-7b", "smollm3-3b", "ministral-8b"),
     *("glm-4.5", "glm-4.5-air", "minimax-m2", "deepseek-v3", "kimi-k2"),
+    *("qwen3-next-80b-a3b", "qwen3.5-9b-text", "qwen3.5-35b-a3b-text"),
 }
 BUILT_TYPES = {"kimi_k2": "deepseek_v3"}
 """Types of published configs that transformers builds as another."""
@@ -169,14 +171,18 @@ def test_what_cannot_be_run_is_named_in_a_sentence(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "part"),
     [
-        ("qwen3-next-80b-a3b", "has a gate of the output of attention and layers with a state, which can be planned"),
         ("deepseek-v3.2", "has an indexer of tokens, which can be planned"),
         ("llama-4-maverick-text", "experts in some layers between others"),
-        ("nemotron-h-8b", "the activation relu2, layers with a state, layers of one block each"),
+        ("nemotron-h-8b", "the activation relu2, layers of Mamba, layers of one block each"),
     ],
 )
 def test_a_sentence_names_the_parts_that_are_not_run(name: str, part: str) -> None:
     assert any(part in sentence for sentence in run_violations(spec(name)))
+
+
+def test_key_heads_of_a_gated_delta_layer_serve_equally_many_value_heads() -> None:
+    with pytest.raises(BadInput, match="linear_num_key_heads=16 does not divide linear_num_value_heads=24; correct"):
+        model_from_config(PUBLISHED["qwen3.5-9b-text"] | {"linear_num_value_heads": 24}, name="m")
 
 
 def test_a_granite_model_has_no_scalar_head_to_run() -> None:

@@ -15,14 +15,14 @@ from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.inference.attention import step_reads
 from meshwright.runtime.inference.decode_step import DecodeStep
 from meshwright.runtime.model.kernel_choice import PLAIN, ChosenKernels
-from meshwright.runtime.model.kv_cache import PagedCache
+from meshwright.runtime.model.kv_cache import allocate_cache
 from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import Decoder, Interleaved, build_model
 from meshwright.runtime.model.stage_passes import PipelineLink, forward_cached
 from meshwright.runtime.model.weights import load_weights
 from tests.runtime.checkpoints import BIASED_LLAMA, FAMILIES, SHAPE, WINDOWS, tokens, write_checkpoint
+from tests.runtime.laws.test_experts import DELTAS, LATENT
 from tests.runtime.laws.test_experts import FAMILIES as EXPERTS
-from tests.runtime.laws.test_experts import LATENT
 from tests.runtime.model.test_quantised import refitted
 from tests.runtime.ranks import run_on_ranks
 from tests.seeds import cases
@@ -60,14 +60,13 @@ def step_by_step(
     model, mesh, spec = *held(directory, layout, is_quantised, kernels), read_model(directory)
     if model is None:
         return None
-    heads = spec.cached_heads(mesh.layout.tp)
-    cache = PagedCache(
-        num_layers=spec.num_layers // mesh.layout.pp,
+    cache = allocate_cache(
+        spec,
+        model.layers,
+        mesh.layout.tp,
         num_blocks=7,
         num_rows=6,
-        num_kv_heads=heads.num_keys,
         max_tokens=LENGTH,
-        head_dim=heads.size,
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
@@ -114,7 +113,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     **{family: {"family": family} for family in FAMILIES},
     "biased Llama": BIASED_LLAMA,
     **{f"{family} with a window": {"family": family, **changes} for family, changes in WINDOWS.items()},
-    **{family: {"family": family, **EXPERTS[family]} for family in ("Glm4Moe", "MiniMaxM2", *LATENT, "GptOss")},
+    **{
+        family: {"family": family, **EXPERTS[family]} for family in ("Glm4Moe", "MiniMaxM2", *LATENT, "GptOss", *DELTAS)
+    },
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,20 @@ def test_a_rank_reads_what_it_wrote(tmp_path: Path) -> None:
         assert getattr(one, field) == getattr(other, field)
     assert all(torch.equal(a, b) for a, b in zip(one.cached[0], other.cached[0], strict=True))
     assert {row: values.tolist() for row, values in found.experience[4]["tokens"].items()} == {2: [0, 1, 2], 5: [3, 4]}
+
+
+def test_keys_and_values_may_be_in_bf16(tmp_path: Path) -> None:
+    state = state_in_flight()
+    assert state.generation is not None
+    assert state.generation.in_flight is not None
+    kept = ((torch.arange(8.0, dtype=torch.bfloat16).view(1, 2, 2, 2), torch.ones(1, 2, 2, 2, dtype=torch.bfloat16)),)
+    generation = replace(state.generation, in_flight=replace(state.generation.in_flight, cached=kept))
+    write_in_flight_state(tmp_path, 0, pack_in_flight_state(replace(state, generation=generation)))
+    read = read_in_flight_state(tmp_path, 0, ONE)
+    assert read is not None
+    assert read.generation is not None
+    assert read.generation.in_flight is not None
+    assert all(torch.equal(a, b) for a, b in zip(read.generation.in_flight.cached[0], kept[0], strict=True))
 
 
 def test_nothing_in_flight_is_read_as_nothing(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from meshwright.runtime.model.weights import load_weights
 from meshwright.runtime.training.trainer import MicroBatch, forward_logprobs
 from tests.planner.jobs import small_facts
 from tests.runtime import small_job
-from tests.runtime.checkpoints import expected_logprobs, name_end_tokens, tokens, write_checkpoint
+from tests.runtime.checkpoints import DELTA, expected_logprobs, name_end_tokens, tokens, write_checkpoint
 from tests.runtime.inference.test_engine import PROMPTS, VOCAB_SIZE, generate, open_generator
 from tests.runtime.model.test_weights import _check as check_logprobs
 from tests.runtime.model.test_weights import _convert
@@ -75,6 +75,15 @@ LATENT: dict[str, dict[str, Any]] = {
 }
 """Families with latent attention, in whose rotary embeddings the scaling changes the scores too."""
 
+_DELTA: dict[str, Any] = DELTA | {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 32,
+}
+DELTAS: dict[str, dict[str, Any]] = {"Qwen3Next": _DELTA | {"mlp_only_layers": [1]}, "Qwen3_5Moe": _DELTA}
+"""Families with gated delta layers, one with a plain MLP between experts."""
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "Qwen3Moe": {
@@ -116,6 +125,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rope_parameters": _YARN | {"truncate": False},
         "tie_word_embeddings": False,
     },
+    **DELTAS,
 }
 
 
@@ -187,6 +197,14 @@ def test_sinks_and_clamped_experts_with_biases_agree_with_transformers(tmp_path:
     check_logprobs(directory, layout, expected_logprobs(directory, tokens()))
 
 
+@pytest.mark.check_all
+@pytest.mark.parametrize("family", DELTAS)
+@pytest.mark.parametrize("layout", ["tp2,pp2,ep2,etp1,sp", "tp1", "tp2", "pp2", "tp2,dp2,ep2,sp", *DIVIDED])
+def test_gated_delta_layers_agree_with_transformers(tmp_path: Path, layout: str, family: str) -> None:
+    directory = mixture(tmp_path / "model", family)
+    check_logprobs(directory, layout, expected_logprobs(directory, tokens()))
+
+
 def test_weights_of_a_tokens_experts_need_not_sum_to_one(tmp_path: Path) -> None:
     changes = FAMILIES["Qwen3Moe"] | {"norm_topk_prob": False}
     directory = write_checkpoint(tmp_path / "model", "Qwen3Moe", **changes)
@@ -215,7 +233,7 @@ HOWS = {
             How("tp2,dp2,ep2,etp1,sp", 1, "selective"),
             How("pp2,dp2,ep2,vpp2", 1),
         ]
-        for family in (*LATENT, "GptOss")
+        for family in (*LATENT, "GptOss", *DELTAS)
     },
     "Glm4Moe": [
         How("tp2,sp", 2, "full"),
@@ -306,7 +324,7 @@ def write_mixture_job(directory: Path, family: str = "Mixtral") -> Path:
 
 
 @pytest.mark.check_all
-@pytest.mark.parametrize("family", ["Mixtral", "Qwen2Moe", "Glm4Moe", "MiniMaxM2", *LATENT, "GptOss"])
+@pytest.mark.parametrize("family", ["Mixtral", "Qwen2Moe", "Glm4Moe", "MiniMaxM2", *LATENT, "GptOss", *DELTAS])
 def test_a_job_whose_experts_are_divided_runs_and_is_resumed_in_other_layouts(tmp_path: Path, family: str) -> None:
     """At first two replicas hold half of the experts each, then two ranks of one half of each expert, and half of them
     whole in the end."""
@@ -342,15 +360,15 @@ def test_experts_are_moved_to_those_who_hold_them(tmp_path: Path, source: Place,
 
 
 @pytest.mark.check_all
-@pytest.mark.parametrize("family", ["DeepseekV2", "GptOss"])
+@pytest.mark.parametrize("family", ["DeepseekV2", "GptOss", "Qwen3Next"])
 @pytest.mark.parametrize(("source", "target"), [MOVES[3], MOVES[6], MOVES[7]])
-def test_projections_to_latent_vectors_sinks_and_biases_of_experts_are_moved(
+def test_projections_to_latent_vectors_sinks_biases_of_experts_and_delta_layers_are_moved(
     tmp_path: Path, family: str, source: Place, target: Place
 ) -> None:
     check_refit(mixture(tmp_path / "model", family), source, target)
 
 
-@cases("family", ["Glm4Moe", "MiniMaxM2", "Mixtral", "Qwen2Moe", *LATENT, "GptOss"], few=["Glm4Moe"])
+@cases("family", ["Glm4Moe", "MiniMaxM2", "Mixtral", "Qwen2Moe", *LATENT, "GptOss", *DELTAS], few=["Glm4Moe"])
 @cases("layout", ["tp2", "pp2,dp2,ep2", "dp4,ep4", "tp2,dp2,ep4,etp1", "tp2,pp2,ep2,etp1"], few=1)
 def test_written_experts_are_those_that_were_read(tmp_path: Path, layout: str, family: str) -> None:
     directory = mixture(tmp_path / "model", family)
@@ -374,6 +392,7 @@ WHOLE_AND_CUT = [("tp2,dp2,ep4,etp1,sp", "tp2,dp2,ep2,sp"), ("tp2,sp", "tp2,dp2,
         (*WHOLE_AND_CUT[1], "Qwen3Moe"),
         (*WHOLE_AND_CUT[1], "DeepseekV3"),
         (*WHOLE_AND_CUT[1], "GptOss"),
+        (*WHOLE_AND_CUT[1], "Qwen3Next"),
         ("tp2,dp2,sp", "pp2,dp2,ep2", "GptOss"),
     ],
     few=1,

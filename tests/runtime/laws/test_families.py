@@ -30,8 +30,8 @@ from tests.runtime.checkpoints import (
     tokens,
     write_checkpoint,
 )
+from tests.runtime.laws.test_experts import DELTAS, LATENT, mixture
 from tests.runtime.laws.test_experts import FAMILIES as EXPERTS
-from tests.runtime.laws.test_experts import LATENT, mixture
 from tests.runtime.model.test_weights import _check as check_logprobs
 from tests.runtime.model.test_weights import _convert
 from tests.runtime.ranks import run_on_ranks
@@ -110,7 +110,7 @@ def _gradients(directory: Path, ids: Tensor) -> dict[str, Tensor] | None:
 
 @cases(
     "family",
-    [*OTHERS, "Gemma", "Qwen3", "Qwen2Moe", "Glm4Moe", "MiniMaxM2", *LATENT, "GptOss"],
+    [*OTHERS, "Gemma", "Qwen3", "Qwen2Moe", "Glm4Moe", "MiniMaxM2", *LATENT, "GptOss", *DELTAS],
     few=["Gemma2", "Olmo2", "Granite", "DeepseekV3"],
 )
 def test_gradients_are_those_of_transformers(tmp_path: Path, family: str) -> None:
@@ -141,7 +141,7 @@ HOWS = [
 ]
 
 
-@cases("family", ["Olmo2", "Granite", "Glm4", "SmolLM3", "Phi3"], few=1)
+@cases("family", ["Olmo2", "Granite", "Glm4", "SmolLM3", "Phi3", "Qwen3_5"], few=1)
 def test_an_update_is_the_same_however_it_is_computed(tmp_path: Path, family: str) -> None:
     assert_updates_are_those_of_one_rank(write_checkpoint(tmp_path / "model", family), HOWS, tmp_path)
 
@@ -155,7 +155,7 @@ def test_an_update_with_a_window_is_the_same_however_it_is_computed(tmp_path: Pa
 
 
 @pytest.mark.check_all
-@pytest.mark.parametrize("family", ["Olmo2", "Glm4"])
+@pytest.mark.parametrize("family", ["Olmo2", "Glm4", "Qwen3_5"])
 @pytest.mark.parametrize(("source", "target"), [(("tp2,sp", 0), ("pp2", 2)), (("pp2,dp2", 0), ("tp2", 1))])
 def test_weights_are_moved_between_layouts(tmp_path: Path, family: str, source: Place, target: Place) -> None:
     check_refit(write_checkpoint(tmp_path / "model", family), source, target)
