@@ -38,10 +38,12 @@ _BACKWARD_LAUNCHES = 2
 _FROZEN_BACKWARD_LAUNCHES = 1
 """Backward kernels per forward kernel where the weights are frozen: the gradient of the input."""
 
-_INTERLEAVED_LAUNCHES = 1.5
-"""Time of the host for a layer with experts whose exchanges overlap with another micro-batch, over its time without:
-both are issued in pieces on streams of their own, which costs the host more (Megatron-LM pull request 2168); how much
-is read off four recipes of Megatron-Bridge without CUDA graphs (2026-11-27)."""
+_EXPERT_BIAS_KERNELS = 2
+"""Kernels for each expert of a rank where output biases are added one expert after the other: the bias times the
+weights of its tokens, and the sum (Megatron-core 0.16.1, transformer/moe/experts.py, TEGroupedMLP._apply_bias). They
+are shorter than their launches, and the host is not ahead, since it has just waited for the number of tokens of each
+expert (Megatron-Bridge, perf_recipes/gpt_oss/gb300/gpt_oss.py at 007282ea: this "serializes the CPU behind the
+GPU")."""
 
 _ATTENTION_BACKWARD = 2.5
 """Backward over forward FLOPs of attention: five matrix products against two, since scores are recomputed (Dao,
@@ -220,8 +222,9 @@ class AnalyticShard(Shard):
         self.is_quantised, is_fused = is_quantised, self._framework.kernels_per_layer is not None
         linears = partial(QuantisedLinears, model, device, efficiency, self._kernels, number_format.size)
         self._quantised = linears(is_fused=is_fused) if is_quantised else None
-        self._mixture, self._routing = None, 0.0
+        self._mixture, self._routing, self._bias_kernels = None, 0.0, 0.0
         if model.experts:
+            separate_biases = model.expert_bias and not self._framework.fused_expert_biases
             self._mixture = Mixture(
                 expert_kernels,
                 model.experts,
@@ -229,11 +232,13 @@ class AnalyticShard(Shard):
                 spread=spread,
                 folded=folded,
                 size=number_format.size,
-                separate_biases=model.expert_bias and not self._framework.fused_expert_biases,
+                separate_biases=separate_biases,
             )
             widths = self._dense_share * model.ffn_size + self._expert_share * model.experts.shared_ffn_size
             mlp_elements = (2 + model.gated_mlp) * widths
             self._routing = self._expert_share * self._routing_kernels(model.experts, spread * folded)
+            experts_here = model.experts.num_experts / (spread * folded)
+            self._bias_kernels = self._expert_share * separate_biases * experts_here * _EXPERT_BIAS_KERNELS
         elif not is_uniform:
             mlp_elements *= self._dense_share
         around_blocks = _elements_around_blocks(model, is_eager=self._framework.eager_operators) * hidden * whole_share
@@ -255,8 +260,6 @@ class AnalyticShard(Shard):
         trains, samples = timed_pass is TimedPass.TRAIN, timed_pass in (TimedPass.PREFILL, TimedPass.DECODE)
         framework, efficiency = self._framework, self._efficiency
         passes, launch = 1 + (_BACKWARD_LAUNCHES if trains else 0), self._launch if trains else self._forward_launch
-        if trains and self._mixture and framework.overlapped_experts:
-            launch *= _INTERLEAVED_LAUNCHES
         recorded = framework.recorded_kernels if timed_pass is TimedPass.DECODE else None
         per_layer: float = recorded or framework.kernels_per_layer or efficiency.kernels_per_layer
         at_ends = framework.kernels_at_ends or efficiency.kernels_at_ends
@@ -282,6 +285,8 @@ class AnalyticShard(Shard):
                 passes * self._routing,
                 launch=launch,
                 recorded=framework.cuda_graphs or recorded is not None,
+                num_short=passes * self._bias_kernels if trains else 0.0,
+                alternating=trains and self._mixture is not None and framework.overlapped_experts,
             ),
             ends_launches=self._launches(passes * at_ends, passes, 0, launch=launch, recorded=framework.cuda_graphs),
             layers=layers,
@@ -474,20 +479,32 @@ class AnalyticShard(Shard):
         return self._efficiency.routing_kernels + separate
 
     def _launches(
-        self, num_kernels: float, num_started: float, num_routing: float, *, launch: float, recorded: bool
+        self,
+        num_kernels: float,
+        num_started: float,
+        num_routing: float,
+        *,
+        launch: float,
+        recorded: bool,
+        num_short: float = 0.0,
+        alternating: bool = False,
     ) -> _Launches:
         """Return the launch cost of some kernels.
 
         The device seconds already include the start of `num_started` of them, and of all `num_routing` kernels around
-        experts. The host does not issue `recorded` kernels (CUDA graphs) one by one.
+        experts. The host does not issue `recorded` kernels (CUDA graphs) one by one. Besides there are `num_short`
+        kernels that end before the host has launched the next one. If host and device are `alternating`, each waits for
+        the other, and no launch overlaps with the device.
         """
         start, framework = self._efficiency.kernel_seconds, self._framework
         if not self._efficiency.overlaps_launch:
-            return _Launches((num_kernels + num_routing) * launch, 0.0)
-        if recorded:
-            launched = 0.0 if framework.records_experts else num_routing
-            return _Launches((num_kernels * framework.start_share - num_started) * start, launched * launch)
-        return _Launches((num_kernels - num_started) * start, (num_kernels + num_routing) * launch)
+            return _Launches((num_kernels + num_routing + num_short) * launch, 0.0)
+        if recorded and framework.records_experts:
+            return _Launches((num_kernels * framework.start_share - num_started + num_short) * start, 0.0)
+        shown = (num_kernels * framework.start_share if recorded else num_kernels) - num_started
+        issued = (num_routing if recorded else num_kernels + num_routing) * launch
+        added = shown * start + num_short * launch
+        return _Launches(added + issued, 0.0) if alternating else _Launches(added, issued)
 
     def _gemm(self, count: N, inner: float, outer: float, trains: bool, kernels: Kernels) -> N:
         """Return the seconds of [count, inner] x [inner, outer].

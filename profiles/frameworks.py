@@ -103,7 +103,8 @@ class Framework(Document):
     )
     overlapped_experts: bool = Field(
         default=False,
-        description="tokens travel to experts of one micro-batch while another one computes, in training",
+        description="tokens travel to experts of one micro-batch while another one computes, in training; the host then "
+        "waits for the number of tokens of each expert in either, so that its launches do not overlap with the device",
     )
     start_share: float = Field(
         default=1.0, ge=0, le=1, description="share of a kernel's start-up that remains inside a CUDA graph"
