@@ -38,13 +38,6 @@ _BACKWARD_LAUNCHES = 2
 _FROZEN_BACKWARD_LAUNCHES = 1
 """Backward kernels per forward kernel where the weights are frozen: the gradient of the input."""
 
-_EXPERT_BIAS_KERNELS = 2
-"""Kernels for each expert of a rank where output biases are added one expert after the other: the bias times the
-weights of its tokens, and the sum (Megatron-core 0.16.1, transformer/moe/experts.py, TEGroupedMLP._apply_bias). They
-are shorter than their launches, and the host is not ahead, since it has just waited for the number of tokens of each
-expert (Megatron-Bridge, perf_recipes/gpt_oss/gb300/gpt_oss.py at 007282ea: this "serializes the CPU behind the
-GPU")."""
-
 _ATTENTION_BACKWARD = 2.5
 """Backward over forward FLOPs of attention: five matrix products against two, since scores are recomputed (Dao,
 FlashAttention-2, arXiv:2307.08691, section 3.1). It is divided by the speed of the backward relative to the forward."""
@@ -222,9 +215,8 @@ class AnalyticShard(Shard):
         self.is_quantised, is_fused = is_quantised, self._framework.kernels_per_layer is not None
         linears = partial(QuantisedLinears, model, device, efficiency, self._kernels, number_format.size)
         self._quantised = linears(is_fused=is_fused) if is_quantised else None
-        self._mixture, self._routing, self._bias_kernels = None, 0.0, 0.0
+        self._mixture, self._routing = None, 0.0
         if model.experts:
-            separate_biases = model.expert_bias and not self._framework.fused_expert_biases
             self._mixture = Mixture(
                 expert_kernels,
                 model.experts,
@@ -232,13 +224,11 @@ class AnalyticShard(Shard):
                 spread=spread,
                 folded=folded,
                 size=number_format.size,
-                separate_biases=separate_biases,
+                separate_biases=model.expert_bias and not self._framework.fused_expert_biases,
             )
             widths = self._dense_share * model.ffn_size + self._expert_share * model.experts.shared_ffn_size
             mlp_elements = (2 + model.gated_mlp) * widths
             self._routing = self._expert_share * self._routing_kernels(model.experts, spread * folded)
-            experts_here = model.experts.num_experts / (spread * folded)
-            self._bias_kernels = self._expert_share * separate_biases * experts_here * _EXPERT_BIAS_KERNELS
         elif not is_uniform:
             mlp_elements *= self._dense_share
         around_blocks = _elements_around_blocks(model, is_eager=self._framework.eager_operators) * hidden * whole_share
@@ -272,6 +262,7 @@ class AnalyticShard(Shard):
             num_started = of_frozen * _LAYER_KERNELS_STARTED + passes * self._adapter.num_started
         per_logit = framework.sampling_bytes if samples else framework.loss_bytes
         per_logit += framework.loss_backward_bytes if trains else 0
+        num_biases = self._expert_share * self._mixture.num_bias_kernels if self._mixture else 0.0
         both_ways, seconds = 1 + (_ELEMENTWISE_BACKWARD if trains else 0), self._kernels.elementwise
         return _PassKind(
             trains=trains,
@@ -285,8 +276,8 @@ class AnalyticShard(Shard):
                 passes * self._routing,
                 launch=launch,
                 recorded=framework.cuda_graphs or recorded is not None,
-                num_short=passes * self._bias_kernels if trains else 0.0,
-                alternating=trains and self._mixture is not None and framework.overlapped_experts,
+                num_short=passes * num_biases if trains else 0.0,
+                unhidden=self._unhidden_launches(trains=trains),
             ),
             ends_launches=self._launches(passes * at_ends, passes, 0, launch=launch, recorded=framework.cuda_graphs),
             layers=layers,
@@ -478,6 +469,19 @@ class AnalyticShard(Shard):
         )
         return self._efficiency.routing_kernels + separate
 
+    def _unhidden_launches(self, *, trains: bool) -> float:
+        """Return the share of a layer's launches that do not overlap with the device: those of forward passes if the
+        host waits in each layer for the number of tokens of each expert, so that it is never ahead (Megatron-Bridge,
+        perf_recipes/qwen/gb300/qwen3_moe.py at 007282ea: this "serializes the CPU behind the GPU"). Where exchanges
+        overlap with another micro-batch, one of the two is in its forward pass at any time.
+        """
+        framework = self._framework
+        if not self._mixture or not framework.counts_on_host:
+            return 0.0
+        if not trains or framework.overlapped_experts:
+            return 1.0
+        return self._forward_launch / ((1 + _BACKWARD_LAUNCHES) * self._launch) if self._launch else 0.0
+
     def _launches(
         self,
         num_kernels: float,
@@ -487,14 +491,14 @@ class AnalyticShard(Shard):
         launch: float,
         recorded: bool,
         num_short: float = 0.0,
-        alternating: bool = False,
+        unhidden: float = 0.0,
     ) -> _Launches:
         """Return the launch cost of some kernels.
 
         The device seconds already include the start of `num_started` of them, and of all `num_routing` kernels around
         experts. The host does not issue `recorded` kernels (CUDA graphs) one by one. Besides there are `num_short`
-        kernels that end before the host has launched the next one. If host and device are `alternating`, each waits for
-        the other, and no launch overlaps with the device.
+        kernels that end before the host has launched the next one. The share `unhidden` of launches does not overlap
+        with the device.
         """
         start, framework = self._efficiency.kernel_seconds, self._framework
         if not self._efficiency.overlaps_launch:
@@ -503,8 +507,7 @@ class AnalyticShard(Shard):
             return _Launches((num_kernels * framework.start_share - num_started + num_short) * start, 0.0)
         shown = (num_kernels * framework.start_share if recorded else num_kernels) - num_started
         issued = (num_routing if recorded else num_kernels + num_routing) * launch
-        added = shown * start + num_short * launch
-        return _Launches(added + issued, 0.0) if alternating else _Launches(added, issued)
+        return _Launches(shown * start + num_short * launch + unhidden * issued, issued)
 
     def _gemm(self, count: N, inner: float, outer: float, trains: bool, kernels: Kernels) -> N:
         """Return the seconds of [count, inner] x [inner, outer].

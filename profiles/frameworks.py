@@ -92,6 +92,10 @@ class Framework(Document):
         description="rate at which whole tensors are gathered to be sent to a loader; null: as fast as links",
     )
     grouped_experts: bool = Field(default=True, description="false: the experts of a rank run one by one")
+    counts_on_host: bool = Field(
+        default=False,
+        description="the host waits in every layer with experts until it has the number of tokens of each expert",
+    )
     fused_expert_biases: bool = Field(
         default=True,
         description="false: biases of experts and clamps of their gate are kernels of their own in training",
@@ -103,8 +107,7 @@ class Framework(Document):
     )
     overlapped_experts: bool = Field(
         default=False,
-        description="tokens travel to experts of one micro-batch while another one computes, in training; the host then "
-        "waits for the number of tokens of each expert in either, so that its launches do not overlap with the device",
+        description="tokens travel to experts of one micro-batch while another one computes, in training",
     )
     start_share: float = Field(
         default=1.0, ge=0, le=1, description="share of a kernel's start-up that remains inside a CUDA graph"

@@ -161,6 +161,22 @@ def test_merged_copies_are_sent_once_to_each_node_and_as_often_as_before_within_
     assert copies == pytest.approx(2 * (1 - 0.5**8), rel=1e-6)
 
 
+@pytest.mark.parametrize("timed", [TimedPass.TRAIN, TimedPass.FORWARD])
+def test_a_host_that_waits_for_the_tokens_of_each_expert_is_not_ahead_in_forward_passes(
+    mixture: ModelSpec, timed: TimedPass
+) -> None:
+    """53 kernels of 30 us besides the device's time, where it is longer; a dense layer has none."""
+    waiting = framework_named("megatron-core")
+    ahead = waiting.model_copy(update={"counts_on_host": False})
+
+    def seconds(framework: Framework, model: ModelSpec) -> float:
+        return shard_on("h100-sxm", model, framework).time(timed, 1, 65536).layer
+
+    further = seconds(waiting, mixture) - seconds(ahead, mixture)
+    assert further == pytest.approx((30 + 23) * 3.0e-5)
+    assert seconds(waiting, replace(mixture, experts=None)) == seconds(ahead, replace(mixture, experts=None))
+
+
 def test_compute_hides_exchanges_that_overlap_with_it_while_no_launch_overlaps_with_the_device(
     step: Callable[..., Cost], mixture: ModelSpec
 ) -> None:
@@ -198,10 +214,10 @@ def test_biases_of_experts_move_what_their_kernels_read_and_write_in_training_al
 
 @pytest.mark.parametrize("num_experts", [8, 64])
 def test_the_device_waits_for_the_launches_of_the_biases_of_each_expert(mixture: ModelSpec, num_experts: int) -> None:
-    """Two kernels forward and four backward for each expert, of a layer whose other launches overlap with the device."""
+    """Two kernels forward and four backward for each expert; other launches of the layer overlap with the device."""
     assert mixture.experts is not None
     biased = replace(mixture, expert_bias=True, experts=replace(mixture.experts, num_experts=num_experts))
-    plain, many = framework_named("megatron-core"), 262144
+    plain, many = framework_named("megatron-core").model_copy(update={"counts_on_host": False}), 262144
     free = plain.model_copy(update={"launch_seconds": 0.0})
     slow, quick = (train(shard_on("h100-sxm", biased, one), many) for one in (plain, free))
     assert slow - quick == pytest.approx(6 * num_experts * 6.0e-5)
