@@ -38,11 +38,6 @@ _BACKWARD_LAUNCHES = 2
 _FROZEN_BACKWARD_LAUNCHES = 1
 """Backward kernels per forward kernel where the weights are frozen: the gradient of the input."""
 
-_INTERLEAVED_LAUNCHES = 1.5
-"""Time of the host for a layer with experts whose exchanges overlap with another micro-batch, over its time without:
-both are issued in pieces on streams of their own, which costs the host more (Megatron-LM pull request 2168); how much
-is read off four recipes of Megatron-Bridge without CUDA graphs (2026-11-27)."""
-
 _ATTENTION_BACKWARD = 2.5
 """Backward over forward FLOPs of attention: five matrix products against two, since scores are recomputed (Dao,
 FlashAttention-2, arXiv:2307.08691, section 3.1). It is divided by the speed of the backward relative to the forward."""
@@ -255,8 +250,6 @@ class AnalyticShard(Shard):
         trains, samples = timed_pass is TimedPass.TRAIN, timed_pass in (TimedPass.PREFILL, TimedPass.DECODE)
         framework, efficiency = self._framework, self._efficiency
         passes, launch = 1 + (_BACKWARD_LAUNCHES if trains else 0), self._launch if trains else self._forward_launch
-        if trains and self._mixture and framework.overlapped_experts:
-            launch *= _INTERLEAVED_LAUNCHES
         recorded = framework.recorded_kernels if timed_pass is TimedPass.DECODE else None
         per_layer: float = recorded or framework.kernels_per_layer or efficiency.kernels_per_layer
         at_ends = framework.kernels_at_ends or efficiency.kernels_at_ends
@@ -269,6 +262,7 @@ class AnalyticShard(Shard):
             num_started = of_frozen * _LAYER_KERNELS_STARTED + passes * self._adapter.num_started
         per_logit = framework.sampling_bytes if samples else framework.loss_bytes
         per_logit += framework.loss_backward_bytes if trains else 0
+        num_biases = self._expert_share * self._mixture.num_bias_kernels if self._mixture else 0.0
         both_ways, seconds = 1 + (_ELEMENTWISE_BACKWARD if trains else 0), self._kernels.elementwise
         return _PassKind(
             trains=trains,
@@ -282,6 +276,8 @@ class AnalyticShard(Shard):
                 passes * self._routing,
                 launch=launch,
                 recorded=framework.cuda_graphs or recorded is not None,
+                num_short=passes * num_biases if trains else 0.0,
+                unhidden=self._unhidden_launches(trains=trains),
             ),
             ends_launches=self._launches(passes * at_ends, passes, 0, launch=launch, recorded=framework.cuda_graphs),
             layers=layers,
@@ -473,21 +469,45 @@ class AnalyticShard(Shard):
         )
         return self._efficiency.routing_kernels + separate
 
+    def _unhidden_launches(self, *, trains: bool) -> float:
+        """Return the share of a layer's launches that do not overlap with the device: those of forward passes if the
+        host waits in each layer for the number of tokens of each expert, so that it is never ahead (Megatron-Bridge,
+        perf_recipes/qwen/gb300/qwen3_moe.py at 007282ea: this "serializes the CPU behind the GPU"). Where exchanges
+        overlap with another micro-batch, one of the two is in its forward pass at any time.
+        """
+        framework = self._framework
+        if not self._mixture or not framework.counts_on_host:
+            return 0.0
+        if not trains or framework.overlapped_experts:
+            return 1.0
+        return self._forward_launch / ((1 + _BACKWARD_LAUNCHES) * self._launch) if self._launch else 0.0
+
     def _launches(
-        self, num_kernels: float, num_started: float, num_routing: float, *, launch: float, recorded: bool
+        self,
+        num_kernels: float,
+        num_started: float,
+        num_routing: float,
+        *,
+        launch: float,
+        recorded: bool,
+        num_short: float = 0.0,
+        unhidden: float = 0.0,
     ) -> _Launches:
         """Return the launch cost of some kernels.
 
         The device seconds already include the start of `num_started` of them, and of all `num_routing` kernels around
-        experts. The host does not issue `recorded` kernels (CUDA graphs) one by one.
+        experts. The host does not issue `recorded` kernels (CUDA graphs) one by one. Besides there are `num_short`
+        kernels that end before the host has launched the next one. The share `unhidden` of launches does not overlap
+        with the device.
         """
         start, framework = self._efficiency.kernel_seconds, self._framework
         if not self._efficiency.overlaps_launch:
-            return _Launches((num_kernels + num_routing) * launch, 0.0)
-        if recorded:
-            launched = 0.0 if framework.records_experts else num_routing
-            return _Launches((num_kernels * framework.start_share - num_started) * start, launched * launch)
-        return _Launches((num_kernels - num_started) * start, (num_kernels + num_routing) * launch)
+            return _Launches((num_kernels + num_routing + num_short) * launch, 0.0)
+        if recorded and framework.records_experts:
+            return _Launches((num_kernels * framework.start_share - num_started + num_short) * start, 0.0)
+        shown = (num_kernels * framework.start_share if recorded else num_kernels) - num_started
+        issued = (num_routing if recorded else num_kernels + num_routing) * launch
+        return _Launches(shown * start + num_short * launch + unhidden * issued, issued)
 
     def _gemm(self, count: N, inner: float, outer: float, trains: bool, kernels: Kernels) -> N:
         """Return the seconds of [count, inner] x [inner, outer].

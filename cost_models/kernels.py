@@ -400,6 +400,14 @@ each row, the sum, and the joined sums of all experts; backward besides the grad
 0.16.1, transformer/moe/experts.py, TEGroupedMLP._apply_bias)."""
 
 
+_BIAS_KERNELS = 2
+"""Kernels for each expert of a rank where output biases are added one expert after the other: the bias times the
+weights of its tokens, and the sum (Megatron-core 0.16.1, transformer/moe/experts.py, TEGroupedMLP._apply_bias). They
+are shorter than their launches, and the host is not ahead, since it has just waited for the number of tokens of each
+expert (Megatron-Bridge, perf_recipes/gpt_oss/gb300/gpt_oss.py at 007282ea: this "serializes the CPU behind the
+GPU")."""
+
+
 class Mixture:
     """Seconds of the experts of a mixture-of-experts layer on one rank.
 
@@ -426,6 +434,7 @@ class Mixture:
         self._shapes = (hidden_size, (experts.num_matrices - 1) * width), (width, hidden_size)
         moved = sum(_CLAMP_WIDTHS) * width + sum(_BIAS_WIDTHS) * hidden_size
         self._bias_seconds = kernels.elementwise(size * moved) if separate_biases else 0.0
+        self.num_bias_kernels = _BIAS_KERNELS * experts.num_experts / self._ep if separate_biases else 0.0
 
     def seconds(self, count: N, *, trains: bool, is_frozen: bool = False) -> N:
         """Return the seconds on the busiest rank when each replica brings `count` tokens.

@@ -95,6 +95,10 @@ class Framework(Document):
         default=True, description="a refit sends the weights with the adapter merged; false: the adapter alone"
     )
     grouped_experts: bool = Field(default=True, description="false: the experts of a rank run one by one")
+    counts_on_host: bool = Field(
+        default=False,
+        description="the host waits in every layer with experts until it has the number of tokens of each expert",
+    )
     fused_expert_biases: bool = Field(
         default=True,
         description="false: biases of experts and clamps of their gate are kernels of their own in training",

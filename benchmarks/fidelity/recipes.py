@@ -19,9 +19,10 @@ class Recipe(Document):
     """Settings of one or several recipes: which part of a step is a CUDA graph, how tokens reach their experts, and
     what is computed again.
 
-    `merged` stands for DeepEP or HybridEP, `fused` for experts that are one kernel with their biases and activation;
-    `recompute` `unsaved` repeats all but the projections to queries, keys and values. Rows of every model, GPU and
-    release match where none is named.
+    `merged` stands for DeepEP or HybridEP, `fused` for experts that are one kernel with their biases and activation,
+    `capacity` for experts that all get the same number of tokens, while others are dropped; `recompute` `unsaved`
+    repeats all but the projections to queries, keys and values. Rows of every model, GPU and release match where none
+    is named.
     """
 
     trainer: str = "megatron-bridge"
@@ -34,6 +35,7 @@ class Recipe(Document):
     merged: bool = False
     overlapped: bool = False
     fused: bool = False
+    capacity: bool = False
     recompute: Literal["none", "full", "unsaved"] = "none"
     ep: int | None = None
 
@@ -52,6 +54,7 @@ class Recipe(Document):
                 "merged_copies": self.merged,
                 "overlapped_experts": self.overlapped,
                 "fused_expert_biases": self.fused,
+                "counts_on_host": framework.counts_on_host and not self.capacity,
             }
         )
 
