@@ -29,7 +29,7 @@ from meshwright.profiles.documents import parse
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_shape import run_violations
 
-Axis: TypeAlias = Literal["algorithm", "time", "samples", "scores", "training", "model"]
+Axis: TypeAlias = Literal["algorithm", "time", "samples", "rollouts", "scores", "training", "model"]
 
 VOCABULARY = 32
 DENSE = {
@@ -107,7 +107,7 @@ FEATURES = (
     Feature("best_of", "samples", "best of n", workload={"group_size": 2, "best_of": 4}),
     Feature(
         "turns",
-        "samples",
+        "rollouts",
         "several turns",
         workload={"turns": {"number": {"max": 2, "fixed": 2}, "result": {"max": 4, "fixed": 2}, "max_tokens": 200}},
     ),

@@ -29,9 +29,9 @@ TOTAL_SCORES = "total_scores"
 SCORE_SIZES = "score_sizes"
 """Field with the largest absolute term of the total score, which bounds the rounding error of the sum."""
 
-RESPONSE_LENGTHS, SEQUENCE_DIGESTS = "response_lengths", "sequence_digests"
+RESPONSE_LENGTHS, SAMPLED_LENGTHS, SEQUENCE_DIGESTS = "response_lengths", "sampled_lengths", "sequence_digests"
 """Fields that generation reports for each sequence of a wave, in addition to what stages read: the number of tokens
-after the prompt, and a hash that is equal for sequences with equal tokens."""
+after the prompt, the number of sampled ones among them, and a hash that is equal for sequences with equal tokens."""
 
 TOOL_TOKEN_VERSION = -1
 """Value of the field "versions" for tool tokens; sampled tokens have the version of the weights that sampled them."""

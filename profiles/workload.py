@@ -68,8 +68,6 @@ class Workload(Document):
                 "dynamic_sampling keeps groups whose samples are scored differently, and group_size=1 has none; use "
                 "2 or more"
             )
-        if self.dynamic_sampling and self.turns:
-            raise ValueError("dynamic_sampling and turns are not supported together yet; remove one")
         return self
 
     @model_validator(mode="after")
@@ -81,9 +79,8 @@ class Workload(Document):
                 f"best_of={self.best_of} is not above group_size={self.group_size}, the samples of a prompt that are "
                 "trained on; sample more of them, or remove best_of"
             )
-        for other in ("turns", "dynamic_sampling"):
-            if getattr(self, other):
-                raise ValueError(f"best_of and {other} are not supported together yet; remove one")
+        if self.dynamic_sampling:
+            raise ValueError("best_of and dynamic_sampling are not supported together yet; remove one")
         return self
 
     @property

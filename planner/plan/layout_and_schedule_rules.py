@@ -262,7 +262,7 @@ def _turn_rules(facts: Facts, schedule: Schedule) -> Iterator[str]:
 
 def _wave_rules(facts: Facts, schedule: Schedule) -> Iterator[str]:
     """Rules about best-of-n and dynamic sampling, which select samples by the scores of whole groups."""
-    if facts.workload.selects_samples:
+    if facts.workload.selects_samples and not facts.workload.turns:
         yield from _unsupported_with(schedule, "best_of" if facts.workload.best_of else "dynamic sampling")
 
 

@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeAlias
 from meshwright.cost_models.sampling_waves import processes_all_samples
 from meshwright.planner.plan.evaluate import items
 from meshwright.planner.plan.plan import Placement, Plan, Refit
-from meshwright.profiles.stages import GENERATE, RESPONSE_LENGTHS, SEQUENCE_DIGESTS, Role
+from meshwright.profiles.stages import GENERATE, RESPONSE_LENGTHS, SAMPLED_LENGTHS, SEQUENCE_DIGESTS, Role
 from meshwright.profiles.trace import instruction_name
 
 
@@ -334,8 +334,8 @@ def _deliveries(plan: Plan, tasks: Sequence[Placement]) -> list[_Delivery]:
     return deliveries
 
 
-_RESPONSE_FIELDS = ("truncated", RESPONSE_LENGTHS, SEQUENCE_DIGESTS)
-"""Fields of the responses that the reward of a sample depends on, besides its score."""
+_RESPONSE_FIELDS = ("truncated", RESPONSE_LENGTHS, SAMPLED_LENGTHS, SEQUENCE_DIGESTS)
+"""Fields of the responses that the reward of a sample depends on, besides its score, and the number of its tokens."""
 
 
 def split_waves(program: Program, plan: Plan) -> Program:

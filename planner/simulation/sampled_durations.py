@@ -128,21 +128,20 @@ class Sampled:
         self._generation: (
             SynchronousGeneration | InFlightGeneration | RolloutGeneration | WaveGeneration | BestOfGeneration
         )
+        within_period: SynchronousGeneration | RolloutGeneration
+        if self._workload.turns:
+            rollouts = functools.partial(rollouts_of_step, sampled_workload, seed)
+            within_period = RolloutGeneration(sampled_plan, rollouts, times, level)
+        else:
+            within_period = SynchronousGeneration(sampled_plan, lengths, times, level)
         if self._workload.dynamic_sampling:
-            self._generation = WaveGeneration(
-                plan, SynchronousGeneration(sampled_plan, lengths, times, level).of_step, seed=seed
-            )
+            self._generation = WaveGeneration(plan, within_period.of_step, seed=seed)
         elif self._workload.best_of:
-            self._generation = BestOfGeneration(
-                plan, SynchronousGeneration(sampled_plan, lengths, times, level).of_step, seed=seed
-            )
-        elif self._workload.turns:
-            rollouts = functools.partial(rollouts_of_step, self._workload, seed)
-            self._generation = RolloutGeneration(plan, rollouts, times, level)
+            self._generation = BestOfGeneration(plan, within_period.of_step, seed=seed)
         elif placement.schedule.keeps_in_flight:
             self._generation = InFlightGeneration(plan, lengths, times, level, self._overcommit)
         else:
-            self._generation = SynchronousGeneration(plan, lengths, times, level)
+            self._generation = within_period
 
     def of_step(self, step: int, /) -> StepWork:
         generated = self._generation.of_step(step)

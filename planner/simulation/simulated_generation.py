@@ -56,12 +56,13 @@ _NUM_SPLITS = 33
 class Generated:
     """The sequences that are delivered as one step, in tokens, and the generation of each replica.
 
-    `live` has each replica's mean number of live sequences (those in a slot) over its rounds, `held` the KV blocks that
-    they held (empty if not known).
+    `sampled` has each sequence's tokens without those of tools. `live` has each replica's mean number of live sequences
+    (those in a slot) over its rounds, `held` the KV blocks that they held (empty if not known).
     """
 
     prompts: Lengths
     responses: Lengths
+    sampled: Lengths
     seconds: tuple[float, ...]
     live: tuple[float, ...]
     held: tuple[HeldBlocks, ...]
@@ -89,6 +90,7 @@ class SynchronousGeneration:
         return Generated(
             prompts=prompts,
             responses=responses,
+            sampled=responses,
             seconds=tuple(self._level * result.seconds + placement.cost.amount(ENGINE_LOAD) for result in results),
             live=tuple(result.live for result in results),
             held=tuple(result.held for result in results),
@@ -133,9 +135,11 @@ class InFlightGeneration:
     def _simulate_period(self, step: int) -> Generated:
         results = [self._simulate_replica(replica, step) for replica in range(len(self._per_step))]
         delivered = [sequence for result in results for sequence in result.delivered]
+        responses = np.array([sequence.response_tokens for sequence in delivered])
         return Generated(
             prompts=np.array([sequence.prompt_tokens for sequence in delivered]),
-            responses=np.array([sequence.response_tokens for sequence in delivered]),
+            responses=responses,
+            sampled=responses,
             seconds=tuple(
                 self._level * result.seconds + self._load_seconds + self._recompute_seconds * (step > 0)
                 for result in results
@@ -351,13 +355,18 @@ class WaveGeneration:
         waves = sample_waves(self._plan, seed=self._seed, step=step)
         waves_generated = [self._of_wave(step * _MAX_WAVES + number) for number in range(waves.number)]
         seconds = sum(max(wave.seconds) + self._reward_seconds for wave in waves_generated)
-        prompts, responses = (
+        prompts, responses, sampled = (
             np.concatenate([lengths[rows] for lengths, rows in zip(parts, waves.kept, strict=True)])
-            for parts in ([wave.prompts for wave in waves_generated], [wave.responses for wave in waves_generated])
+            for parts in (
+                [wave.prompts for wave in waves_generated],
+                [wave.responses for wave in waves_generated],
+                [wave.sampled for wave in waves_generated],
+            )
         )
         return Generated(
             prompts=prompts,
             responses=responses,
+            sampled=sampled,
             seconds=(seconds,) * len(waves_generated[0].seconds),
             live=waves_generated[0].live,
             held=tuple(
@@ -365,9 +374,9 @@ class WaveGeneration:
                     (wave.held[replica] for wave in waves_generated),
                     (wave.seconds[replica] for wave in waves_generated),
                 )
-                for replica in range(len(waves_generated[0].seconds))
+                for replica in range(len(waves_generated[0].held))
             ),
-            tokens_by_staleness={staleness_of_period(self._plan, step, step): int(responses.sum())},
+            tokens_by_staleness={staleness_of_period(self._plan, step, step): int(sampled.sum())},
         )
 
     def waves_ratio(self, step: int) -> float:
@@ -386,14 +395,15 @@ class BestOfGeneration:
     def of_step(self, step: int) -> Generated:
         """Return the generation of a step; every replica waits for the scores of its samples."""
         generated, kept = self._all_samples(step), self.kept(step)
-        responses = generated.responses[kept]
+        sampled = generated.sampled[kept]
         return Generated(
             prompts=generated.prompts[kept],
-            responses=responses,
+            responses=generated.responses[kept],
+            sampled=sampled,
             seconds=tuple(seconds + self._reward_seconds for seconds in generated.seconds),
             live=generated.live,
             held=generated.held,
-            tokens_by_staleness={staleness_of_period(self._plan, step, step): int(responses.sum())},
+            tokens_by_staleness={staleness_of_period(self._plan, step, step): int(sampled.sum())},
         )
 
     def scored(self, step: int) -> Lengths:

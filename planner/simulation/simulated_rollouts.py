@@ -90,6 +90,7 @@ class RolloutGeneration:
         return Generated(
             prompts=np.array([one.prompt for one in rollouts]),
             responses=np.array([one.num_tokens for one in rollouts]),
+            sampled=np.array([sum(one.sampled_tokens) for one in rollouts]),
             seconds=tuple(self._level * seconds + placement.cost.amount(ENGINE_LOAD) for seconds, _ in results),
             live=tuple(live for _, live in results),
             held=(),

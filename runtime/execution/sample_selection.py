@@ -19,7 +19,7 @@ from meshwright.planner.job.job import Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.environment.dynamic_sampling import MIN_ACCEPTANCE
 from meshwright.profiles.errors import RunFailed
-from meshwright.profiles.stages import RESPONSE_LENGTHS
+from meshwright.profiles.stages import RESPONSE_LENGTHS, SAMPLED_LENGTHS
 from meshwright.runtime.environment.environment import require_scores
 from meshwright.runtime.messages.experience import StepExperience
 from meshwright.runtime.training.advantages import ResponseRewards, compute_rewards, groups_that_differ
@@ -122,7 +122,7 @@ class WaveFilling:
     _scores: list[float] = field(default_factory=list)
     """Scores of all samples, kept or not."""
     _num_tokens: int = 0
-    """Number of response tokens of all samples."""
+    """Number of sampled tokens of all samples."""
     _num_waves: int = 0
 
     @property
@@ -156,7 +156,7 @@ class WaveFilling:
         self._scores += self.sampling.reward.scores(wave)
         size = self.sampling.group_size
         self._num_waves += 1
-        self._num_tokens += _num_response_tokens(wave)
+        self._num_tokens += _num_sampled_tokens(wave)
         for number, differs in enumerate(groups_that_differ(self.sampling.reward.rewards(wave), size).tolist()):
             if differs:
                 self._kept.append((wave, wave.rows[number * size : (number + 1) * size]))
@@ -219,7 +219,7 @@ class FilterFilling:
     _scores: list[float] = field(default_factory=list)
     """Scores of all samples, selected or not."""
     _num_tokens: int = 0
-    """Number of response tokens of all samples."""
+    """Number of sampled tokens of all samples."""
     _num_tied: int = 0
     """Prompts with a dropped sample whose reward equals that of a selected one."""
 
@@ -235,7 +235,7 @@ class FilterFilling:
     def take(self, wave: StepExperience) -> None:
         """Select from the wave, which has all its scores. Raises RunFailed for a reward that failed."""
         self._wave, self._scores = wave, self.samples.reward.scores(wave)
-        self._num_tokens = _num_response_tokens(wave)
+        self._num_tokens = _num_sampled_tokens(wave)
         size, amounts = self.samples.num_sampled, self.samples.reward.rewards(wave).amounts.tolist()
         for first in range(0, len(wave.rows), size):
             rewards = amounts[first : first + size]
@@ -262,8 +262,8 @@ class FilterFilling:
         }
 
 
-def _num_response_tokens(wave: StepExperience) -> int:
-    return sum(int(wave.experience.get(RESPONSE_LENGTHS, row)) for row in wave.rows)
+def _num_sampled_tokens(wave: StepExperience) -> int:
+    return sum(int(wave.experience.get(SAMPLED_LENGTHS, row)) for row in wave.rows)
 
 
 def best(scores: Sequence[float], number: int) -> tuple[int, ...]:

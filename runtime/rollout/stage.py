@@ -17,7 +17,7 @@ from meshwright.planner.program.controllers import ControllerSetting, setting_fa
 from meshwright.profiles.frameworks import GRAPH
 from meshwright.profiles.packing import rows_per_prompt
 from meshwright.profiles.schedule import WhileWaiting
-from meshwright.profiles.stages import GENERATE, RESPONSE_LENGTHS, SEQUENCE_DIGESTS
+from meshwright.profiles.stages import GENERATE, RESPONSE_LENGTHS, SAMPLED_LENGTHS, SEQUENCE_DIGESTS
 from meshwright.profiles.trace import (
     CALL_SECONDS,
     NUM_CALLS,
@@ -381,6 +381,7 @@ def _put_lengths_and_digests(wave: StepExperience, responses: Sequence[Response]
     for response in responses:
         tokens = torch.tensor(response.prompt.tokens + response.tokens)
         wave.experience.put(RESPONSE_LENGTHS, response.row, torch.tensor([len(response.tokens)]))
+        wave.experience.put(SAMPLED_LENGTHS, response.row, torch.tensor([response.num_sampled]))
         wave.experience.put(SEQUENCE_DIGESTS, response.row, torch.tensor([digest_of(tokens)]))
 
 

@@ -90,7 +90,7 @@ def test_all_ranks_that_draw_or_score_are_told_all_that_decides_what_is_paid(pla
     waves = waves_of(plan)
     told = [one for one in waves.exchange if isinstance(one, Receive)]
     assert [(one.producer, one.fields, one.ranks) for one in told] == [
-        (GENERATE, ("truncated", "response_lengths", "sequence_digests"), waves.ranks),
+        (GENERATE, ("truncated", "response_lengths", "sampled_lengths", "sequence_digests"), waves.ranks),
         (SCORE, ("scores",), waves.ranks),
     ]
     assert set(waves.ranks) == {*plan.pool_of(GENERATE).ranks, *plan.pool_of(SCORE).ranks}

@@ -30,6 +30,7 @@ def of_all(plan: Plan, step: int) -> Generated:
     return Generated(
         prompts=np.arange(drawn.num_prompts).repeat(drawn.group_size),
         responses=np.arange(drawn.batch_size) + step,
+        sampled=np.arange(drawn.batch_size) + step,
         seconds=(1.0, 2.0),
         live=(3.0, 4.0),
         held=(HeldBlocks(5.0, 6), HeldBlocks(7.0, 8)),

@@ -12,7 +12,7 @@ import torch
 
 from meshwright.planner.job.algorithm_settings import GRPO, RewardedSettings
 from meshwright.profiles.errors import RunFailed
-from meshwright.profiles.stages import RESPONSE_LENGTHS, REWARD_ERROR, REWARDS, SEQUENCE_DIGESTS
+from meshwright.profiles.stages import RESPONSE_LENGTHS, REWARD_ERROR, REWARDS, SAMPLED_LENGTHS, SEQUENCE_DIGESTS
 from meshwright.runtime.execution.sample_selection import GroupSampling, SampleReward, WaveFilling
 from meshwright.runtime.messages.experience import StepExperience
 
@@ -30,7 +30,8 @@ def put(
     """Scores of a wave, tokens that tell their rows, and what is known of responses: of 1 token and not truncated."""
     for row in wave.rows:
         wave.experience.put("truncated", row, torch.tensor([row in truncated], dtype=torch.uint8))
-        wave.experience.put(RESPONSE_LENGTHS, row, torch.tensor([(lengths or {}).get(row, 1)]))
+        for name in (RESPONSE_LENGTHS, SAMPLED_LENGTHS):
+            wave.experience.put(name, row, torch.tensor([(lengths or {}).get(row, 1)]))
         wave.experience.put(SEQUENCE_DIGESTS, row, torch.tensor([row]))
     for row, score in zip(wave.rows, (score for group in groups for score in group), strict=True):
         wave.experience.put("scores", row, torch.tensor([score]))

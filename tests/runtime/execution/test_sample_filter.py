@@ -11,7 +11,7 @@ import torch
 
 from meshwright.planner.job.algorithm_settings import GRPO
 from meshwright.profiles.errors import RunFailed
-from meshwright.profiles.stages import RESPONSE_LENGTHS, REWARD_ERROR, REWARDS, SEQUENCE_DIGESTS
+from meshwright.profiles.stages import RESPONSE_LENGTHS, REWARD_ERROR, REWARDS, SAMPLED_LENGTHS, SEQUENCE_DIGESTS
 from meshwright.runtime.execution.sample_selection import FilterFilling, SampleFilter, SampleReward, best
 from meshwright.runtime.messages.experience import StepExperience
 
@@ -37,7 +37,8 @@ def known(wave: StepExperience, truncated: Sequence[int] = ()) -> StepExperience
     """A wave with what is told of its responses: all of 1 token, each another."""
     for row in wave.rows:
         wave.experience.put("truncated", row, torch.tensor([row in truncated], dtype=torch.uint8))
-        wave.experience.put(RESPONSE_LENGTHS, row, torch.tensor([1]))
+        for name in (RESPONSE_LENGTHS, SAMPLED_LENGTHS):
+            wave.experience.put(name, row, torch.tensor([1]))
         wave.experience.put(SEQUENCE_DIGESTS, row, torch.tensor([row]))
     return wave
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import yaml
 
 from meshwright.planner.program.durations import Planned
 from meshwright.profiles.errors import BadInput, RunFailed
+from meshwright.profiles.stages import GENERATE
 from meshwright.runtime.execution.rehearse import rehearse
 from meshwright.runtime.execution.train import run_plan
+from tests.runtime.observed import Observed, observe
 from tests.runtime.rewarded import rewarded, stopped_and_resumed, write_rewarded
 from tests.seeds import cases
 
@@ -26,11 +29,23 @@ TURNS = {
 }
 
 
-def written(directory: Path, tool: str = "echoed_words", **changes: Any) -> Path:
+WAVES = {"dynamic_sampling": {"acceptance": 0.6, "num_prompts": 3}}
+BEST = {"group_size": 2, "best_of": 4, "batch_size": 8}
+FROZEN = {"grpo": {"actor_learning_rate": 1e-12, "kl_coefficient": 0.0}}
+
+
+def written(
+    directory: Path,
+    tool: str = "echoed_words",
+    *,
+    reward: dict[str, Any] = THIRD,
+    workload: dict[str, Any] | None = None,
+    **changes: Any,
+) -> Path:
     given = {"function": f"tests.runtime.rewarding:{tool}", "call_end": "w5", "workers": 2}
-    path = write_rewarded(directory, THIRD, **{"algorithm": "grpo", **changes})
+    path = write_rewarded(directory, reward, **{"algorithm": "grpo", **changes})
     job = yaml.safe_load(path.read_text())
-    job["workload"] |= {"response": {"max": 16, "median": 8, "p99": 16}, "turns": TURNS}
+    job["workload"] |= {"response": {"max": 16, "median": 8, "p99": 16}, "turns": TURNS, **(workload or {})}
     path.write_text(yaml.safe_dump({**job, "tool": given}))
     return path
 
@@ -41,9 +56,9 @@ def ran(path: Path, out: Path, *pins: str, steps: int = 2) -> list[dict[str, Any
 
 
 @pytest.mark.slow
-@cases("algorithm", ["grpo", "ppo"], few=1)
-def test_neither_layouts_nor_leaving_a_slot_change_what_is_learned(algorithm: str, tmp_path: Path) -> None:
-    path = written(tmp_path, algorithm=algorithm)
+@cases("changes", [{}, {"algorithm": "ppo"}, {"workload": WAVES}, {"workload": BEST}], few=1)
+def test_neither_layouts_nor_leaving_a_slot_change_what_is_learned(changes: dict[str, Any], tmp_path: Path) -> None:
+    path = written(tmp_path, **changes)
     ways = {
         "one": ("actor_generate.while_waiting=keep", "actor_generate.layout=tp1,pp1,dp2"),
         "two": ("actor_generate.while_waiting=leave", "actor_generate.layout=tp2,pp1,dp1"),
@@ -55,6 +70,45 @@ def test_neither_layouts_nor_leaving_a_slot_change_what_is_learned(algorithm: st
         for line, other in zip(runs[0], run, strict=True):
             for key in ("score", "tool_tokens", "response_tokens", "actor_grad_norm", "policy_loss"):
                 assert other[key] == pytest.approx(line[key], abs=1e-5), key
+
+
+def sequences(run: Observed) -> list[tuple[list[int], float]]:
+    """The tokens and the score of every row of a run, step by step."""
+    return [
+        (held["tokens"][row].tolist(), float(held["environment_scores"][row]))
+        for held in run.steps
+        for row in range(len(held["tokens"]))
+    ]
+
+
+@pytest.mark.check_all
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_what_is_selected_is_selected_of_the_rollouts_of_a_run_that_trains_on_all(
+    tmp_path: Path, staleness: int
+) -> None:
+    """Under a policy that does not change, rollouts of the same prompts are the same."""
+    short = {"name": "short", "function": "tests.runtime.rewarding:is_short"}
+    asked = {}
+    for name, workload in {"all": {"batch_size": 48}, "waves": WAVES, "best": BEST}.items():
+        (tmp_path / name).mkdir()
+        job = written(tmp_path / name, reward=short, workload=workload, staleness=staleness, **FROZEN)
+        pins = APART if staleness else ("actor_generate.pool=0:2",)
+        asked[name] = rewarded(job, tmp_path / name / "run", *pins, steps=2)
+        assert name == "all" or asked[name].plan.placement(GENERATE).steps_ahead == staleness
+    everything, waves, best = map(sequences, observe(2, list(asked.values())))
+    groups = [everything[first : first + 4] for first in range(0, len(everything), 4)]
+    drawn, trained = iter(groups), list[tuple[list[int], float]]()
+    for _ in range(2):
+        kept: list[list[tuple[list[int], float]]] = []
+        while len(kept) < 4:
+            wave = list(itertools.islice(drawn, 3))
+            kept += [group for group in wave if len({score for _, score in group}) > 1]
+        trained += [one for group in kept[:4] for one in group]
+    assert any(len({score for _, score in group}) == 1 for group in groups)
+    assert waves == trained
+    ranked = [sorted(range(4), key=lambda row, group=group: (-group[row][1], row))[:2] for group in groups]  # type: ignore[misc]
+    highest = [group[row] for group, rows in zip(groups, ranked, strict=True) for row in sorted(rows)]
+    assert best == highest[: len(best)]
 
 
 @pytest.mark.check_all
