@@ -76,8 +76,8 @@ _STEP_SHARE = 1 / 4
 _MAX_PAIRS = 1_200_000
 """Number of pairs of a combination and a mode of the next task up to which tasks are joined: a second of work."""
 
-_STRIDE, _STRIDE_GROWTH = 0.01, 1.5
-"""First stride, as a share of the bound, and the factor by which strides grow in each round.
+_STRIDE, _STRIDE_GROWTH, _LONGEST_STRIDE = 0.01, 1.5, 0.1
+"""First stride, as a share of the bound, the factor by which strides grow, and the longest one, as a share of the aim.
 
 The first stride is the requested gap if that is more.
 """
@@ -244,17 +244,19 @@ class _SearchState:
     def search_in_rounds(self, problem: Problem) -> None:
         """Search in rounds with a growing aim; a round without an answer raises the bound to the aim.
 
-        The combinations of modes raise the bound before the first aim, from which there are fewer rounds to the answer.
+        Aims that combinations of the longest tasks exclude at once are passed over.
         """
+        aim, stride = self.bound, max(self.limits.tolerance, _STRIDE) * self.bound
         problem = self._without_excluded(problem)
-        stride = max(self.limits.tolerance, _STRIDE) * self.bound
         while self.is_open:
-            self.aim = self.bound + math.ceil(stride)
-            stride *= _STRIDE_GROWTH
-            within_aim = self._without_excluded(problem)
-            if self.is_open:
-                self._prove(within_aim)
-            self.aim = None
+            aim += math.ceil(stride)
+            stride = min(_STRIDE_GROWTH * stride, _LONGEST_STRIDE * aim)
+            if aim > self.bound:
+                self.aim = aim
+                within_aim = self._without_excluded(problem)
+                if self.is_open:
+                    self._prove(within_aim)
+                self.aim = None
 
     def _without_excluded(self, problem: Problem) -> Problem:
         """Return the problem with the modes that combinations of modes leave possible, and raise the bound
