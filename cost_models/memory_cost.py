@@ -63,15 +63,18 @@ _CAPPED_COPIES = 4, 6
 """fp32 tensors of these scores alive at once, forward and in training: capped scores with and without mask, weights,
 tanh, and the gradients of weights and scores."""
 
-_NORM_ELEMENTS, _LAYER_INPUTS = 2, 2
-"""Elements that torch operators keep alive, in hidden sizes per token: the normalised inputs of both norms of a layer,
-before they are multiplied by the norms' weights; and in a forward pass the inputs of the first layer and of the current
-one, to which the callers still hold references."""
+_LAYER_INPUTS = 2
+"""Elements that torch operators keep alive in a forward pass, in hidden sizes per token: the inputs of the first layer
+and of the current one, to which the callers still hold references."""
 
 _GATE_ELEMENTS = 2
 """Elements that torch operators keep alive, in widths of a gated MLP per token: in a forward pass the activated gate
 and the up projection plus its offset (Megatron's glu_linear_offset), besides the tensors that they are computed from;
 in a backward pass their gradients."""
+
+_CLAMPED_WIDTHS = 2
+"""Elements that torch operators keep of a clamped gate of routed experts, in widths per token: the clamped gate and its
+sigmoid, besides the product of both."""
 
 _SCORE_BYTES = 5
 """Bytes per head and pair of tokens that attention keeps where it stores scores in 16 bits: the output of the softmax,
@@ -144,6 +147,7 @@ def shard_sizes(
     working = _working_elements(shard, imbalance, replicated_share, layout.fold_size)
     if not is_fused:
         working += _unfused_working_elements(shard, imbalance, replicated_share)
+        working = max(working, _attention_working_elements(shard, replicated_share))
     return ShardSizes(
         block_bytes=BLOCK_TOKENS
         * shard.cached_elements
@@ -204,16 +208,26 @@ def _working_elements(shard: ModelSpec, imbalance: float, replicated_share: floa
 def _unfused_elements(shard: ModelSpec, imbalance: float, replicated_share: float) -> float:
     """Return the elements per token that one layer saves in addition if its operators are not fused.
 
-    They are the normalised inputs of both norms, a copy of the queries and the rotated queries and keys beside the
-    projection that holds all of them, and the up projection of a gated MLP plus its offset. In latent attention they
-    are the padding of values and outputs to the size of keys, and the latent vectors before and after their norms.
+    They are the normalised inputs of all norms, those of queries and keys among them, before they are multiplied by the
+    norms' weights, and a copy of keys that are normalised over all heads; a copy of the queries, another one by key
+    heads in layers with a window, and the rotated queries and keys beside the projection that holds all of them; and
+    the up projection of a gated MLP plus its offset. In latent attention they are the padding of values and outputs to
+    the size of keys, and the latent vectors before and after their norms. Routed experts keep their output times the
+    weights of its tokens and, if their gate is clamped, the clamped gate and its sigmoid (`runtime.model.model_shard`).
     """
-    rotated = 2 * shard.attention_size + shard.kv_size
+    rotated: float = 2 * shard.attention_size + shard.kv_size
+    if shard.qk_norm or shard.whole_qk_norm:
+        rotated += shard.attention_size + shard.kv_size * (1 + shard.whole_qk_norm)
+    if not shard.attention_cap and not shard.attention_sinks:
+        rotated += shard.attention_size * shard.num_window_layers / shard.num_layers
     if shard.latent:
         padding = 2 * shard.num_heads * (shard.head_dim - shard.value_dim)
         rotated = padding + 2 * (shard.latent.query_rank + shard.latent.vector_size)
     gate = shard.active_ffn_size(imbalance) * shard.gated_mlp
-    return _NORM_ELEMENTS * shard.hidden_size * replicated_share + rotated + gate
+    if experts := shard.experts:
+        routed = imbalance * experts.experts_per_token * experts.ffn_size
+        gate += (1 + _CLAMPED_WIDTHS * (experts.clamp > 0)) * routed * shard.expert_layers_share
+    return _norms_per_layer(shard) * shard.hidden_size * replicated_share + rotated + gate
 
 
 def _backward_elements(shard: ModelSpec, imbalance: float, replicated_share: float) -> float:
@@ -231,6 +245,24 @@ def _unfused_working_elements(shard: ModelSpec, imbalance: float, replicated_sha
     """
     gate = _GATE_ELEMENTS * shard.active_ffn_size(imbalance) * shard.gated_mlp
     return _LAYER_INPUTS * shard.hidden_size * replicated_share + 2 * shard.head_dim + gate
+
+
+def _attention_working_elements(shard: ModelSpec, replicated_share: float) -> float:
+    """Return the elements per token alive while torch operators rotate queries or keys or, in layers with a window,
+    attend block by block; 0 in latent attention, whose MLP is wider.
+
+    They are the inputs of the first layer and of this one, the normalised input, the projection, normalised queries and
+    keys, and sines and cosines; of what is rotated two products and their sum. Layers with a window hold the rotated
+    queries and keys, a block of queries, the outputs of all blocks, and these joined.
+    """
+    if shard.latent:
+        return 0.0
+    queries, keys = shard.attention_size, shard.kv_size
+    held = (_LAYER_INPUTS + 1) * shard.hidden_size * replicated_share + queries + 2 * keys
+    held += (queries + keys) * (shard.qk_norm or shard.whole_qk_norm)
+    sines = 2 * shard.head_dim * (2 if shard.local_rope_theta else 1)
+    rotating = max(3 * queries, queries + 3 * keys)
+    return held + sines + (max(rotating, 4 * queries + keys) if shard.window else rotating)
 
 
 def _dispatched_elements(shard: ModelSpec, imbalance: float, fold_size: int) -> float:
