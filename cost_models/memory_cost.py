@@ -29,7 +29,7 @@ from meshwright.profiles.elementwise import FloatArray, N, maximum, minimum, sum
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_parts.fp8_weights import SCALE_BYTES, linears_of
-from meshwright.profiles.model_parts.linear_attention import SPARE_STATES
+from meshwright.profiles.model_parts.linear_attention import SPARE_STATES, LinearAttention
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import BLOCK_TOKENS, max_prefill_tokens, num_blocks_for
 from meshwright.profiles.schedule import Offload, Schedule
@@ -145,9 +145,11 @@ def shard_sizes(
     kept = _kept_elements(shard, imbalance, replicated_share, layout.fold_size) * element_bytes
     scores = _SCORE_BYTES * workload.max_tokens
     working = _working_elements(shard, imbalance, replicated_share, layout.fold_size)
+    chunked = _chunk_elements(shard.linear, workload.max_tokens) if shard.linear else 0.0
+    unfused = _unfused_elements(shard, imbalance, replicated_share) + shard.linear_layers_share * chunked
     if not is_fused:
         working += _unfused_working_elements(shard, imbalance, replicated_share)
-        working = max(working, _attention_working_elements(shard, replicated_share))
+        working = max(working, _mixer_working_elements(shard, replicated_share, chunked))
     return ShardSizes(
         block_bytes=BLOCK_TOKENS
         * shard.cached_elements
@@ -159,7 +161,7 @@ def shard_sizes(
         working_bytes=working * element_bytes,
         kept_bytes=kept + shard.num_heads * (scores if operators.stores_scores else _LOGSUMEXP_BYTES),
         kept_without_attention_bytes=kept,
-        unfused_bytes=0.0 if is_fused else _unfused_elements(shard, imbalance, replicated_share) * element_bytes,
+        unfused_bytes=0.0 if is_fused else unfused * element_bytes,
         backward_bytes=0.0 if is_fused else _backward_elements(shard, imbalance, replicated_share) * element_bytes,
         vocab_size=shard.padded_vocab_size,
         capped_heads=float(shard.num_heads if shard.attention_cap or shard.attention_sinks else 0),
@@ -220,6 +222,7 @@ def _unfused_elements(shard: ModelSpec, imbalance: float, replicated_share: floa
         rotated += shard.attention_size + shard.kv_size * (1 + shard.whole_qk_norm)
     if not shard.attention_cap and not shard.attention_sinks:
         rotated += shard.attention_size * shard.num_window_layers / shard.num_layers
+    rotated *= shard.attention_layers_share
     if shard.latent:
         padding = 2 * shard.num_heads * (shard.head_dim - shard.value_dim)
         rotated = padding + 2 * (shard.latent.query_rank + shard.latent.vector_size)
@@ -247,9 +250,9 @@ def _unfused_working_elements(shard: ModelSpec, imbalance: float, replicated_sha
     return _LAYER_INPUTS * shard.hidden_size * replicated_share + 2 * shard.head_dim + gate
 
 
-def _attention_working_elements(shard: ModelSpec, replicated_share: float) -> float:
-    """Return the elements per token alive while torch operators rotate queries or keys or, in layers with a window,
-    attend block by block; 0 in latent attention, whose MLP is wider.
+def _mixer_working_elements(shard: ModelSpec, replicated_share: float, chunked: float) -> float:
+    """Return the elements per token alive while torch operators rotate queries or keys, attend block by block in layers
+    with a window, or work on `chunked` elements in layers with a state; 0 in latent attention, whose MLP is wider.
 
     They are the inputs of the first layer and of this one, the normalised input, the projection, normalised queries and
     keys, and sines and cosines; of what is rotated two products and their sum. Layers with a window hold the rotated
@@ -258,11 +261,31 @@ def _attention_working_elements(shard: ModelSpec, replicated_share: float) -> fl
     if shard.latent:
         return 0.0
     queries, keys = shard.attention_size, shard.kv_size
-    held = (_LAYER_INPUTS + 1) * shard.hidden_size * replicated_share + queries + 2 * keys
-    held += (queries + keys) * (shard.qk_norm or shard.whole_qk_norm)
+    inputs = (_LAYER_INPUTS + 1) * shard.hidden_size * replicated_share
+    held = inputs + queries + 2 * keys + (queries + keys) * (shard.qk_norm or shard.whole_qk_norm)
     sines = 2 * shard.head_dim * (2 if shard.local_rope_theta else 1)
     rotating = max(3 * queries, queries + 3 * keys)
-    return held + sines + (max(rotating, 4 * queries + keys) if shard.window else rotating)
+    attending = held + sines + (max(rotating, 4 * queries + keys) if shard.window else rotating)
+    if not shard.linear:
+        return attending
+    (_, projected), _ = shard.linear.linears(shard.hidden_size)
+    return max(attending, inputs + projected + chunked)
+
+
+def _chunk_elements(linear: LinearAttention, num_tokens: int) -> float:
+    """Return the elements per token that torch operators keep of a layer with a state, for rows of `num_tokens`.
+
+    Rows are padded to whole chunks of C tokens (`runtime.model.delta_rule`). For H value heads and G key heads, a token
+    of a chunk has 4 H C and 2 G C elements of matrices between tokens, 6 keys of each key head, 4 keys and 4 values of
+    each value head. Besides there are the channels of the convolution, its inputs, its outputs and their activation,
+    and 4 values for the norm and the gate of the output.
+    """
+    chunk = min(linear.chunk_tokens, num_tokens)
+    padding = -(-num_tokens // chunk) * chunk / num_tokens
+    heads, key_heads = linear.num_value_heads, linear.num_key_heads
+    matrices = (4 * heads + 2 * key_heads) * chunk
+    vectors = (6 * key_heads + 4 * heads) * linear.key_dim + 4 * heads * linear.value_dim
+    return padding * (matrices + vectors) + 3 * linear.conv_size + 4 * linear.value_size
 
 
 def _dispatched_elements(shard: ModelSpec, imbalance: float, fold_size: int) -> float:

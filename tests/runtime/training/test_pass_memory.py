@@ -25,8 +25,8 @@ from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.training.trainer import MicroBatch, Trainer, forward_logprobs
 from tests.runtime.checkpoints import FAMILIES as DENSE
 from tests.runtime.checkpoints import tokens, write_checkpoint
-from tests.runtime.laws.test_experts import DELTAS, mixture
 from tests.runtime.laws.test_experts import FAMILIES as MIXTURES
+from tests.runtime.laws.test_experts import mixture
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.updates import language_loss
 from tests.seeds import cases
@@ -97,15 +97,12 @@ def _passes(directory: Path) -> dict[str, tuple[float, float]]:
     return {stage: (_planned_bytes(stage, spec), num_bytes) for stage, num_bytes in found.items()}
 
 
-COUNTED = [family for family in (*MIXTURES, *DENSE) if family not in DELTAS and family != "Qwen3_5"]
-"""All families that run but those with gated delta layers, whose operators keep more than is planned."""
-
 LARGEST_RATIO = {"actor_train": 1.3, "actor_logprob": 2.2}
 """Planned over live bytes. Forward passes are planned with the tensors of experts and of the head alive at once, and
 where attention has a cap or sinks with the scores of all blocks."""
 
 
-@cases("family", COUNTED, few=["GptOss", "Olmo3"])
+@cases("family", [*MIXTURES, *DENSE], few=["GptOss", "Qwen3_5"])
 def test_tensors_of_a_pass_take_what_is_planned_at_most(tmp_path: Path, family: str) -> None:
     """Layers with experts, clamped gates, norms of queries and keys, windows, caps, sinks and latent attention."""
     write = mixture if family in MIXTURES else write_checkpoint
