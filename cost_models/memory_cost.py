@@ -29,7 +29,7 @@ from meshwright.profiles.elementwise import FloatArray, N, maximum, minimum, sum
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_parts.fp8_weights import SCALE_BYTES, linears_of
-from meshwright.profiles.model_parts.linear_attention import SPARE_STATES
+from meshwright.profiles.model_parts.linear_attention import SPARE_STATES, LinearAttention
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import BLOCK_TOKENS, max_prefill_tokens, num_blocks_for
 from meshwright.profiles.schedule import Offload, Schedule
@@ -63,15 +63,18 @@ _CAPPED_COPIES = 4, 6
 """fp32 tensors of these scores alive at once, forward and in training: capped scores with and without mask, weights,
 tanh, and the gradients of weights and scores."""
 
-_NORM_ELEMENTS, _LAYER_INPUTS = 2, 2
-"""Elements that torch operators keep alive, in hidden sizes per token: the normalised inputs of both norms of a layer,
-before they are multiplied by the norms' weights; and in a forward pass the inputs of the first layer and of the current
-one, to which the callers still hold references."""
+_LAYER_INPUTS = 2
+"""Elements that torch operators keep alive in a forward pass, in hidden sizes per token: the inputs of the first layer
+and of the current one, to which the callers still hold references."""
 
 _GATE_ELEMENTS = 2
 """Elements that torch operators keep alive, in widths of a gated MLP per token: in a forward pass the activated gate
 and the up projection plus its offset (Megatron's glu_linear_offset), besides the tensors that they are computed from;
 in a backward pass their gradients."""
+
+_CLAMPED_WIDTHS = 2
+"""Elements that torch operators keep of a clamped gate of routed experts, in widths per token: the clamped gate and its
+sigmoid, besides the product of both."""
 
 _SCORE_BYTES = 5
 """Bytes per head and pair of tokens that attention keeps where it stores scores in 16 bits: the output of the softmax,
@@ -142,8 +145,11 @@ def shard_sizes(
     kept = _kept_elements(shard, imbalance, replicated_share, layout.fold_size) * element_bytes
     scores = _SCORE_BYTES * workload.max_tokens
     working = _working_elements(shard, imbalance, replicated_share, layout.fold_size)
+    chunked = _chunk_elements(shard.linear, workload.max_tokens) if shard.linear else 0.0
+    unfused = _unfused_elements(shard, imbalance, replicated_share) + shard.linear_layers_share * chunked
     if not is_fused:
         working += _unfused_working_elements(shard, imbalance, replicated_share)
+        working = max(working, _mixer_working_elements(shard, replicated_share, chunked))
     return ShardSizes(
         block_bytes=BLOCK_TOKENS
         * shard.cached_elements
@@ -155,7 +161,7 @@ def shard_sizes(
         working_bytes=working * element_bytes,
         kept_bytes=kept + shard.num_heads * (scores if operators.stores_scores else _LOGSUMEXP_BYTES),
         kept_without_attention_bytes=kept,
-        unfused_bytes=0.0 if is_fused else _unfused_elements(shard, imbalance, replicated_share) * element_bytes,
+        unfused_bytes=0.0 if is_fused else unfused * element_bytes,
         backward_bytes=0.0 if is_fused else _backward_elements(shard, imbalance, replicated_share) * element_bytes,
         vocab_size=shard.padded_vocab_size,
         capped_heads=float(shard.num_heads if shard.attention_cap or shard.attention_sinks else 0),
@@ -204,16 +210,27 @@ def _working_elements(shard: ModelSpec, imbalance: float, replicated_share: floa
 def _unfused_elements(shard: ModelSpec, imbalance: float, replicated_share: float) -> float:
     """Return the elements per token that one layer saves in addition if its operators are not fused.
 
-    They are the normalised inputs of both norms, a copy of the queries and the rotated queries and keys beside the
-    projection that holds all of them, and the up projection of a gated MLP plus its offset. In latent attention they
-    are the padding of values and outputs to the size of keys, and the latent vectors before and after their norms.
+    They are the normalised inputs of all norms, those of queries and keys among them, before they are multiplied by the
+    norms' weights, and a copy of keys that are normalised over all heads; a copy of the queries, another one by key
+    heads in layers with a window, and the rotated queries and keys beside the projection that holds all of them; and
+    the up projection of a gated MLP plus its offset. In latent attention they are the padding of values and outputs to
+    the size of keys, and the latent vectors before and after their norms. Routed experts keep their output times the
+    weights of its tokens and, if their gate is clamped, the clamped gate and its sigmoid (`runtime.model.model_shard`).
     """
-    rotated = 2 * shard.attention_size + shard.kv_size
+    rotated: float = 2 * shard.attention_size + shard.kv_size
+    if shard.qk_norm or shard.whole_qk_norm:
+        rotated += shard.attention_size + shard.kv_size * (1 + shard.whole_qk_norm)
+    if not shard.attention_cap and not shard.attention_sinks:
+        rotated += shard.attention_size * shard.num_window_layers / shard.num_layers
+    rotated *= shard.attention_layers_share
     if shard.latent:
         padding = 2 * shard.num_heads * (shard.head_dim - shard.value_dim)
         rotated = padding + 2 * (shard.latent.query_rank + shard.latent.vector_size)
     gate = shard.active_ffn_size(imbalance) * shard.gated_mlp
-    return _NORM_ELEMENTS * shard.hidden_size * replicated_share + rotated + gate
+    if experts := shard.experts:
+        routed = imbalance * experts.experts_per_token * experts.ffn_size
+        gate += (1 + _CLAMPED_WIDTHS * (experts.clamp > 0)) * routed * shard.expert_layers_share
+    return _norms_per_layer(shard) * shard.hidden_size * replicated_share + rotated + gate
 
 
 def _backward_elements(shard: ModelSpec, imbalance: float, replicated_share: float) -> float:
@@ -231,6 +248,44 @@ def _unfused_working_elements(shard: ModelSpec, imbalance: float, replicated_sha
     """
     gate = _GATE_ELEMENTS * shard.active_ffn_size(imbalance) * shard.gated_mlp
     return _LAYER_INPUTS * shard.hidden_size * replicated_share + 2 * shard.head_dim + gate
+
+
+def _mixer_working_elements(shard: ModelSpec, replicated_share: float, chunked: float) -> float:
+    """Return the elements per token alive while torch operators rotate queries or keys, attend block by block in layers
+    with a window, or work on `chunked` elements in layers with a state; 0 in latent attention, whose MLP is wider.
+
+    They are the inputs of the first layer and of this one, the normalised input, the projection, normalised queries and
+    keys, and sines and cosines; of what is rotated two products and their sum. Layers with a window hold the rotated
+    queries and keys, a block of queries, the outputs of all blocks, and these joined.
+    """
+    if shard.latent:
+        return 0.0
+    queries, keys = shard.attention_size, shard.kv_size
+    inputs = (_LAYER_INPUTS + 1) * shard.hidden_size * replicated_share
+    held = inputs + queries + 2 * keys + (queries + keys) * (shard.qk_norm or shard.whole_qk_norm)
+    sines = 2 * shard.head_dim * (2 if shard.local_rope_theta else 1)
+    rotating = max(3 * queries, queries + 3 * keys)
+    attending = held + sines + (max(rotating, 4 * queries + keys) if shard.window else rotating)
+    if not shard.linear:
+        return attending
+    (_, projected), _ = shard.linear.linears(shard.hidden_size)
+    return max(attending, inputs + projected + chunked)
+
+
+def _chunk_elements(linear: LinearAttention, num_tokens: int) -> float:
+    """Return the elements per token that torch operators keep of a layer with a state, for rows of `num_tokens`.
+
+    Rows are padded to whole chunks of C tokens (`runtime.model.delta_rule`). For H value heads and G key heads, a token
+    of a chunk has 4 H C and 2 G C elements of matrices between tokens, 6 keys of each key head, 4 keys and 4 values of
+    each value head. Besides there are the channels of the convolution, its inputs, its outputs and their activation,
+    and 4 values for the norm and the gate of the output.
+    """
+    chunk = min(linear.chunk_tokens, num_tokens)
+    padding = -(-num_tokens // chunk) * chunk / num_tokens
+    heads, key_heads = linear.num_value_heads, linear.num_key_heads
+    matrices = (4 * heads + 2 * key_heads) * chunk
+    vectors = (6 * key_heads + 4 * heads) * linear.key_dim + 4 * heads * linear.value_dim
+    return padding * (matrices + vectors) + 3 * linear.conv_size + 4 * linear.value_size
 
 
 def _dispatched_elements(shard: ModelSpec, imbalance: float, fold_size: int) -> float:

@@ -11,7 +11,7 @@ from meshwright.cost_models.params import StagePart
 from meshwright.cost_models.protocol import StageQuery
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.experts import LatentAttention
+from meshwright.profiles.experts import Experts, LatentAttention
 from meshwright.profiles.frameworks import GRAPH, EngineName, engine_named
 from meshwright.profiles.hardware import Cluster, local_cluster
 from meshwright.profiles.layout import Layout
@@ -170,6 +170,31 @@ def test_what_torch_operators_keep_on_a_cpu_is_counted_by_hand(
     assert trained["logits"] == 4 * (2 * tokens * 32000 + 6 * 2**25)
     scored = terms(model.memory(query("ref_logprob", "tp1", 64)))
     assert scored["working set"] == tokens * 4 * (4 * hidden + 2 * 128 + 5 * width)
+
+
+def test_what_torch_operators_keep_of_norms_windows_and_experts_is_counted_by_hand(
+    fixed: Workload, query: Callable[..., StageQuery], llama: ModelSpec
+) -> None:
+    """Elements per token and layer, in widths of the 32 heads of 128 in all, besides those of plain layers: normalised
+    queries and keys, norms after both blocks, queries that are grouped, and of 3 experts of 1,024 the output times its
+    weights, the clamped gate and its sigmoid."""
+    hidden, tokens = 4096, 64 * 128
+    model = AnalyticModel(local_cluster(1), fixed, "fp32")
+
+    def unfused(spec: ModelSpec) -> float:
+        kept = terms(model.memory(replace(query("actor_train", "tp1", 64), model=spec)))["unfused operators"]
+        return kept / (tokens * spec.num_layers * 4)
+
+    plain, window = unfused(llama), SlidingWindow(num_tokens=64, every=4)
+    assert unfused(replace(llama, qk_norm=True)) - plain == 2 * hidden
+    assert unfused(replace(llama, whole_qk_norm=True)) - plain == 3 * hidden
+    assert unfused(replace(llama, norms="both")) - plain == 2 * hidden
+    assert unfused(replace(llama, window=window)) - plain == hidden / 4
+    experts = Experts(num_experts=8, experts_per_token=3, ffn_size=1024)
+    clamped = replace(experts, clamp=7.0)
+    gate = 3 * 1024 - llama.ffn_size
+    assert unfused(replace(llama, experts=experts)) - plain == pytest.approx(gate + 3 * 1024)
+    assert unfused(replace(llama, experts=clamped)) - plain == pytest.approx(gate + 3 * 3 * 1024)
 
 
 def test_an_update_on_a_cpu_needs_the_gathered_weights_or_its_activations(
