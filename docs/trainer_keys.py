@@ -174,6 +174,8 @@ def _is_field(statement: ast.stmt) -> bool:
 def _literal(value: ast.expr | None) -> Any:
     if isinstance(value, ast.Name) and value.id == "list":
         return []
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "int":
+        return int(ast.literal_eval(value.args[0]))
     try:
         return None if value is None else ast.literal_eval(value)
     except ValueError:

@@ -43,7 +43,8 @@ def default_frontiers(costs: StageCosts, case: SearchCase, *, begun: Callable[[i
 
     def cost(stage: Stage) -> Frontier:
         kinds = costs.kinds[stage.name]
-        sizes = {nearest(num_ranks // part, [kind.num_ranks for kind in kinds]) for part in _PARTS}
+        numbers = [kind.num_ranks for kind in kinds]
+        sizes = {nearest(num_ranks // part, numbers) for part in _PARTS if numbers}
         large = {kind: NO_TIME_LIMIT for kind in kinds if kind.num_ranks in sizes}
         return costs.frontier(stage, case, large, is_plain=True)
 

@@ -80,6 +80,8 @@ _EXPANSION = re.compile(r"^[\"']?(\$\w+|\$[@*]|\$\{[^}]*\}|\$\(.*\)|`.*`)[\"']?$
 _EXPONENT_FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
 """Numbers that YAML 1.1 reads as strings, since they have no dot or no sign."""
 
+_SELF = "_self_"
+"""The name of a configuration itself among its `defaults`, in Hydra."""
 _MAX_FILES = 32
 _MAX_DEPTH = 12
 _MAX_YAML_WORD = 500
@@ -417,12 +419,18 @@ def _read_leaves(path: Path, missing: list[str], read: list[Path]) -> dict[str, 
     defaults = tree.pop("defaults", None)
     leaves: dict[str, Any] = {}
     for name in defaults if isinstance(defaults, list) else [defaults] if defaults else []:
-        base = path.parent / str(name) if isinstance(name, str) else None
-        if base is not None and base.exists():
+        base = _base_file(path, name)
+        if base is not None:
             leaves |= _read_leaves(base, missing, read)
-        else:
+        elif name != _SELF:
             missing.append(str(name))
     return leaves | dict(_leaves(tree))
+
+
+def _base_file(path: Path, name: object) -> Path | None:
+    """The file beside `path` that a name in its `defaults` stands for, with or without its ending; None if absent."""
+    files = (path.parent / f"{name}{ending}" for ending in ("", path.suffix))
+    return next((file for file in files if isinstance(name, str) and file.is_file()), None)
 
 
 def _leaves(tree: Mapping[str, Any], *keys: str) -> Iterator[tuple[str, Any]]:

@@ -40,7 +40,8 @@ class DeploymentMode:
     """A deployment mode of a trainer: the pins and equal choices that it requires; everything else is free.
 
     `with_sp` are stages that have sequence parallelism wherever they have tensor parallelism. Each of them leads or
-    follows an equal choice of its layout.
+    follows an equal choice of its layout. `has_end_layers` says whether the trainer has keys for the numbers of layers
+    of the first and the last stage of a pipeline.
     """
 
     name: str
@@ -48,6 +49,7 @@ class DeploymentMode:
     equal_choices: tuple[EqualChoice, ...] = ()
     steps_ahead: int = 0
     with_sp: tuple[str, ...] = ()
+    has_end_layers: bool = True
 
     def expressible_value(self, stage: str, value: Value) -> Value:
         """The value of a stage's choice; a layout with the sequence parallelism that the mode gives it."""
@@ -62,14 +64,14 @@ class DeploymentMode:
     def for_job(self, facts: Facts) -> DeploymentMode:
         """The mode restricted to the stages of a job, which may have no critic or no reference.
 
-        Pipelines whose inner stages hold different numbers of layers are forbidden, since no trainer has a key for
-        them.
+        Pipelines whose stages hold different numbers of layers are forbidden, except for the first and the last stage
+        if the trainer has keys for them.
         """
         graph = facts.graph
         pins = tuple(pin for pin in self.pins if pin.partition(".")[0] in graph.by_name)
         return replace(
             self,
-            pins=(*pins, *_equal_inner_stages(facts, pins)),
+            pins=(*pins, *_equal_stages(facts, pins, has_end_layers=self.has_end_layers)),
             equal_choices=tuple(
                 choice for choice in self.equal_choices if {choice.stage, choice.leader} <= graph.by_name.keys()
             ),
@@ -106,8 +108,9 @@ class DeploymentMode:
                 )
 
 
-def _equal_inner_stages(facts: Facts, pins: Iterable[str]) -> Iterator[str]:
-    """Pins that forbid pipeline degrees whose inner stages hold different numbers of layers.
+def _equal_stages(facts: Facts, pins: Iterable[str], *, has_end_layers: bool) -> Iterator[str]:
+    """Pins that forbid pipeline degrees whose stages hold different numbers of layers; with `has_end_layers` the first
+    and the last stage may.
 
     Applies to stages for which a pin fixes the pool and no pin fixes the pipeline degree.
     """
@@ -119,8 +122,8 @@ def _equal_inner_stages(facts: Facts, pins: Iterable[str]) -> Iterator[str]:
             for pp in divisors(num_ranks):
                 layouts = (Layout(tp=tp, pp=pp, dp=num_ranks // pp // tp) for tp in divisors(num_ranks // pp))
                 if any(not layout_rules(facts, stage, layout) for layout in layouts):
-                    inner_layers = layers_per_stage(facts.models.spec(stage.role), pp)[1:-1]
-                    if len(set(inner_layers)) > 1:
+                    layers = layers_per_stage(facts.models.spec(stage.role), pp)
+                    if len(set(layers[1:-1] if has_end_layers else layers)) > 1:
                         yield f"{stage.name}.pp!={pp}"
 
 

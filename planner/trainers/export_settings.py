@@ -240,6 +240,11 @@ class RewardEnvironment(BaseTextEnv):
         reward = float($name([Sample(self.prompt, action, self.answer)])[0])
         return BaseTextEnvStepOutput(observations=[], reward=reward, done=True, metadata={})
 """,
+    "areal": """\
+def reward_fn(prompt, completions, prompt_ids, completion_ids, answer=None, **_):
+    sample = Sample(str(prompt), str(completions), None if answer is None else str(answer))
+    return float($name([sample])[0])
+""",
     "slime": """\
 async def compute_score(args, sample, **_):
     label = None if sample.label is None else str(sample.label)
@@ -247,8 +252,8 @@ async def compute_score(args, sample, **_):
 """,
 }
 """The function or environment that each trainer calls, as in verl/utils/reward_score, OpenRLHF's
-examples/scripts/reward_func.py, nemo_rl/environments/interfaces.py, slime/rollout/rm_hub and SkyRL's
-skyrl_gym/envs/base_text_env.py of the versions that planner/trainers/data names."""
+examples/scripts/reward_func.py, nemo_rl/environments/interfaces.py, slime/rollout/rm_hub, SkyRL's
+skyrl_gym/envs/base_text_env.py and areal/reward of the versions that planner/trainers/data names."""
 
 
 def reward_hook(trainer: str, origin: ExportInput) -> dict[str, str]:

@@ -128,6 +128,34 @@ WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
         "*.language_model_only", "*.enable_chunked_prefill", "*.use_torch_compile", "generator.use_cache_salt",
         "trainer.override_entrypoint", "*.recompute_old_logprobs_per_minibatch",
     ),
+    "areal": (
+        "*.experiment_name", "*.trial_name", "*.fileroot", "experiment_name", "trial_name", "seed", "total_train_*",
+        "cluster.cluster_name", "cluster.name_resolve.*", "scheduler.*", "launcher.*", "saver.*", "recover.*",
+        "evaluator.*", "stats_logger.*", "perf_tracer*", "memory_profiler*", "valid_dataset*", "eval_gconfig*",
+        "*.scheduling_spec*", "*.scheduling_strategy.fork", "train_dataset.*", "*.attn_impl", "*.use_kernels",
+        "*.init_from_scratch", "*.is_critic", "*.disable_dropout", "*.dtype", "*.admin_api_key", "*._version",
+        "*.log_level*", "*.request_timeout", "*.request_retries", "*.setup_timeout", "*.log_agent_*",
+        "actor.max_new_tokens", "*.mb_spec.granularity", "*.mb_spec.n_mbs*", "*.packing_algorithm", "*.async_save",
+        "*.bridge_type", "*.use_bridge_*", "*.use_mbridge_save", "*.use_checkpoint_opt_param_scheduler",
+        "*.wrap_with_ddp", "*.ddp.average_in_collective", "*.ddp.bucket_size", "*.ddp.check_for_nan_in_grad",
+        "*.ddp.align_param_gather", "*.ddp.use_distributed_optimizer", "*.moe_router_dtype", "*.moe_permute_fusion",
+        "*.optimizer.beta*", "*.optimizer.eps", "*.initial_loss_scale", "*.min_loss_scale", "*.loss_scale_window",
+        "*.hysteresis", "*.kl_estimator", "*_norm.eps", "*_norm.std_unbiased", "gconfig.skip_special_tokens",
+        "gconfig.stop*", "gconfig.lora_name", "rollout.check_trajectory_format", "rollout.dump_to_file",
+        "rollout.enable_rollout_tracing", "rollout.model", "rollout.pause_grace_period", "rollout.poll_interval",
+        "rollout.queue_size", "rollout.routing_strategy", "rollout.tokenizer_path", "rollout.use_lora",
+        "rollout.lora_name", "*.seed", "*.random_seed", "*.skip_tokenizer_init", "*.log_requests*", "*.enable_metrics",
+        "*.decode_log_interval", "*.show_time_cost", "*.enable_memory_saver", "*.enable_sleep_mode",
+        "*.uvicorn_log_level", "*.worker_extension_cls", "*.distributed_executor_backend", "*.attention_backend",
+        "*.recompute_modules", "async_training", "*.max_lora_rank", "*.max_loras", "*.max_loaded_loras",
+        "*.lora_modules", "*.lora_paths", "*.enable_lora", "*.lora_backend", "*.enable_multithread_load",
+        "gconfig.max_tokens", "*.context_length",
+        "*.max_model_len", "rollout.consumer_batch_size", "sglang.model_path", "vllm.model", "tokenizer_path",
+        "*.reward_norm.group_size", "*.adv_norm.group_size", "ref.adv_norm.*", "ref.reward_*", "ref.discount",
+        "ref.eps_clip*", "ref.gae_lambda", "ref.kl_ctl", "ref.max_new_tokens", "ref.ppo_n_minibatches",
+        "ref.optimizer*", "*.temperature", "ref.weight_update_mode", "critic.weight_update_mode",
+        "ref.megatron.virtual_pipeline_parallel_size",
+    ),
 }  # fmt: skip
 """Patterns (as in `fnmatch`) of keys that a plan does not depend on, by trainer."""
 
@@ -151,7 +179,7 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
         _DYNAMIC_SAMPLING,
         ("*filter_groups*", "*dynamic_filtering*", "*dynamic_sampling*", "*dynamic-sampling*", "*over-sampling*",
          "*over_sample_rate", "*.batch_multiplier", "data.gen_batch_size", "*vllm_generate_batch_size",
-         "algorithm.use_pf_ppo", "*zero_variance_filter*", "*sample_full_batch"),
+         "algorithm.use_pf_ppo", "*zero_variance_filter*", "*sample_full_batch", "dynamic_bs"),
     ),
     (
         "the teachers of on-policy distillation are not modelled: their forward passes and GPUs are left out",
@@ -168,13 +196,16 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
         "only the rank and alpha of an adapter are read; it is planned at every linear layer of the actor",
         ("*lora*", "*peft*", "*.target_modules", "target-modules"),
     ),
-    ("gradients are costed in fp32", ("*grad_reduce_in_fp32*", "accumulate-allreduce-grads-in-fp32", "*grad_accum*")),
+    (
+        "gradients are costed in fp32",
+        ("*.grad_reduce_dtype", "*grad_reduce_in_fp32*", "accumulate-allreduce-grads-in-fp32", "*grad_accum*"),
+    ),
     (
         "the optimizer is costed as Adam with its state in fp32",
         ("*precision_aware_optimizer", "*precision-aware-optimizer", "*exp_avg*", "*exp-avg*", "*main_grads*",
          "*main-grads*", "*main-params*", "*.params_dtype", "*.optim", "*.optim.optimizer", "*layer_wise*",
          "*override_optimizer_config", "use-stateless-adam", "*reset-optimizer-states",
-         "*.optimizer_config_kwargs"),
+         "*.optimizer_config_kwargs", "*.optimizer.type", "*.optimizer_dtype", "*.main_params_dtype"),
     ),
     ("training and generation are costed in bf16", ("*.precision", "bf16", "fp16", "trainer.bf16")),
     (
@@ -183,8 +214,8 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
     ),
     (
         "a plan recomputes no activations, those of attention (selective) or those of every layer (full)",
-        ("*recompute*", "*gradient_checkpointing*", "policy.dtensor_cfg.activation_checkpointing",
-         "value.dtensor_cfg.activation_checkpointing"),
+        ("*recompute*", "*gradient_checkpointing*", "*.distribute_saved_activations",
+         "policy.dtensor_cfg.activation_checkpointing", "value.dtensor_cfg.activation_checkpointing"),
     ),
     (
         "partial rollouts, in-flight weight updates and samples that are several steps old are not modelled: "
@@ -207,17 +238,20 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
          "disable-compute-advantages-and-returns", "*calculate_advantages_on_gpu", "get-mismatch-metrics",
          "*off_policy_correction.*", "*.cispo.*", "*.clip_cov.*", "*.kl_cov.*", "*.dppo.*", "*.sapo.*", "*.use_tis",
          "*.tis_imp_ratio_cap", "*.advantage_batch_normalize", "*.moe_aux_loss_coeff",
-         "*.algorithm.max_seq_len"),
+         "*.algorithm.max_seq_len", "actor.reward_norm.*", "actor.adv_norm.*", "*.c_clip", "*.m2_threshold",
+         "*.rejection_sampling*", "*.sapo_tau_*", "*.use_sapo_loss", "*.prox_logp_method", "*.use_decoupled_loss",
+         "*.importance_sampling_level", "*.mask_no_eos_with_zero", "*.behav*_imp_weight_cap"),
     ),
     (
         "it changes which tokens are sampled and not the time of a step; a job has no setting for it",
-        ("*.min_p", "*.repetition_penalty", "*.sampling_params.additional_kwargs"),
+        ("*.min_p", "*.repetition_penalty", "*.sampling_params.additional_kwargs", "gconfig.frequency_penalty",
+         "gconfig.greedy", "gconfig.ignore_eos", "gconfig.min_new_tokens", "gconfig.use_beam_search"),
     ),
     (
         "it changes the final scalar rewards and not the time of a step; a job has no setting for it",
         ("*reward_scaling*", "*reward_shaping*", "*overlong*", "*stop_properly*", "reward.clip_range",
          "reward.normalize_enable", "disable-rewards-normalization", "custom-reward-post-process-path",
-         "*.zero_reward_on_non_stop"),
+         "*.zero_reward_on_non_stop", "actor.reward_bias", "actor.reward_clip", "actor.reward_scaling"),
     ),
     (
         "how reward calls run is not read: give rewards.workers and rewards.latency_seconds in the job",
@@ -227,11 +261,11 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
     (
         "only the warm-up of a learning rate is read, as a number of steps; a decay takes no time in a step and is "
         "given in the job, as actor_schedule or critic_schedule",
-        ("*lr_*", "*lr-*", "*min-lr", "*min_lr*", "*.optimizer_config.scheduler"),
+        ("*lr_*", "*lr-*", "*min-lr", "*min_lr*", "*.optimizer_config.scheduler", "*.warmup_steps_proportion"),
     ),
     (
         "weight decay and gradient clipping are those of the actor, and constant",
-        ("*clip_grad", "*max_grad_norm", "*max_norm", "*weight_decay", "*weight-decay*"),
+        ("*clip_grad", "*.gradient_clipping", "*max_grad_norm", "*max_norm", "*weight_decay", "*weight-decay*"),
     ),
     (
         "all weights of a model are trained in every step, the critic's in as many minibatches and epochs as the "
@@ -239,7 +273,7 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
         ("*freez*", "only-train-params-*", "critic.ppo_epochs",
          "critic.ppo_mini_batch_size", "*critic_ppo_epochs", "value.train_global_batch_size", "*.enable_ema",
          "ref-update-interval", "value.*.lr", "value.max_total_sequence_length", "*.update_ref_every_epoch",
-         "trainer.critic_mini_batch_size"),
+         "trainer.critic_mini_batch_size", "critic.ppo_n_minibatches"),
     ),
     (
         "expert parallelism and data-parallel attention within an engine are left free",
@@ -260,18 +294,22 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
          "sglang-chunked-prefill-size", "sglang-*cuda-graph*", "sglang-kv-cache-dtype", "sglang-quantization",
          "sglang-*torch-compile", "sglang-server-concurrency", "*quantization*", "*vllm_cfg.async_engine",
          "*generation.backend", "reward*.rollout.*", "*routing_replay*", "*routing-replay*",
-         "*.engine_init_kwargs*", "*.router_init_kwargs*", "*.enable_return_routed_experts"),
+         "*.engine_init_kwargs*", "*.router_init_kwargs*", "*.enable_return_routed_experts", "*.return_routed_experts",
+         "sglang.*", "vllm.block_size", "vllm.disable_*", "vllm.gdn_*", "vllm.no_enable_*"),
     ),
     (
         "the reward model is costed with the degrees of a plan, and with as many rows as fit into memory",
         ("env.reward_model.*", "reward_model.*"),
     ),
     ("no key gives the turns and latencies of an environment; single-turn rollouts are planned", ("env.*",)),
-    ("external engines are not planned", ("rollout-external-*", "*.external_*_url*")),
+    (
+        "external engines are not planned",
+        ("rollout-external-*", "*.external_*_url*", "rollout.api_url", "rollout.provider_api_key"),
+    ),
     (
         "new weights are costed over the links between the GPUs that have them and those that take them",
         ("*checkpoint_engine.*", "*refit_*", "update-weight-*", "custom-update-weight-*", "*.weight_sync_backend",
-         "*.weight_transfer_*"),
+         "*.weight_transfer_*", "*.weight_update_mode"),
     ),
     (
         "expert dispatch is costed as an all-to-all that nothing overlaps",
@@ -282,12 +320,16 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
         "layers are split over the stages of a pipeline as evenly as their number allows",
         ("*pipeline_stage", "decoder-*-pipeline-num-layers", "*virtual-*", "pipeline-model-parallel-layout"),
     ),
-    ("micro-batches are costed without padding", ("*.remove_microbatch_padding", "*.use_sample_packing")),
+    (
+        "micro-batches are costed without padding",
+        ("*.remove_microbatch_padding", "*.use_sample_packing", "*.pad_to_maximum"),
+    ),
     ("context parallelism is balanced over its ranks", ("*dynamic_context_parallel", "allgather-cp")),
     (
         "FSDP, DTensor and ZeRO sharding are not modelled: layouts are Megatron's",
         ("*megatron_fsdp", "*dtensor_cfg.*", "*automodel_cfg.*", "*.strategy", "ds.zpg", "value.optimizer.kwargs.*",
-         "value.megatron_cfg.enabled", "*fsdp*", "*ulysses*", "*.sequence_parallel_size"),
+         "value.megatron_cfg.enabled", "*fsdp*", "*ulysses*", "*.sequence_parallel_size",
+         "*.archon.*"),
     ),
     (
         "kernels are costed by the profile, or by the analytic model where none is given",
@@ -296,6 +338,8 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
          "*overlap-param*", "*deepcompile", "*experts_implementation", "transformer-impl", "qwen-gdn-backend",
          "data-pad-size-multiplier", "use-rollout-entropy", "*override_ddp_config*", "*override_mcore_model_config*",
          "*override_transformer_config*", "*.ddp_config.overlap_*", "*.transformer_config_kwargs*",
+         "*.ddp.overlap_*", "*.overlap_param_gather_with_optimizer_step", "*.use_deterministic_algorithms",
+         "*.enable_tree_training",
          "*.logprobs_chunk_size"),
     ),
     (

@@ -78,6 +78,12 @@ def number(setting: str) -> Read:
     return lambda setup, row: setup.number_setting(setting, row.key)
 
 
+def whole_number(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    """A setting that is a whole number, if the algorithm has it."""
+    if setup.config.value(row.key) is not None:
+        yield from setup.setting(row.setting, setup.config.integer(row.key), row.key)
+
+
 def flag(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
     """A setting that is true or false."""
     yield from setup.setting(row.setting, bool(setup.config.value(row.key)), row.key)

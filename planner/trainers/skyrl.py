@@ -301,7 +301,7 @@ def _read_engine_tp(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
 def _read_ref_path(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
     """Read the path of the reference model, which is the policy's where its key has no value."""
     key = row.key if setup.config.value(row.key) else "trainer.policy.model.path"
-    if setup.has_ref:
+    if Role.REF in setup.graph.roles:
         yield ParsedField("models.ref", str(setup.config.text(key)), (key,))
 
 

@@ -401,7 +401,7 @@ TABLE = (
     Row("eps-clip", "setting: clip_ratio"),
     Row("eps-clip-high", "setting: clip_ratio_high"),
     Row("value-clip", "setting: value_clip"),
-    Row("num-critic-only-steps", "setting: critic_warmup_steps"),
+    Row("num-critic-only-steps", "setting: critic_warmup_steps", reads.whole_number),
     Row("rollout-temperature", "setting: temperature"),
     Row("normalize-advantages", "setting: whiten_advantages", None),
     Row("disable-grpo-std-normalization", "job: grpo.normalise_by_std", _read_no_std, _write_no_std),

@@ -582,7 +582,7 @@ TABLE = (
     Row("actor_rollout_ref.actor.optim.lr", "setting: actor_learning_rate"),
     Row("critic.optim.lr", "setting: critic_learning_rate"),
     Row("critic.cliprange_value", "setting: value_clip"),
-    Row("trainer.critic_warmup", "setting: critic_warmup_steps"),
+    Row("trainer.critic_warmup", "setting: critic_warmup_steps", reads.whole_number),
     Row("actor_rollout_ref.actor.entropy_coeff", "setting: entropy_coefficient"),
     Row("actor_rollout_ref.rollout.temperature", "setting: temperature"),
     Row("algorithm.norm_adv_by_std_in_grpo", "setting: normalise_by_std", reads.flag),

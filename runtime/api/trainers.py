@@ -46,7 +46,7 @@ def plan_for(
 ) -> Plan | NoPlan:
     """The fastest plan that another trainer can express, costed with the trainer's generation engine.
 
-    `trainer` is verl, nemo-rl, openrlhf, slime or skyrl. `pins` fix choices and `forbid` excludes some, each as
+    `trainer` is verl, nemo-rl, openrlhf, slime, skyrl or areal. `pins` fix choices and `forbid` excludes some, each as
     `stage.key=value`. The plan's gap is to a bound on all plans that the trainer can express. `start` is a plan of a
     similar job: where the trainer can express its placements under these facts, the search looks only for plans that
     are better by more than the gap, and the plan's digests name the start. `observed` are the lengths of a trace, in

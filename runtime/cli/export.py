@@ -92,6 +92,7 @@ class Target(StrEnum):
     OPENRLHF = "openrlhf"
     SLIME = "slime"
     SKYRL = "skyrl"
+    AREAL = "areal"
 
 
 def export(
@@ -124,9 +125,9 @@ def export(
     torchrun, slurm, k8s, ray: one script per node, a script that submits itself, one that prints a JobSet for kubectl,
     and one for `ray job submit`. Plan, job, models, queue, image and the like are variables at the head of a script.
 
-    verl, nemo-rl, openrlhf, slime, skyrl: a command and its configuration, with the source of each key, and the choices
-    of the plan that the trainer has no setting for. If there are any, the best plan within its settings is written
-    instead.
+    verl, nemo-rl, openrlhf, slime, skyrl, areal: a command and its configuration, with the source of each key, and the
+    choices of the plan that the trainer has no setting for. If there are any, the best plan within its settings is
+    written instead.
     """
     models = parse_model_paths(model or ())
     if to.value in TRAINERS and ranks is None:

@@ -38,6 +38,10 @@ def init(
         typer.Option(help="The network between nodes, of `meshwright devices`; by default the device's usual one."),
     ] = None,
     algorithm: Annotated[Algorithm, typer.Option(help="The RL algorithm.")] = "ppo",
+    price: Annotated[
+        float | None,
+        typer.Option(min=0, help="Price of a GPU-hour, in any currency, for the command that plans the job."),
+    ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="Write the job here; a new file.")] = Path("job.yaml"),
 ) -> None:
     """Write a first job with a comment on every line; it can be planned as it is."""
@@ -57,4 +61,5 @@ def init(
         algorithm=algorithm,
     )
     write_atomically(output, text)
-    typer.echo(f"{output}; next: meshwright plan {output} -o {output.with_name('plan.json')}")
+    money = "" if price is None else f" --price {price:.12g}"
+    typer.echo(f"{output}; next: meshwright plan {output} -o {output.with_name('plan.json')}{money}")

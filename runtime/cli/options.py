@@ -32,11 +32,12 @@ PlanPath = Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan writ
 class TrainerName(StrEnum):
     """Trainers that a plan can be made for."""
 
-    VERL = "verl"
+    AREAL = "areal"
     NEMO_RL = "nemo-rl"
     OPENRLHF = "openrlhf"
-    SLIME = "slime"
     SKYRL = "skyrl"
+    SLIME = "slime"
+    VERL = "verl"
 
 
 ForTrainer = Annotated[

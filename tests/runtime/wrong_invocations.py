@@ -102,7 +102,7 @@ def _first_steps() -> Iterator[tuple[str, ...]]:
 
 
 def _trainers() -> Iterator[tuple[str, ...]]:
-    for trainer in ("verl", "nemo-rl", "openrlhf", "slime", "skyrl"):
+    for trainer in ("verl", "nemo-rl", "openrlhf", "slime", "skyrl", "areal"):
         for wrong in (*_INPUTS, "in/job.yaml", "in/plan.json"):
             yield "import", wrong, "--from", trainer, "--device", "h100-sxm", "-o", "out.yaml"
         yield "export", "in/job.yaml", "--to", trainer, "-o", "out"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
+import pytest
+
 from meshwright.planner.job.job import Facts, RoleModels
 from meshwright.planner.job.rewards_and_tools import Reward
 from meshwright.planner.solver.result import Limits
@@ -15,6 +17,11 @@ from tests.planner.drawn import model_of
 from tests.planner.jobs import small_facts
 
 NAMES = tuple(TRAINERS)
+NAMED = [
+    pytest.param(name, marks=[pytest.mark.check_all] if Role.REWARD in TRAINERS[name].no_models else [])
+    for name in NAMES
+]
+"""All trainers; of those without a reward model the first tier has the tests of their own files alone."""
 
 
 def facts_of(*, staleness: int = 0, ranks_per_node: int = 4, algorithm: Algorithm = "ppo") -> Facts:
@@ -30,8 +37,8 @@ def facts_of(*, staleness: int = 0, ranks_per_node: int = 4, algorithm: Algorith
 
 
 def main_algorithm(name: str) -> Algorithm:
-    """PPO, or RLOO with a reference for a trainer that PPO is not written for."""
-    return "ppo" if "ppo" in TRAINERS[name].algorithms else "rloo"
+    """PPO, or RLOO with a reference for a trainer that has no reward model."""
+    return "rloo" if Role.REWARD in TRAINERS[name].no_models else "ppo"
 
 
 def facts_for(name: str, *, staleness: int = 0, algorithm: Algorithm | None = None) -> Facts:

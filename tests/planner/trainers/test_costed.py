@@ -26,7 +26,9 @@ LIMITS = Limits(gap=0.3)
 OTHERS = (("verl", "rloo"), ("openrlhf", "grpo"), ("slime", "grpo"))
 EXPORTED = [
     pytest.param(
-        *case, staleness, marks=[pytest.mark.check_all] if staleness and (case in OTHERS or case[0] == "skyrl") else []
+        *case,
+        staleness,
+        marks=[pytest.mark.check_all] if case[0] in ("skyrl", "areal") or (staleness and case in OTHERS) else [],
     )
     for case in (*((name, main_algorithm(name)) for name in NAMES), *OTHERS)
     for staleness in (0, 1)
@@ -172,6 +174,14 @@ BUDGETS = {
         "trainer.policy_mini_batch_size=16 trainer.max_prompt_length=1024 trainer.max_tokens_per_microbatch=16384 "
         "generator.sampling_params.max_generate_length=3072 "
         "trainer.policy.megatron_config.context_parallel_size=2",
+    ),
+    "areal": (
+        "run.yaml",
+        "actor: {{backend: 'megatron:d4c2', path: m, ppo_n_minibatches: 1, mb_spec: {{max_tokens_per_mb: 16384}},"
+        " kl_ctl: 0.0, reward_norm: {{mean_level: group}}}}\n"
+        "rollout: {{backend: 'sglang:d8', scheduling_strategy: {{type: colocation, target: actor}}}}\n"
+        "gconfig: {{n_samples: 8, max_new_tokens: 3072}}\ncluster: {{n_nodes: 1, n_gpus_per_node: 8}}\n"
+        "train_dataset: {{batch_size: 16, max_length: 1024, path: gsm8k}}\n",
     ),
 }
 """Sequences of 4,096 tokens on pairs of ranks that have room for 16,384 tokens together."""

@@ -18,6 +18,7 @@ FILES = {
     "nemo-rl": ("nemo_rl", "nemo_rl_grpo"),
     "slime": ("slime",),
     "skyrl": ("skyrl",),
+    "areal": ("areal",),
 }
 DECIDING = {
     "verl": (
@@ -46,10 +47,17 @@ DECIDING = {
         "trainer.policy.model.lora.rank",
         "generator.inference_engine.enable_pd",
     ),
+    "areal": (
+        "actor.backend",
+        "rollout.max_head_offpolicyness",
+        "actor.use_lora",
+        "dynamic_bs",
+        "actor.reward_scaling",
+    ),
 }
 
 
-NUMBERS = {"verl": 636, "openrlhf": 167, "nemo-rl": 735, "slime": 396, "skyrl": 386}
+NUMBERS = {"verl": 636, "openrlhf": 167, "nemo-rl": 735, "slime": 396, "skyrl": 386, "areal": 1077}
 """How many keys of a trainer are known at least, of its files together."""
 
 READ = {
@@ -88,6 +96,16 @@ READ = {
         "python -m skyrl.train.entrypoints.main_base trainer.algorithm.advantage_estimator=gae "
         "trainer.critic.model.path=c trainer.placement.colocate_all=false",
     ),
+    "areal": (
+        "actor: {backend: 'megatron:d4t2', kl_ctl: 0.1, path: m, use_lora: true, overlong_reward_penalty: true,"
+        " overlong_tokens: 8, overlong_penalty_factor: 1.0}\nref: {backend: 'megatron:d8', path: m}\n"
+        "critic: {backend: 'megatron:d8', path: m, optimizer: '${actor.optimizer}'}\n"
+        "rollout: {backend: 'sglang:d8'}\nsglang: {max_running_requests: 8}\n",
+        "actor: {backend: 'megatron:d8', scheduling_strategy: {type: colocation, target: rollout}}\n"
+        "rollout: {backend: 'vllm:d8'}\ngconfig: {n_samples: 2}\nvllm: {max_num_seqs: 8}\n"
+        "critic: {backend: 'megatron:d8', optimizer: {lr: 1.0}}\n",
+        "allocation_mode: 'sglang[rollout]:d8p1t1|fsdp[actor]:d8'\ngconfig: {n_samples: 2}\n",
+    ),
 }
 """Configurations that ask for what their trainer's reader knows of."""
 
@@ -101,12 +119,16 @@ FILLED = {
 }
 
 
+IN_YAML = ("nemo-rl", "areal")
+"""Trainers whose configurations here are YAML."""
+
+
 def asked_of(trainer: str, directory: Path) -> set[str]:
     """Every key that the reader of a trainer looks at in one of the configurations."""
     found: set[str] = set()
     for text in READ[trainer]:
-        path = directory / ("run.yaml" if trainer == "nemo-rl" else "run.sh")
-        path.write_text(text if trainer == "nemo-rl" else text.format(**FILLED))
+        path = directory / ("run.yaml" if trainer in IN_YAML else "run.sh")
+        path.write_text(text if trainer in IN_YAML else text.format(**FILLED))
         found |= READERS[trainer].read(path).read_keys
     return found
 

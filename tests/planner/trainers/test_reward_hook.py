@@ -23,7 +23,7 @@ from tests.planner.drawn import model_of
 from tests.planner.trainers.plans import facts_of
 from tests.planner.trainers.written import FILES
 
-HOOKED = ("verl", "nemo-rl", "openrlhf", "slime", "skyrl")
+HOOKED = ("verl", "nemo-rl", "openrlhf", "slime", "skyrl", "areal")
 
 
 def paid_by_a_function(*rewards: Reward) -> Facts:

@@ -6,20 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.trainers import nemo_rl, openrlhf, skyrl, slime, verl
+from meshwright.planner.trainers import areal, nemo_rl, openrlhf, skyrl, slime, verl
 from meshwright.planner.trainers.config_keys import known_keys
 from meshwright.planner.trainers.registry import READERS
 from meshwright.planner.trainers.table import Row, write_table
 from meshwright.planner.trainers.trainer import ExportInput
 from meshwright.profiles.errors import BadInput
 from tests.planner.trainers.plans import best
-from tests.planner.trainers.test_key_effects import FILLED, READ
+from tests.planner.trainers.test_key_effects import FILLED, IN_YAML, READ
 
 TABLES = {
     "verl": (verl.TABLE,),
     "openrlhf": (openrlhf.TABLE,),
     "slime": (slime.TABLE,),
     "skyrl": (skyrl.TABLE,),
+    "areal": (areal.TABLE,),
     "nemo_rl": (nemo_rl.TABLES["ppo"],),
     "nemo_rl_grpo": (nemo_rl.TABLES["grpo"],),
 }
@@ -41,14 +42,14 @@ def test_a_key_has_one_row_and_says_how_it_is_read_or_written_or_why_it_is_neith
 @pytest.mark.parametrize("trainer", READ)
 def test_every_key_that_a_field_comes_from_has_a_row(trainer: str, tmp_path: Path) -> None:
     keys = {row.key for file in TABLES if file.startswith(trainer.replace("-", "_")) for t in TABLES[file] for row in t}
-    path = tmp_path / ("run.yaml" if trainer == "nemo-rl" else "run.sh")
+    path = tmp_path / ("run.yaml" if trainer in IN_YAML else "run.sh")
     for text in READ[trainer]:
-        path.write_text(text if trainer == "nemo-rl" else text.format(**FILLED))
+        path.write_text(text if trainer in IN_YAML else text.format(**FILLED))
         found = READERS[trainer].read(path)
         assert {key for parsed in found.fields for key in parsed.keys} <= keys
 
 
-@pytest.mark.parametrize("file", ["verl", "openrlhf", "slime", "skyrl", "nemo_rl"])
+@pytest.mark.parametrize("file", ["verl", "openrlhf", "slime", "skyrl", "areal", "nemo_rl"])
 def test_every_key_that_is_written_is_one_of_the_trainers(file: str) -> None:
     (table,), known = TABLES[file], known_keys(file)
     assert [row.key for row in table if row.write is not None and not known.knows(row.key)] == []

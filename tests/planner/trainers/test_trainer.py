@@ -67,6 +67,7 @@ def test_a_trainer_generates_with_its_engine_or_with_another_that_it_has_and_the
         "openrlhf": ("vllm", "vllm"),
         "slime": ("sglang", "sglang"),
         "skyrl": ("vllm", "vllm"),
+        "areal": ("sglang", "sglang"),
     }
 
 
@@ -99,6 +100,6 @@ def test_an_adapter_is_not_written_for_any_trainer() -> None:
 def test_8_bit_floats_are_written_for_verl_alone() -> None:
     facts = quantised_facts()
     TRAINERS["verl"].require_exportable(facts)
-    for name in ("nemo-rl", "openrlhf", "slime", "skyrl"):
+    for name in ("nemo-rl", "openrlhf", "slime", "skyrl", "areal"):
         with pytest.raises(BadInput, match=f"generation_weights=fp8 is not written for {name}; plan and run the job"):
             TRAINERS[name].require_expressible(facts)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from meshwright.planner.compile import best_plan
+from meshwright.planner.job.job import read_job, resolve
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
@@ -16,12 +20,12 @@ from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.stages import GENERATE
 from tests.planner.drawn import model_of
 from tests.planner.jobs import small_facts
-from tests.planner.trainers.plans import NAMES, best, facts_for
+from tests.planner.trainers.plans import NAMED, best, facts_for
 
 
 @pytest.mark.parametrize("algorithm", [None, "grpo"])
 @pytest.mark.parametrize("staleness", [0, 1])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMED)
 def test_the_plan_is_valid_keeps_its_way_and_has_a_bound(
     name: str, staleness: int, algorithm: Algorithm | None
 ) -> None:
@@ -32,7 +36,7 @@ def test_the_plan_is_valid_keeps_its_way_and_has_a_bound(
     assert found.plan.ahead[GENERATE] <= staleness
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMED)
 def test_no_plan_of_a_trainer_is_better_than_the_best_of_all(name: str) -> None:
     facts = facts_for(name)
     free = best_plan(facts, model_of(facts), limits=Limits(gap=0.0))
@@ -40,7 +44,7 @@ def test_no_plan_of_a_trainer_is_better_than_the_best_of_all(name: str) -> None:
     assert best(name).plan.period_seconds >= free.period_seconds * (1 - 1e-9)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMED)
 def test_its_bound_holds_for_other_plans_that_it_can_say(name: str) -> None:
     facts = facts_for(name)
     exact = best_expressible_plan(TRAINERS[name], facts, model_of(facts), limits=Limits(gap=0.0))
@@ -58,6 +62,16 @@ def test_micro_batches_that_have_to_be_alike_may_be_capped_by_tokens(name: str) 
     assert found is not None
     assert found.plan.placement("critic_train").schedule.micro_batch_tokens
     assert list(found.mode.inexpressible(found.plan)) == []
+
+
+@pytest.mark.check_all
+def test_a_way_whose_pool_of_two_kinds_of_nodes_a_stage_cannot_have_has_no_plan() -> None:
+    path = Path(__file__).parents[3] / "examples/mixed-32/job.yaml"
+    facts = resolve(read_job(path), path.parent).model_copy(update={"staleness": 0})
+    verl = TRAINERS["verl"]
+    (shared, *_) = verl.modes_for(facts)
+    alone = replace(verl, modes=lambda _facts: iter((shared,)))
+    assert best_expressible_plan(alone, facts, model_of(facts)) is None
 
 
 def test_a_job_that_no_way_fits_has_no_plan_and_every_way_is_told() -> None:

@@ -28,7 +28,14 @@ CONFIG = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
 }
-FILES = {"verl": "run.sh", "nemo-rl": "config.yaml", "openrlhf": "run.sh", "slime": "run.sh", "skyrl": "run.sh"}
+FILES = {
+    "verl": "run.sh",
+    "nemo-rl": "config.yaml",
+    "openrlhf": "run.sh",
+    "slime": "run.sh",
+    "skyrl": "run.sh",
+    "areal": "config.yaml",
+}
 
 
 def plan_of(name: str, staleness: int, algorithm: Algorithm | None = None) -> Plan:

@@ -20,6 +20,15 @@ def test_a_first_job_is_planned_as_it_is(call: Call, tmp_path: Path) -> None:
     assert call("plan", job, "--gap", 0.5, "-o", tmp_path / "plan.json").code == 0
 
 
+def test_a_price_goes_to_the_command_that_plans_the_job(call: Call, tmp_path: Path) -> None:
+    job, plan = tmp_path / "job.yaml", tmp_path / "plan.json"
+    outcome = call("init", MODEL, *NUMBERS, "--price", 2.5, "-o", job)
+    assert outcome.out == f"{job}; next: meshwright plan {job} -o {plan} --price 2.5\n"
+    outcome = call("init", MODEL, *NUMBERS, "--price", -1, "-o", tmp_path / "other.yaml")
+    assert (outcome.code, list(tmp_path.iterdir())) == (2, [job])
+    assert "--price -1 is out of range" in outcome.err
+
+
 def test_nothing_is_overwritten(call: Call, tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text("mine")
