@@ -145,10 +145,10 @@ def measure_engine(facts: Facts, table: Table, engine: TimedEngine, seconds: flo
         bench = EngineBench(facts, engine, depth, points)
         try:
             kernels = bench.start()
-            process_bytes = max(process_bytes, bench.process_bytes())
             if depth in missing_loads:
                 loads.append(bench.measure_load())
             measured += bench.measure_points(points, time.monotonic() + seconds / len(points_of))
+            process_bytes = max(process_bytes, bench.process_bytes())
         finally:
             bench.close()
         version, names = kernels

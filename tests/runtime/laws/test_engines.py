@@ -86,6 +86,9 @@ def test_rewards_rise_and_every_update_reaches_the_engine(
     assert {line["max_staleness"] for line in lines(tmp_path / "run")} == {0}
     require_same_weights(tmp_path / "run")
     assert "generation by vllm 0.32" in summary.kernels
+    assert len(summary.memory) > 3
+    for used in summary.memory:  # that of both processes
+        assert used.measured_bytes == pytest.approx(used.planned_bytes, rel=0.1), used.stage
 
 
 @pytest.mark.parametrize("pins", [TWO_REPLICAS, TWO_SHARDS])
