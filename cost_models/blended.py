@@ -70,6 +70,8 @@ class BlendedModel(AnalyticModel):
         engine_facts = engine_named(engine) if engine else None
         super().__init__(cluster, workload, precision, table=table, make_shard=shard_of, engine=engine_facts)
         self._has_own_engine = not engine_is_timed
+        if self._timings and self._timings.process_bytes and self._operators.process_bytes:
+            self._operators = self._operators._replace(process_bytes=self._timings.process_bytes)
         self._table = table
         self._measured_memories: Memo[StageQuery, Memory] = Memo()
         self._peaks: dict[tuple[ModelSpec, int], Peaks] = {}

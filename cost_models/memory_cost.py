@@ -121,14 +121,16 @@ class ShardSizes(Generic[N]):
 class Operators(NamedTuple):
     """The facts that decide which tensors are kept: whether the operators of a layer are fused or those of torch,
     whether attention stores its scores, the bytes per logit in training (None: those of this project's loss, which
-    is computed in chunks), whether the generation engine frees the blocks that a sliding window has passed, and how
-    often its cache holds the vector of a token that latent attention caches."""
+    is computed in chunks), whether the generation engine frees the blocks that a sliding window has passed, how often
+    its cache holds the vector of a token that latent attention caches, and the bytes of its process without a model (0:
+    it runs in the rank)."""
 
     is_fused: bool
     stores_scores: bool = False
     logit_bytes: int | None = None
     frees_windows: bool = False
     latent_copies: int = 1
+    process_bytes: float = 0.0
 
 
 def shard_sizes(
@@ -400,6 +402,7 @@ class RankMemory(Generic[N]):
         self._stage, self._model, self._workload, self._size = stage, shards.model, workload, element_bytes
         self._is_fused, self._logit_bytes = operators.is_fused, operators.logit_bytes
         self._frees_windows, self._latent_copies = operators.frees_windows, operators.latent_copies
+        self._process_bytes = operators.process_bytes
         self._layout: Degrees[N] = shards.layout
         self._shards: ShardedModel[N] = shards
         self._part: StagePart[N] = part
@@ -600,6 +603,13 @@ class RankMemory(Generic[N]):
         tally.add("logits", where(self._part.is_last, num_bytes, 0 * num_bytes))
 
 
+ENGINE_PROCESS = "engine process"
+"""Name of the term for the process of an engine without its model."""
+
+WEIGHT_BUCKET_BYTES = 64 * 2**20
+"""Bytes of weights that are on their way to an engine at a time, unless a single tensor is larger."""
+
+
 class GenerationMemory(RankMemory[float]):
     """Memory of a rank of a generation stage."""
 
@@ -619,9 +629,20 @@ class GenerationMemory(RankMemory[float]):
         assert isinstance(settings, Schedule), settings
         cache, running = TermSums[float](), self._generation_memory(settings).addends
         cache.add("kv cache", self._cache_bytes(self._blocks(settings), self._slots(settings)))
-        if settings.keeps_in_flight:
+        if self._process_bytes:
+            self._add_process(cache)
+        if settings.keeps_in_flight or self._process_bytes:
             return _WorkingMemory(cache.addends, self._or_larger_weight_buffer(running))
         return _WorkingMemory([], self._or_larger_weight_buffer([*cache.addends, *running]))
+
+    def _add_process(self, tally: TermSums[float]) -> None:
+        """Add what an engine in its own process holds beside its KV cache, which is never freed: the process, its copy
+        of the weights, and those on their way to it, in memory that both share and as a copy."""
+        weights_bytes = self._part.num_params * self._size
+        largest_tensor = self._model.padded_vocab_size * self._model.hidden_size * self._size
+        tally.add(ENGINE_PROCESS, self._process_bytes)
+        tally.add("weights of the engine", weights_bytes)
+        tally.add("weights on their way", 2 * min(weights_bytes, max(WEIGHT_BUCKET_BYTES, largest_tensor)))
 
     @cached_property
     def _shard(self) -> ModelSpec:

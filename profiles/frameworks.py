@@ -159,6 +159,9 @@ class Engine(Document):
         description="how often the KV cache holds a token's vector of latent attention: 2 as key and as value, or 1",
     )
     refit: EngineRefit
+    process_bytes: float = Field(
+        default=0.0, ge=0, description="memory of its process without a model, where one runs beside each rank of a CPU"
+    )
     source: str = Field(min_length=1)
 
     def framework_on(self, kind: str) -> Framework:

@@ -184,6 +184,9 @@ class EngineTimings(Document):
     date: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
     measurements: tuple[Measurement, ...] = ()
     loads: tuple[WeightLoad, ...] = Field(default=(), description="new weights, at each number of layers")
+    process_bytes: float | None = Field(
+        default=None, gt=0, description="memory of the process beside its weights and KV cache"
+    )
 
     def has_rounds_of(self, shape: Shape) -> bool:
         """Return True if decode steps of this shape were timed at two numbers of layers."""

@@ -46,8 +46,6 @@ def engine_schedule_rules(facts: Facts, schedule: Schedule) -> Iterator[str]:
     """Yield the rules that the schedule of any stage breaks with the engine of the facts."""
     if not generates_with_vllm(facts):
         return
-    if schedule.chunk_tokens:
-        yield f"chunk_tokens={schedule.chunk_tokens} with engine vllm, whose responses are read whole; use 0."
     if facts.workload.turns and schedule.generation_slots and schedule.while_waiting is WhileWaiting.KEEP:
         yield (
             f"while_waiting={WhileWaiting.KEEP} with engine vllm, where a sequence that waits gives up its slot; "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -34,6 +35,14 @@ def reset_peak() -> int:
 def bytes_in_use() -> int:
     """Return the bytes that this process has on its device or, on a CPU, in its resident set without file pages."""
     return torch.cuda.memory_allocated() if host.on_cuda() else _resident("VmRSS") - _resident("RssFile")
+
+
+def resident_bytes(process: int) -> int:
+    """Return the bytes in the resident set of another process without file pages; 0 if it has ended."""
+    with suppress(FileNotFoundError, ProcessLookupError, StopIteration):
+        status = Path(f"/proc/{process}/status")
+        return _resident("VmRSS", status) - _resident("RssFile", status)
+    return 0
 
 
 def peak_bytes() -> int:
@@ -73,6 +82,6 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL("libc.so.6")
 
 
-def _resident(field: str) -> int:
-    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(f"{field}:"))
+def _resident(field: str, status: Path = _STATUS) -> int:
+    line = next(line for line in status.read_text().splitlines() if line.startswith(f"{field}:"))
     return int(line.split()[1]) * 1024

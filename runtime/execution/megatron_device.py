@@ -367,14 +367,15 @@ class MegatronDevice:
         bytes_before: int,
         tensor_bytes: int,
         steps: range,
+        engine: EngineProcess | None = None,
     ) -> None:
-        """`refits` are keyed by source and target stage.
+        """`refits` are keyed by source and target stage. The memory of `engine` is a part of that of the rank.
 
         On a GPU `bytes_before` were in use before the models were built. On a CPU `tensor_bytes` are those of the
         models, with gradients and moments.
         """
         self._stages, self._refits = actions, refits
-        self._bytes_before, self._tensor_bytes = bytes_before, tensor_bytes
+        self._bytes_before, self._tensor_bytes, self._engine = bytes_before, tensor_bytes, engine
         self._steps, self._period, self._measures = steps, steps.start, False
 
     def begin(self, period: int) -> None:
@@ -412,7 +413,8 @@ class MegatronDevice:
             return
         reset_peak()
         yield facts
-        facts["memory_bytes"] = float(peak_bytes() - self._bytes_before)
+        engine_bytes = self._engine.resident_bytes if self._engine else 0
+        facts["memory_bytes"] = float(peak_bytes() - self._bytes_before + engine_bytes)
 
     def synchronise(self) -> None:
         """Wait until all work submitted to the device is done."""

@@ -244,7 +244,12 @@ def connect(request: RunRequest, inputs: Inputs, models: Models, progress: Progr
 
     refits = build_refits(plan, models.copies)
     device = MegatronDevice(
-        stages, refits, bytes_before=inputs.bytes_before, tensor_bytes=models.tensor_bytes, steps=steps
+        stages,
+        refits,
+        bytes_before=inputs.bytes_before,
+        tensor_bytes=models.tensor_bytes,
+        steps=steps,
+        engine=models.engine,
     )
     failing_seconds = failing_call_seconds(plan, job.rewards, job.tool)
     watch = RunWatch(plan, request.out, progress.start_seconds, timeout_seconds=failing_seconds)

@@ -21,14 +21,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from meshwright.cost_models.memory_cost import WEIGHT_BUCKET_BYTES
 from meshwright.profiles.errors import RunFailed
+from meshwright.runtime.device.used_memory import resident_bytes
 from meshwright.runtime.inference import engine_server
 from meshwright.runtime.inference.engine_server import Message, MessageError, read_message, write_message
 
 VLLM_SERVER = Path(engine_server.__file__)
 """The program that serves vLLM."""
 
-BUCKET_BYTES = 64 * 2**20
+BUCKET_BYTES = WEIGHT_BUCKET_BYTES
 """Bytes of weights that are in the shared memory at a time, unless a single tensor is larger."""
 
 START_SECONDS = 600.0
@@ -244,6 +246,11 @@ class EngineProcess:
     def version(self) -> int:
         """The version of the weights that the engine has; -1 before the first."""
         return self._version
+
+    @property
+    def resident_bytes(self) -> int:
+        """The memory of the process now, without file pages; 0 if it has ended."""
+        return resident_bytes(self._process.pid)
 
     def step(self, added: Sequence[Request] = (), aborted: Sequence[str] = ()) -> list[Sampled]:
         """Add and abort requests and run one round; return what it sampled, nothing if no request is left.

@@ -44,6 +44,7 @@ from meshwright.runtime.inference.engine_process import (
     RequestSampling,
 )
 from meshwright.runtime.inference.external_replica import refit_tensors, stored_tensors
+from meshwright.runtime.model.adapters import is_adapter_parameter
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
 from meshwright.runtime.profiling.bench import is_over, merge_ranks, row_lengths
@@ -139,6 +140,7 @@ def measure_engine(facts: Facts, table: Table, engine: TimedEngine, seconds: flo
         points_of.setdefault(Depth(degrees[point.shape], point.num_layers), []).append(point)
     measured: list[Measurement] = []
     loads: list[WeightLoad] = []
+    process_bytes = 0.0
     for depth, points in sorted(points_of.items()):
         bench = EngineBench(facts, engine, depth, points)
         try:
@@ -146,32 +148,37 @@ def measure_engine(facts: Facts, table: Table, engine: TimedEngine, seconds: flo
             if depth in missing_loads:
                 loads.append(bench.measure_load())
             measured += bench.measure_points(points, time.monotonic() + seconds / len(points_of))
+            process_bytes = max(process_bytes, bench.process_bytes())
         finally:
             bench.close()
-        known = _merged(known, engine.name, kernels, measured, loads)
+        version, names = kernels
+        new = EngineTimings(
+            engine=engine.name,
+            version=version,
+            kernels=names,
+            date=datetime.date.today().isoformat(),
+            measurements=tuple(measured),
+            loads=tuple(loads),
+            process_bytes=process_bytes,
+        )
+        known = _merged(known, new) if known else new
     assert known is not None
     return known
 
 
-def _merged(
-    known: EngineTimings | None,
-    name: EngineName,
-    facts: tuple[str, str],
-    measured: Sequence[Measurement],
-    loads: Sequence[WeightLoad],
-) -> EngineTimings:
+def _merged(known: EngineTimings, new: EngineTimings) -> EngineTimings:
     """Return the known times of the same version with the new ones; those of another version are dropped."""
-    version, kernels = facts
-    is_same = known is not None and (known.version, known.kernels) == facts
-    kept = {one.point: one for one in known.measurements} if known and is_same else {}
-    kept_loads = {(one.shape, one.num_layers): one for one in known.loads} if known and is_same else {}
-    return EngineTimings(
-        engine=name,
-        version=version,
-        kernels=kernels,
-        date=datetime.date.today().isoformat(),
-        measurements=tuple({**kept, **{one.point: one for one in measured}}.values()),
-        loads=tuple({**kept_loads, **{(one.shape, one.num_layers): one for one in loads}}.values()),
+    if (known.version, known.kernels) != (new.version, new.kernels):
+        return new
+    measurements = {one.point: one for one in (*known.measurements, *new.measurements)}
+    loads = {(one.shape, one.num_layers): one for one in (*known.loads, *new.loads)}
+    process_bytes = max(known.process_bytes or 0.0, new.process_bytes or 0.0)
+    return new.model_copy(
+        update={
+            "measurements": tuple(measurements.values()),
+            "loads": tuple(loads.values()),
+            "process_bytes": process_bytes,
+        }
     )
 
 
@@ -187,9 +194,11 @@ class EngineBench:
         self._versions = itertools.count()
         rank, shard = dist.get_rank(), shard_of_rank(self._layout, 0)
         assert shard is not None, f"tp={depth.tp} does not divide the {num_ranks} ranks"
+        settings = self._settings(facts, points, shard)
+        self._cache_bytes = settings.cache_bytes
         self._process = EngineProcess(
             engine.python,
-            self._settings(facts, points, shard),
+            settings,
             log=engine.log.with_name(f"{engine.log.name}-{rank}.log"),
             rank=rank,
             num_threads=torch.get_num_threads(),
@@ -206,6 +215,17 @@ class EngineBench:
             self._process.take_base(stored_tensors(model))
         self._load()
         return facts.version, facts.kernels
+
+    def process_bytes(self) -> float:
+        """Return the memory of the process beside its weights and its KV cache, on the rank with most. Collective."""
+        weights_bytes = sum(
+            tensor.numel() * tensor.element_size()
+            for name, tensor in self._model.named_parameters()
+            if not is_adapter_parameter(name)
+        )
+        own_bytes = torch.tensor(float(self._process.resident_bytes - self._cache_bytes - weights_bytes))
+        dist.all_reduce(own_bytes, dist.ReduceOp.MAX)
+        return max(1.0, own_bytes.item())
 
     def _load(self) -> None:
         """Give the engine what it gets at a refit."""

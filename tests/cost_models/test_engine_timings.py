@@ -12,10 +12,11 @@ from pydantic import ValidationError
 from meshwright.cost_models.blended import BlendedModel
 from meshwright.cost_models.cost import Source
 from meshwright.cost_models.generation_cost import ENGINE_LOAD, SCHEDULING
+from meshwright.cost_models.memory_cost import ENGINE_PROCESS
 from meshwright.cost_models.protocol import PlacedLayout, RefitQuery, RefitTable, StageQuery
 from meshwright.cost_models.steady_state import Overlap, SteadyState
-from meshwright.profiles.frameworks import VLLM
-from meshwright.profiles.hardware import Cluster
+from meshwright.profiles.frameworks import EAGER, VLLM, engine_named
+from meshwright.profiles.hardware import Cluster, local_cluster
 from meshwright.profiles.harness import generation_points, record
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
@@ -58,6 +59,11 @@ def timed(table: Table, actor: ModelSpec, fixed: Workload) -> Table:
 def model(a100s: Callable[[int], Cluster], fixed: Workload) -> Callable[..., BlendedModel]:
     """The cost model of a table, with vLLM or another engine."""
     return lambda table, engine=VLLM, workload=fixed: BlendedModel(table, a100s(1), workload, "bf16", engine)
+
+
+@pytest.fixture
+def cpu_query(query: Callable[..., StageQuery], actor: ModelSpec) -> StageQuery:
+    return query(GENERATE, slots=16, model=actor)
 
 
 @pytest.fixture
@@ -115,6 +121,25 @@ def test_layouts_that_were_not_timed_are_analytic_with_the_host(
     cost = model(timed).seconds(question)
     assert cost == model(table).seconds(question)
     assert cost.amount(SCHEDULING) > 0.0
+
+
+def test_the_memory_of_the_process_is_what_was_measured(timed: Table, cpu_query: StageQuery, uneven: Workload) -> None:
+    cluster = local_cluster(1)
+    provenance = timed.provenance.model_copy(
+        update={"device": cluster.device.name, "kind": "cpu", "precision": "fp32", "engine": EAGER}
+    )
+    table = Table(provenance=provenance)
+    assert timed.engines
+    [engine] = timed.engines
+    found = [
+        BlendedModel(with_times, cluster, uneven, "fp32", VLLM).memory(cpu_query).resident.amount(ENGINE_PROCESS)
+        for with_times in (
+            table,
+            table.with_timings(engine),
+            table.with_timings(engine.model_copy(update={"process_bytes": 7e8})),
+        )
+    ]
+    assert found == [engine_named(VLLM).process_bytes, engine_named(VLLM).process_bytes, 7e8]
 
 
 def test_our_own_engine_is_not_changed_by_the_times_of_another(

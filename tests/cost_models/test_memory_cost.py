@@ -8,7 +8,7 @@ from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Memory, TermSums
 from meshwright.cost_models.memory_cost import offloaded_state, optimizer_state, weight_copy
 from meshwright.cost_models.params import StagePart
-from meshwright.cost_models.protocol import StageQuery
+from meshwright.cost_models.protocol import StageQuery, bytes_of
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.experts import Experts, LatentAttention
@@ -71,6 +71,28 @@ def test_the_kv_cache_of_llama_2_7b_is_half_a_mebibyte_per_token(
         schedule, dp = Schedule(generation_slots=100), Layout.parse(layout).dp
         cache = terms(ask("actor_generate", layout, slots=100))["kv cache"]
         assert cache == (long_tail.cache_need(schedule, dp).blocks + 1) * BLOCK_TOKENS * 524_288 / share
+
+
+def test_an_engine_in_its_own_process_holds_a_second_copy_and_its_cache_all_the_time(
+    long_tail: Workload, llama: ModelSpec, query: Callable[..., StageQuery]
+) -> None:
+    cluster, vllm = local_cluster(4), engine_named("vllm")
+    asked = query("actor_generate", "tp2,dp2", slots=8)
+    ours, theirs = (AnalyticModel(cluster, long_tail, "fp32", engine=one).memory(asked) for one in (None, vllm))
+    weights = terms(ours)["weights"]
+    embedding = 4 * llama.padded_vocab_size * llama.hidden_size
+    assert theirs.resident.amount("engine process") == vllm.process_bytes > 2**28
+    assert theirs.resident.amount("weights of the engine") == weights == theirs.resident.amount("weights")
+    assert theirs.resident.amount("weights on their way") == 2 * embedding
+    cache = (long_tail.cache_need(asked.schedule, 2).blocks + 1) * BLOCK_TOKENS * 1_048_576 / 2
+    assert theirs.resident.amount("kv cache") == cache
+    added = vllm.process_bytes + weights + 2 * embedding + cache
+    assert theirs.resident.total == ours.resident.total + added
+    assert bytes_of(theirs).weights == weights  # of which one copy may be shared with another stage
+
+
+def test_on_a_gpu_an_engine_is_that_of_another_trainer_and_has_the_only_copy(ask: Callable[..., Memory]) -> None:
+    assert "engine process" not in terms(ask("actor_generate", "tp2", slots=8, engine="vllm"))
 
 
 @pytest.mark.parametrize(("layout", "each"), [("tp1", 16), ("tp2,pp4", 4)])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,3 +75,12 @@ def test_the_tensors_of_a_process_are_counted_once_for_each_storage() -> None:
     views = [whole[10:], whole.view(10, 100), torch.nn.Parameter(whole)]
     assert used_memory.tensor_bytes() - before == whole.nbytes
     assert len(views) == 3
+
+
+def test_the_memory_of_another_process_is_read_until_it_ends() -> None:
+    code = "block = bytearray(200 * 2**20); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        assert 200 * _MIB < used_memory.resident_bytes(process.pid) < 250 * _MIB
+    assert used_memory.resident_bytes(process.pid) == 0

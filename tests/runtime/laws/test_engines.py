@@ -19,6 +19,7 @@ from benchmarks.hosts import LOOPBACK
 from meshwright.planner.plan.plan import read_plan, write_plan
 from meshwright.profiles.errors import STOPPED
 from meshwright.profiles.run_logs import former_plans
+from meshwright.profiles.schedule import Schedule
 from meshwright.runtime.execution.train import run_plan
 from meshwright.runtime.records.record import RunSummary
 from tests.runtime.checkpoints import name_end_tokens, write_checkpoint
@@ -29,6 +30,7 @@ from tests.runtime.laws.test_replanned_runs import BEYOND, MANY, stopped_beyond
 from tests.runtime.laws.test_replanned_runs import asked as replannable
 from tests.runtime.laws.test_replanned_runs import start as start_replanning
 from tests.runtime.laws.test_restarts import command, ranks_of, wait_for_steps
+from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.rewarded import LEARNS, lines, rewarded, stopped_and_resumed, write_rewarded
 from tests.runtime.small_job import EOS, OF_TIME, VOCAB_SIZE, request, write_job
 
@@ -84,6 +86,9 @@ def test_rewards_rise_and_every_update_reaches_the_engine(
     assert {line["max_staleness"] for line in lines(tmp_path / "run")} == {0}
     require_same_weights(tmp_path / "run")
     assert "generation by vllm 0.32" in summary.kernels
+    assert len(summary.memory) > 3
+    for used in summary.memory:  # that of both processes
+        assert used.measured_bytes == pytest.approx(used.planned_bytes, rel=0.1), used.stage
 
 
 @pytest.mark.parametrize("pins", [TWO_REPLICAS, TWO_SHARDS])
@@ -112,6 +117,28 @@ def test_a_run_of_an_adapter_that_is_stopped_goes_on_as_if_it_had_not_been(tmp_p
     one, other = stopped_and_resumed(rewarded(with_adapter(written(tmp_path)), tmp_path / "whole", steps=4))
     for key in ("score", "actor_grad_norm", "reward_third"):
         assert [line[key] for line in one] == [line[key] for line in other]
+
+
+@pytest.mark.parametrize("changes", [{}, LATE])
+def test_stages_that_read_responses_in_chunks_compute_what_they_do_of_whole_ones(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    path = write_job(tmp_path, num_ranks=2)
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **BY_VLLM, **changes}))
+    with_wide_heads(tmp_path)
+    whole = request(path, tmp_path / "whole", steps=3)
+    slots = Schedule(generation_slots=8, batches_in_flight=2 if changes else 1)
+    reading = {"actor_generate": Where("0:1", schedule=slots), "other": Where("1:1")}
+    chunks = dict.fromkeys(("reward_score", "ref_logprob"), Where("1:1", schedule=Schedule(chunk_tokens=5)))
+    outs = []
+    for name, streamed in (("whole", {}), ("chunks", chunks)):
+        outs.append(tmp_path / name)
+        plan = plan_by_hand(whole.plan.facts, {**reading, **streamed})
+        assert isinstance(run_plan(replace(whole, plan=plan, out=outs[-1])), RunSummary)
+        require_same_weights(outs[-1])
+    for line, known in zip(*map(lines, outs), strict=True):
+        for name in known.keys() - OF_TIME:
+            assert line[name] == pytest.approx(known[name], abs=1e-4), name
 
 
 def test_a_first_job_runs_with_vllm_without_pins(call: Call, tmp_path: Path) -> None:
