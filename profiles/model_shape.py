@@ -717,7 +717,6 @@ def _planned_parts(spec: ModelSpec) -> list[str]:
         "latent attention of odd sizes": bool(spec.latent and (spec.latent.nope_dim % 2 or spec.latent.kv_rank % 2)),
         "values that are larger than keys": spec.value_dim > spec.head_dim,
         "layers of Mamba": spec.linear is not None and spec.linear.rule == "mamba",
-        "experts in some layers between others": bool(spec.layer_kinds) and spec.linear is None,
         "an indexer of tokens": spec.latent is not None and spec.latent.indexer is not None,
     }
     return [*(part for part, is_present in named.items() if is_present), *spec.planned_parts]

@@ -181,7 +181,7 @@ def test_what_cannot_be_run_is_named_in_a_sentence(name: str) -> None:
     ("name", "part"),
     [
         ("deepseek-v3.2", "has an indexer of tokens, which can be planned"),
-        ("llama-4-maverick-text", "experts in some layers between others"),
+        ("llama-4-maverick-text", "a router that scales the inputs of its experts"),
         ("nemotron-h-8b", "the activation relu2, layers of Mamba, layers of one block each"),
     ],
 )
