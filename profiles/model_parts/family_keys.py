@@ -91,7 +91,7 @@ class Family:
     rope: Mapping[str, Any] = field(default_factory=dict)
     """The parameters of the rotary embedding, besides its base, if the config has none."""
     original_positions: int | None = None
-    """The `original_max_position_embeddings` of a family whose class has it, if the config has none."""
+    """The original length of a scaled rotary embedding, of a family whose class has the key, if the config has none."""
     added: frozenset[str] = frozenset()
     """Keys with a default here that are not fields of the class but are read by it or its model."""
     parts: Parts = Parts()
