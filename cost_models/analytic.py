@@ -186,6 +186,7 @@ class AnalyticModel(QueryLoop):
             trainer.logit_bytes,
             frees_windows=engine is not None and engine.frees_windows,
             latent_copies=(engine or engine_named(EAGER)).latent_copies,
+            delta_by_torch=framework is None,
         )
         self._engine = engine
         generates = engine or (None if framework else engine_named(EAGER))

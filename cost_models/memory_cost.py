@@ -29,7 +29,7 @@ from meshwright.profiles.elementwise import FloatArray, N, maximum, minimum, sum
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_parts.fp8_weights import SCALE_BYTES, linears_of
-from meshwright.profiles.model_parts.linear_attention import SPARE_STATES
+from meshwright.profiles.model_parts.linear_attention import SPARE_STATES, STATE_BYTES
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import BLOCK_TOKENS, max_prefill_tokens, num_blocks_for
 from meshwright.profiles.schedule import Offload, Schedule
@@ -118,14 +118,16 @@ class ShardSizes(Generic[N]):
 class Operators(NamedTuple):
     """The facts that decide which tensors are kept: whether the operators of a layer are fused or those of torch,
     whether attention stores its scores, the bytes per logit in training (None: those of this project's loss, which
-    is computed in chunks), whether the generation engine frees the blocks that a sliding window has passed, and how
-    often its cache holds the vector of a token that latent attention caches."""
+    is computed in chunks), whether the generation engine frees the blocks that a sliding window has passed, how often
+    its cache holds the vector of a token that latent attention caches, and whether torch computes the gated delta
+    rule."""
 
     is_fused: bool
     stores_scores: bool = False
     logit_bytes: int | None = None
     frees_windows: bool = False
     latent_copies: int = 1
+    delta_by_torch: bool = False
 
 
 def shard_sizes(
@@ -144,6 +146,10 @@ def shard_sizes(
     working = _working_elements(shard, imbalance, replicated_share, layout.fold_size)
     if not is_fused:
         working += _unfused_working_elements(shard, imbalance, replicated_share)
+    rule = 0.0
+    if operators.delta_by_torch and shard.linear and shard.linear.rule == "gated delta":
+        rule = STATE_BYTES * shard.linear.rule_elements
+        working = max(working, shard.linear.elements + rule / element_bytes)
     return ShardSizes(
         block_bytes=BLOCK_TOKENS
         * shard.cached_elements
@@ -153,7 +159,9 @@ def shard_sizes(
         cached_elements=shard.cached_elements,
         inputs_bytes=shard.hidden_size * replicated_share * element_bytes,
         working_bytes=working * element_bytes,
-        kept_bytes=kept + shard.num_heads * (scores if operators.stores_scores else _LOGSUMEXP_BYTES),
+        kept_bytes=kept
+        + rule * shard.linear_layers_share
+        + shard.num_heads * (scores if operators.stores_scores else _LOGSUMEXP_BYTES),
         kept_without_attention_bytes=kept,
         unfused_bytes=0.0 if is_fused else _unfused_elements(shard, imbalance, replicated_share) * element_bytes,
         backward_bytes=0.0 if is_fused else _backward_elements(shard, imbalance, replicated_share) * element_bytes,

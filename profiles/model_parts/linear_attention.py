@@ -95,6 +95,19 @@ class LinearAttention:
         return 2 * self.conv_size + 2 * self.value_size
 
     @property
+    def rule_elements(self) -> float:
+        """fp32 elements per token that the gated delta rule, its norm and its gate hold for the backward pass if torch
+        computes them.
+
+        In chunks of c tokens, a key head of size k has its query and key before and after their norms, and two of c
+        products; each of its value heads of size v has four of c products, the system's two sides and solution, queries
+        and keys with their decays, a share of the state of its chunk, and six of v of values, updates, outputs and
+        gates.
+        """
+        c, k, v = self.chunk_tokens, self.key_dim, self.value_dim
+        return self.num_key_heads * (4 * k + 2 * c) + self.num_value_heads * (4 * c + 4 * k + 8 * v + k * v / c)
+
+    @property
     def work(self) -> int:
         """Multiply-adds per token besides the projections, in chunks of c tokens.
 
