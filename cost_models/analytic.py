@@ -187,6 +187,7 @@ class AnalyticModel(QueryLoop):
             frees_windows=engine is not None and engine.frees_windows,
             latent_copies=(engine or engine_named(EAGER)).latent_copies,
             process_bytes=engine.process_bytes if engine and cluster.device.kind == "cpu" else 0.0,
+            delta_by_torch=framework is None,
         )
         self._engine = engine
         generates = engine or (None if framework else engine_named(EAGER))

@@ -29,7 +29,7 @@ from meshwright.profiles.elementwise import FloatArray, N, maximum, minimum, sum
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_parts.fp8_weights import SCALE_BYTES, linears_of
-from meshwright.profiles.model_parts.linear_attention import SPARE_STATES, LinearAttention
+from meshwright.profiles.model_parts.linear_attention import SPARE_STATES, STATE_BYTES, LinearAttention
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import BLOCK_TOKENS, max_prefill_tokens, num_blocks_for
 from meshwright.profiles.schedule import Offload, Schedule
@@ -122,8 +122,8 @@ class Operators(NamedTuple):
     """The facts that decide which tensors are kept: whether the operators of a layer are fused or those of torch,
     whether attention stores its scores, the bytes per logit in training (None: those of this project's loss, which
     is computed in chunks), whether the generation engine frees the blocks that a sliding window has passed, how often
-    its cache holds the vector of a token that latent attention caches, and the bytes of its process without a model (0:
-    it runs in the rank)."""
+    its cache holds the vector of a token that latent attention caches, the bytes of its process without a model (0: it
+    runs in the rank), and whether torch computes the gated delta rule."""
 
     is_fused: bool
     stores_scores: bool = False
@@ -131,6 +131,7 @@ class Operators(NamedTuple):
     frees_windows: bool = False
     latent_copies: int = 1
     process_bytes: float = 0.0
+    delta_by_torch: bool = False
 
 
 def shard_sizes(
@@ -147,8 +148,10 @@ def shard_sizes(
     kept = _kept_elements(shard, imbalance, replicated_share, layout.fold_size) * element_bytes
     scores = _SCORE_BYTES * workload.max_tokens
     working = _working_elements(shard, imbalance, replicated_share, layout.fold_size)
-    chunked = _chunk_elements(shard.linear, workload.max_tokens) if shard.linear else 0.0
-    unfused = _unfused_elements(shard, imbalance, replicated_share) + shard.linear_layers_share * chunked
+    chunked = 0.0
+    if operators.delta_by_torch and shard.linear and shard.linear.rule == "gated delta":
+        chunked = _chunk_elements(shard.linear, workload.max_tokens) * STATE_BYTES / element_bytes
+        working = max(working, shard.linear.elements + chunked)
     if not is_fused:
         working += _unfused_working_elements(shard, imbalance, replicated_share)
         working = max(working, _mixer_working_elements(shard, replicated_share, chunked))
@@ -161,9 +164,11 @@ def shard_sizes(
         cached_elements=shard.cached_elements,
         inputs_bytes=shard.hidden_size * replicated_share * element_bytes,
         working_bytes=working * element_bytes,
-        kept_bytes=kept + shard.num_heads * (scores if operators.stores_scores else _LOGSUMEXP_BYTES),
+        kept_bytes=kept
+        + chunked * shard.linear_layers_share * element_bytes
+        + shard.num_heads * (scores if operators.stores_scores else _LOGSUMEXP_BYTES),
         kept_without_attention_bytes=kept,
-        unfused_bytes=0.0 if is_fused else unfused * element_bytes,
+        unfused_bytes=0.0 if is_fused else _unfused_elements(shard, imbalance, replicated_share) * element_bytes,
         backward_bytes=0.0 if is_fused else _backward_elements(shard, imbalance, replicated_share) * element_bytes,
         vocab_size=shard.padded_vocab_size,
         capped_heads=float(shard.num_heads if shard.attention_cap or shard.attention_sinks else 0),
@@ -275,19 +280,14 @@ def _mixer_working_elements(shard: ModelSpec, replicated_share: float, chunked: 
 
 
 def _chunk_elements(linear: LinearAttention, num_tokens: int) -> float:
-    """Return the elements per token that torch operators keep of a layer with a state, for rows of `num_tokens`.
+    """Return the fp32 elements per token that torch keeps of a gated delta layer, for rows of `num_tokens` tokens.
 
-    Rows are padded to whole chunks of C tokens (`runtime.model.delta_rule`). For H value heads and G key heads, a token
-    of a chunk has 4 H C and 2 G C elements of matrices between tokens, 6 keys of each key head, 4 keys and 4 values of
-    each value head. Besides there are the channels of the convolution, its inputs, its outputs and their activation,
-    and 4 values for the norm and the gate of the output.
+    Rows are padded to whole chunks (`runtime.model.delta_rule`). Besides the rule there are the inputs of the
+    convolution, its outputs and their activation.
     """
     chunk = min(linear.chunk_tokens, num_tokens)
     padding = -(-num_tokens // chunk) * chunk / num_tokens
-    heads, key_heads = linear.num_value_heads, linear.num_key_heads
-    matrices = (4 * heads + 2 * key_heads) * chunk
-    vectors = (6 * key_heads + 4 * heads) * linear.key_dim + 4 * heads * linear.value_dim
-    return padding * (matrices + vectors) + 3 * linear.conv_size + 4 * linear.value_size
+    return padding * linear.rule_elements(chunk) + 3 * linear.conv_size
 
 
 def _dispatched_elements(shard: ModelSpec, imbalance: float, fold_size: int) -> float:

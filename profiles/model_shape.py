@@ -26,6 +26,7 @@ from meshwright.profiles.experts import (
 from meshwright.profiles.model_parts.adapter import ATTENTION_LINEARS, MLP_LINEARS, Adapter
 from meshwright.profiles.model_parts.family_keys import FAMILIES, Family, NormPlaces
 from meshwright.profiles.model_parts.hf_config import (
+    LongScaling,
     Rope,
     RotaryScaling,
     SlidingWindow,
@@ -99,7 +100,7 @@ class ModelSpec:
     adjacent_pairs: bool = False  # a head is rotated in pairs of adjacent elements (GLM 4), not of its two halves
     unrotated_layers: tuple[int, ...] = ()  # layers whose attention has no rotary embedding (SmolLM3)
     rope_scaling: RotaryScaling | None = None
-    planned_rope: str = ""  # a rope type that can be planned (no cost depends on it) but not run, e.g. "longrope"
+    planned_rope: str = ""  # a rope type that can be planned (no cost depends on it) but not run, e.g. "dynamic"
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
@@ -140,6 +141,13 @@ class ModelSpec:
                 f"model {self.name}: experts_per_token={self.experts.experts_per_token} is more than "
                 f"num_experts={self.experts.num_experts}."
             )
+        long_rope = self.rope_scaling if isinstance(self.rope_scaling, LongScaling) else None
+        if long_rope and {len(long_rope.short_factors), len(long_rope.long_factors)} != {self.num_rotated // 2}:
+            raise BadInput(
+                f"model {self.name}: rope type longrope has {len(long_rope.short_factors)} short and "
+                f"{len(long_rope.long_factors)} long factors; it needs one for each of the {self.num_rotated // 2} "
+                "rotated pairs of a head."
+            )
         if self.layer_kinds and len(self.layer_kinds) != self.num_layers:
             raise BadInput(
                 f"model {self.name}: {len(self.layer_kinds)} layer_kinds are not one for each of {self.num_layers} "
@@ -170,6 +178,14 @@ class ModelSpec:
         if self.experts is None:
             raise BadInput(f"model {self.name} has no experts, and balance={balance} is about them; remove it.")
         return replace(self, experts=replace(self.experts, balance=balance))
+
+    def for_sequences(self, longest: int) -> ModelSpec:
+        """The model in a job whose sequences have at most `longest` tokens; it differs only in the choice of the rotary
+        factors of LongRoPE."""
+        if not isinstance(self.rope_scaling, LongScaling):
+            return self
+        is_long = longest > self.rope_scaling.original_max_positions
+        return replace(self, rope_scaling=replace(self.rope_scaling, is_long=is_long))
 
     @property
     def padded_vocab_size(self) -> int:
@@ -679,7 +695,7 @@ def run_violations(spec: ModelSpec) -> Iterator[str]:
     if spec.planned_rope:
         yield (
             f"model {spec.name} has rope type {spec.planned_rope!r}, which can be planned and simulated but not run; "
-            "give a model whose rope_type is default, linear, llama3 or yarn."
+            "give a model whose rope_type is default, linear, llama3, yarn or longrope."
         )
     if spec.experts and spec.experts.normalized and spec.experts.experts_per_token == 1:
         yield (
@@ -701,7 +717,6 @@ def _planned_parts(spec: ModelSpec) -> list[str]:
         "latent attention of odd sizes": bool(spec.latent and (spec.latent.nope_dim % 2 or spec.latent.kv_rank % 2)),
         "values that are larger than keys": spec.value_dim > spec.head_dim,
         "layers of Mamba": spec.linear is not None and spec.linear.rule == "mamba",
-        "experts in some layers between others": bool(spec.layer_kinds) and spec.linear is None,
         "an indexer of tokens": spec.latent is not None and spec.latent.indexer is not None,
     }
     return [*(part for part, is_present in named.items() if is_present), *spec.planned_parts]

@@ -101,7 +101,8 @@ def _parts(stage: str, terms: Sequence[Term], *, stays: bool) -> Iterator[Memory
 class NextLayout:
     """The next best layout of a stage on its ranks, with everything else unchanged.
 
-    `instead` is None if no other layout is legal or allowed by the pins. `step_seconds` is the increase of the step
+    `instead` is None if no other layout is legal, or if the stage's layout `is_pinned`: by the user, or because another
+    trainer gives several stages one layout. `step_seconds` is the increase of the step
     and `stage_seconds` that of the stage. `mostly` is the cost term that grows most, with its increase in seconds.
     If no other layout fits, `lacking_bytes` is what `instead`, the one that lacks least, needs more on a rank.
     """
@@ -113,12 +114,13 @@ class NextLayout:
     stage_seconds: float | None = None
     mostly: Term | None = None
     lacking_bytes: float | None = None
+    is_pinned: bool = False
 
     @property
     def reason(self) -> str:
         """Why the stage does not have the layout."""
         if self.instead is None:
-            return "no other layout is legal on these ranks"
+            return "this layout is pinned" if self.is_pinned else "no other layout is legal on these ranks"
         if self.lacking_bytes is not None:
             return f"needs {self.lacking_bytes / _GIB:.2f} GiB more on a rank than is free"
         grown = f"mostly {self.mostly.name} {self.mostly.amount:+.3f} s" if self.mostly else "no term grows"
@@ -147,8 +149,13 @@ def _next_layout(plan: Plan, model: CostModel, plans: ChangedPlans, placement: P
             return _compared(plan, best, placement)
     smallest = others.smallest.get(plan.part_of(placement.stage))
     if smallest is None:
-        return NextLayout(stage=placement.stage, layout=placement.layout, instead=None)
-    lacking = FreeMemory(plan, placement.stage, ranks).lacking_bytes(smallest)
+        is_pinned = any(
+            pin.stage == placement.stage and pin.key == "layout" and not pin.forbids
+            for pin in parse_pins(plan.pins, plan.graph)
+        )
+        return NextLayout(stage=placement.stage, layout=placement.layout, instead=None, is_pinned=is_pinned)
+    changed = plans.with_pick(placement.stage, Pick(ranks, smallest.choice))
+    lacking = max(FreeMemory(plan, placement.stage, ranks).lacking_bytes(smallest), -free_bytes(changed))
     return NextLayout(
         stage=placement.stage,
         layout=placement.layout,

@@ -390,7 +390,8 @@ def resolve(job: Job, directory: Path) -> Facts:
     scalar_roles = (Role.CRITIC,) if judge else _SCALAR_HEAD_ROLES
     specs = {role: read_model(directories[role], scalar_head=role in scalar_roles) for role in directories}
     for role in job.models.roles:
-        specs[role] = specs[role].with_balance(job.models.source(role).balance)
+        longest = job.workload.max_tokens + (judge.max_added_tokens if judge and role is Role.REWARD else 0)
+        specs[role] = specs[role].with_balance(job.models.source(role).balance).for_sequences(longest)
     adapter = job.models.actor.adapter
     specs[Role.ACTOR] = replace(specs[Role.ACTOR], adapter=adapter)
     real_paths = {role: os.path.realpath(path) for role, path in directories.items()}

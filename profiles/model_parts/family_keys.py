@@ -90,6 +90,8 @@ class Family:
     """The rotary base if the config has none."""
     rope: Mapping[str, Any] = field(default_factory=dict)
     """The parameters of the rotary embedding, besides its base, if the config has none."""
+    original_positions: int | None = None
+    """The original length of a scaled rotary embedding, of a family whose class has the key, if the config has none."""
     added: frozenset[str] = frozenset()
     """Keys with a default here that are not fields of the class but are read by it or its model."""
     parts: Parts = Parts()
@@ -240,6 +242,7 @@ FAMILIES: Mapping[str, Family] = {
     "Phi3": Family(
         model_type="phi3",
         defaults=defaults.PHI_3,
+        original_positions=4096,
         added=_HEAD_DIM | _PARTIAL,
         parts=Parts(rope_types=("default", "longrope", "yarn")),
     ),

@@ -183,8 +183,8 @@ def flag(config: Mapping[str, Any], key: str, name: str, *, default: bool = Fals
     return value
 
 
-_RUNNABLE = ("default", "linear", "llama3", "yarn")
-_PLANNABLE = ("dynamic", "longrope", "proportional")
+_RUNNABLE = ("default", "linear", "llama3", "yarn", "longrope")
+_PLANNABLE = ("dynamic", "proportional")
 """Types of rotary embeddings that can be planned, because no cost depends on them, but not run."""
 
 _FULL, _SLIDING, _CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
@@ -199,6 +199,7 @@ _FORMS = ("rope_scaling", "rope_parameters")
 _LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor")
 _ORIGINAL = "original_max_position_embeddings"
 _TRUNCATE = "truncate"
+_LONGROPE_LISTS = ("short_factor", "long_factor")
 _KEYS_OF_TYPE: Mapping[str, frozenset[str]] = {
     "default": frozenset(),
     "linear": frozenset({"factor"}),
@@ -206,6 +207,7 @@ _KEYS_OF_TYPE: Mapping[str, frozenset[str]] = {
     "yarn": frozenset(
         {"factor", _ORIGINAL, "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", _TRUNCATE}
     ),
+    "longrope": frozenset({"factor", _ORIGINAL, "attention_factor", *_LONGROPE_LISTS}),
 }
 """Keys of the types of rotary embeddings that can be run, besides type, base and rotated share."""
 
@@ -243,7 +245,23 @@ class LinearScaling:
     factor: float
 
 
-RotaryScaling: TypeAlias = RopeScaling | YarnScaling | LinearScaling
+@dataclass(frozen=True, kw_only=True)
+class LongScaling:
+    """LongRoPE (Ding et al., arXiv:2402.13753): each rotary frequency is divided by a factor of its own, from one list
+    for sequences of up to `original_max_positions` tokens and from another for longer ones.
+
+    Cosines and sines are multiplied by `attention_factor` in both. A sequence that grows past the original length would
+    need its cached keys computed again, so a job uses one list for all of its sequences: the long one with `is_long`.
+    """
+
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    original_max_positions: int
+    attention_factor: float
+    is_long: bool = False
+
+
+RotaryScaling: TypeAlias = RopeScaling | YarnScaling | LinearScaling | LongScaling
 
 
 class Rope(NamedTuple):
@@ -319,6 +337,8 @@ def _scaling(kind: str, form: Mapping[str, Any], max_positions: int, name: str) 
     """The scaling of a type of rotary embedding that can be run."""
     if kind == "default":
         return None
+    if kind == "longrope":
+        return _long_scaling(form, max_positions, name)
     factor = number(form, "factor", name)
     if not factor and kind != "llama3":
         raise BadInput(f"model {name}: rope type {kind} has factor=0; it must be above 0.")
@@ -334,6 +354,32 @@ def _scaling(kind: str, form: Mapping[str, Any], max_positions: int, name: str) 
             f"{high:g}; factor must be above 0, and high_freq_factor above low_freq_factor."
         )
     return RopeScaling(factor=factor, low_freq_factor=low, high_freq_factor=high, original_max_positions=original)
+
+
+def _long_scaling(form: Mapping[str, Any], max_positions: int, name: str) -> LongScaling:
+    """The scaling of type longrope, with the defaults of transformers."""
+    original = required_size({_ORIGINAL: max_positions, **form}, _ORIGINAL, name)
+    if original == 1:
+        raise BadInput(f"model {name}: rope type longrope has {_ORIGINAL}=1; it must be above 1.")
+    lists = []
+    for key in _LONGROPE_LISTS:
+        factors = form.get(key)
+        if not isinstance(factors, list) or not all(_is_number(factor) and factor > 0 for factor in factors):
+            raise BadInput(f"model {name}: rope type longrope needs {key}, a list of numbers above 0.")
+        lists.append(tuple(map(float, factors)))
+    factor = max_positions / original if form.get("factor") is None else number(form, "factor", name)
+    default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    given = form.get("attention_factor")
+    return LongScaling(
+        short_factors=lists[0],
+        long_factors=lists[1],
+        original_max_positions=original,
+        attention_factor=default if given is None else number(form, "attention_factor", name),
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _yarn(form: Mapping[str, Any], factor: float, original: int, name: str) -> YarnScaling:
@@ -426,9 +472,13 @@ def _form(config: Mapping[str, Any], key: str, family: str, name: str) -> dict[s
 
 
 def _completed(form: Mapping[str, Any], config: Mapping[str, Any], family: str) -> dict[str, Any]:
+    """The parameters with base, type and the original length of the config filled in."""
     theta = config.get("rope_theta", FAMILIES[family].rope_theta)
     kind = form.get("rope_type") or form.get("type") or "default"
     parameters = {"rope_theta": theta, **form, "rope_type": kind}
+    original = config.get(_ORIGINAL, FAMILIES[family].original_positions)
+    if original is not None and _ORIGINAL in _KEYS_OF_TYPE.get(kind, ()):
+        parameters[_ORIGINAL] = original  # wins over that of the rotary embedding, as in transformers
     return {key: value for key, value in parameters.items() if key not in ("type", *_MEANINGLESS_ROPE_KEYS)}
 
 

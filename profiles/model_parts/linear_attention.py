@@ -94,6 +94,19 @@ class LinearAttention:
         """Elements per token of the convolved heads, before and after the convolution, output gate and output."""
         return 2 * self.conv_size + 2 * self.value_size
 
+    def rule_elements(self, chunk: int) -> float:
+        """Return the fp32 elements per token that the gated delta rule, its norm and its gate hold for the backward
+        pass if torch computes them in chunks of `chunk` tokens.
+
+        In chunks of c tokens, a key head of size k has its query and key before and after their norms, and two of c
+        products; each of its value heads of size v has four of c products, the system's two sides and solution, queries
+        and keys with their decays, a share of the state of its chunk, and six of v of values, updates, outputs and
+        gates.
+        """
+        k, v = self.key_dim, self.value_dim
+        of_value_head = 4 * chunk + 4 * k + 8 * v + k * v / chunk
+        return self.num_key_heads * (4 * k + 2 * chunk) + self.num_value_heads * of_value_head
+
     @property
     def work(self) -> int:
         """Multiply-adds per token besides the projections, in chunks of c tokens.

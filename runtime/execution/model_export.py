@@ -113,7 +113,7 @@ def export_models(
                 f"it to export, or give its directory as --model {role.value}=DIR."
             )
         stored = read_model(source, scalar_head=spec.scalar_head).with_balance(job.models.source(role).balance)
-        if replace(stored, name=spec.name, adapter=spec.adapter) != spec:
+        if replace(stored, name=spec.name, adapter=spec.adapter) != spec.for_sequences(0):
             raise BadInput(
                 f"models.{role.value}: {source} has another shape than the run's {role.value}; give the directory "
                 f"that it was loaded from, as --model {role.value}=DIR."

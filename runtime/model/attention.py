@@ -27,7 +27,7 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
 
-from meshwright.profiles.model_parts.hf_config import LinearScaling, RopeScaling, YarnScaling
+from meshwright.profiles.model_parts.hf_config import LinearScaling, LongScaling, RopeScaling, YarnScaling
 from meshwright.profiles.model_shape import CachedHeads, ModelSpec
 from meshwright.runtime.device import host
 from meshwright.runtime.model.context_parallel import Gathered, SequenceShard
@@ -429,6 +429,9 @@ def frequencies(spec: ModelSpec, *, is_local: bool = False, head_size: int = 0) 
             return plain / factor
         case YarnScaling() as scaling:
             return _interpolate(plain, scaling, theta, rotated)
+        case LongScaling(short_factors=short, long_factors=long, is_long=is_long):
+            factors = torch.tensor(long if is_long else short)
+            return F.pad(1.0 / (factors * theta**steps), (0, len(plain) - len(factors)))
         case RopeScaling() as scaling:
             return _scale_frequencies(plain, scaling)
 
@@ -437,7 +440,7 @@ def angle_scales(spec: ModelSpec, head_size: int = 0) -> Tensor:
     """The factors of the cosines and sines of scaled rotary angles, [head_dim / 2], or [head_size / 2]: 1 for pairs
     that are not rotated."""
     scales = torch.ones((head_size or spec.head_dim) // 2)
-    if isinstance(spec.rope_scaling, YarnScaling):
+    if isinstance(spec.rope_scaling, YarnScaling | LongScaling):
         scales[: spec.num_rotated // 2] = spec.rope_scaling.attention_factor
     return scales
 

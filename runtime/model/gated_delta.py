@@ -22,7 +22,7 @@ from megatron.core.tensor_parallel.layers import (
     set_tensor_model_parallel_attributes,
 )
 from megatron.core.tensor_parallel.mappings import copy_to_tensor_model_parallel_region
-from megatron.core.tensor_parallel.random import checkpoint
+from megatron.core.tensor_parallel.random import checkpoint, get_cuda_rng_tracker
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
@@ -183,7 +183,8 @@ class _HeadParameters(nn.Module):
         place = {"device": host.device(), "dtype": config.params_dtype}
         self.conv_weight = nn.Parameter(torch.empty(sizes.conv_size, 1, sizes.conv_kernel, **place))
         """[channels / tp, 1, kernel], channels in the order of the projections."""
-        config.init_method(self.conv_weight)
+        with get_cuda_rng_tracker().fork():  # ranks have different channels
+            config.init_method(self.conv_weight)
         self.log_rate = nn.Parameter(torch.zeros(sizes.num_value_heads, **place))
         """The logarithm of the factor of the decay, [value heads / tp]; `decay_bias` likewise."""
         self.decay_bias = nn.Parameter(torch.ones(sizes.num_value_heads, **place))

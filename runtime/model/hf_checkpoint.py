@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -527,14 +527,74 @@ class Header(NamedTuple):
     dtype: str  # F32, BF16 and so on
 
 
+_LANGUAGE_MODEL = "model.language_model."
+"""What the names of a language model's tensors begin with in a model of images and text."""
+
+
+def _as_in_text_model(name: str) -> str:
+    return name.replace(_LANGUAGE_MODEL, "model.", 1) if name.startswith(_LANGUAGE_MODEL) else name
+
+
+_PER_EXPERT = re.compile(r"(.+\.experts)\.([0-9]+)\.(gate|up|down)_proj\.weight")
+_STACKS = {"gate": ("gate_up_proj", 0, 2), "up": ("gate_up_proj", 1, 2), "down": ("down_proj", 0, 1)}
+"""For each weight of an expert the stack that it may be stored in, its place among the weights of an expert there, and
+their number."""
+
+
+class _ExpertInStack(NamedTuple):
+    """The place of a weight of expert `number` in a stack: `place` of `num_weights` of each expert."""
+
+    stack: str
+    number: int
+    place: int
+    num_weights: int
+
+
+def _in_stack(name: str) -> _ExpertInStack | None:
+    """The place where a weight of an expert is stored if the experts are in stacks; None for any other tensor."""
+    match = _PER_EXPERT.fullmatch(name)
+    if not match:
+        return None
+    stack, place, num_weights = _STACKS[match[3]]
+    return _ExpertInStack(f"{match[1]}.{stack}", int(match[2]), place, num_weights)
+
+
+def with_experts_apart(headers: Mapping[str, Header]) -> dict[str, Header]:
+    """The headers with those of the weights of each expert in place of stacks of them."""
+    found = dict(headers)
+    for name, (shape, dtype) in headers.items():
+        block, _, kind = name.rpartition(".")
+        weights = [weight for weight, (stack, _, _) in _STACKS.items() if stack == kind]
+        if weights and block.endswith(".experts") and len(shape) == _STACK_AXES and not shape[1] % len(weights):
+            del found[name]
+            header = Header((shape[1] // len(weights), shape[2]), dtype)
+            found |= {f"{block}.{n}.{weight}_proj.weight": header for n in range(shape[0]) for weight in weights}
+    return found
+
+
+_STACK_AXES = 3
+"""Axes of a stack: experts, rows and columns."""
+
+
+class _Place(NamedTuple):
+    """Where a tensor is stored: the name of the file, and its own name there."""
+
+    file: str
+    name: str
+
+
 class TensorFiles:
-    """A Hugging Face directory of safetensors, one file or several."""
+    """A Hugging Face directory of safetensors, one file or several.
+
+    In a model of images and text, the tensors of the language model have the names that they have in a model of text
+    alone. Experts that are stored in stacks over all of them can be read one by one too.
+    """
 
     def __init__(self, directory: Path, model: str) -> None:
         self._directory, self._model = directory, model
         self._open: dict[str, Any] = {}
         self._files = ExitStack()
-        self._file_of = self._list_tensors()
+        self._places = self._list_tensors()
 
     def __enter__(self) -> TensorFiles:
         return self
@@ -547,18 +607,12 @@ class TensorFiles:
 
         Raises BadInput if there is no such tensor, or if it has another shape.
         """
-        if stored.name not in self._file_of:
-            raise BadInput(
-                f"checkpoint {self._directory} has no tensor {stored.name!r}, which model {self._model} needs; "
-                "give the weights that belong to its config.json."
-            )
-        view = self._file(self._file_of[stored.name]).get_slice(stored.name)
+        if stored.name not in self._places and (expert := _in_stack(stored.name)) and expert.stack in self._places:
+            return self._read_expert(stored, expert, axis, start, stop)
+        view = self._view(stored.name)
         shape = tuple(view.get_shape())
         if shape != stored.whole_shape:
-            raise BadInput(
-                f"checkpoint {self._directory}: tensor {stored.name!r} has shape {shape} and model {self._model} "
-                f"needs {stored.whole_shape}; give the weights that belong to its config.json."
-            )
+            raise self._wrong_shape(stored.name, shape, stored.whole_shape)
         if stored.stacked:
             return _from_stack(view, stored, axis, start, stop)
         if stored.total_rows:
@@ -570,33 +624,75 @@ class TensorFiles:
             tensor = view[start:stop] if axis == 0 else view[:, start:stop]
         return tensor
 
+    def _read_expert(
+        self, stored: StoredTensor, expert: _ExpertInStack, axis: int, start: int, stop: int | None
+    ) -> Tensor:
+        """The slice of a weight [rows, columns] of one expert in a stack [experts, rows of all weights, columns]."""
+        view, (rows, columns) = self._view(expert.stack), stored.shape
+        shape = tuple(view.get_shape())
+        needed = (max(expert.number + 1, shape[0]), expert.num_weights * rows, columns)
+        if shape != needed:
+            raise self._wrong_shape(expert.stack, shape, needed)
+        first, number = expert.place * rows, expert.number
+        if axis == 0:
+            part: Tensor = view[number : number + 1, first + start : first + (rows if stop is None else stop)]
+        else:
+            part = view[number : number + 1, first : first + rows, start:stop]
+        return part[0]
+
+    def _view(self, name: str) -> Any:
+        if name not in self._places:
+            raise BadInput(
+                f"checkpoint {self._directory} has no tensor {name!r}, which model {self._model} needs; "
+                "give the weights that belong to its config.json."
+            )
+        place = self._places[name]
+        return self._file(place.file).get_slice(place.name)
+
+    def _wrong_shape(self, name: str, shape: tuple[int, ...], needed: tuple[int, ...]) -> BadInput:
+        return BadInput(
+            f"checkpoint {self._directory}: tensor {name!r} has shape {shape} and model {self._model} "
+            f"needs {needed}; give the weights that belong to its config.json."
+        )
+
     def headers(self) -> dict[str, Header]:
         """The header of every tensor in the files, by name; only headers are read.
 
         Raises BadInput for a file that cannot be read, and if the index names a tensor that its file does not have.
         """
         headers = {}
-        for name in sorted(set(self._file_of.values())):
+        for name in sorted({place.file for place in self._places.values()}):
             file = self._file(name)
             for tensor in file.keys():  # noqa: SIM118 - safe_open is not a mapping
                 view = file.get_slice(tensor)
-                headers[tensor] = Header(tuple(view.get_shape()), view.get_dtype())
-        for tensor, name in self._file_of.items():
+                headers[_as_in_text_model(tensor)] = Header(tuple(view.get_shape()), view.get_dtype())
+        for tensor, place in self._places.items():
             if tensor not in headers:
                 raise BadInput(
-                    f"checkpoint {self._directory}: {INDEX} says that {name} holds {tensor!r} and it does not; give "
-                    "the files that belong together."
+                    f"checkpoint {self._directory}: {INDEX} says that {place.file} holds {place.name!r} and it does "
+                    "not; give the files that belong together."
                 )
         return headers
 
-    def _list_tensors(self) -> dict[str, str]:
-        """The file of each tensor, by the tensor's name."""
+    def _list_tensors(self) -> dict[str, _Place]:
+        """The place of each tensor, by its name in a model of text."""
         index = self._directory / INDEX
         if index.exists():
-            return _read_index(index)
-        if not (self._directory / SINGLE).exists():
+            stored = _read_index(index)
+        elif (self._directory / SINGLE).exists():
+            stored = dict.fromkeys(self._file(SINGLE).keys(), SINGLE)
+        else:
             raise BadInput(_no_weights(self._directory))
-        return dict.fromkeys(self._file(SINGLE).keys(), SINGLE)
+        places: dict[str, _Place] = {}
+        for tensor, file in stored.items():
+            name = _as_in_text_model(tensor)
+            if name in places:
+                raise BadInput(
+                    f"checkpoint {self._directory} holds {places[name].name!r} and {tensor!r}, two tensors for one "
+                    "parameter; remove the one that is not the model's."
+                )
+            places[name] = _Place(file, tensor)
+        return places
 
     def _file(self, name: str) -> Any:
         if name not in self._open:

@@ -175,6 +175,11 @@ _YARN: dict[str, Any] = {
     "mscale": 0.7,
     "mscale_all_dim": 1.2,
 }
+_LONGROPE: dict[str, Any] = {
+    "type": "longrope",
+    "short_factor": [1.0, 1.1, 1.3, 1.2],
+    "long_factor": [1.5, 3.0, 2.0, 2.5],
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,6 +346,26 @@ def _of_families() -> Iterator[Case]:
         yield Case(family=family, changes={"first_k_dense_replace": 0})
         yield Case(family=family, changes={"q_lora_rank": 16})
         yield Case(family=family, changes={"q_lora_rank": None})
+    original = "original_max_position_embeddings"
+    for changes in (
+        {original: 16, "rope_scaling": _LONGROPE},  # rows of 17 tokens are longer
+        {original: 17, "rope_scaling": _LONGROPE},
+        {"rope_scaling": _LONGROPE},
+        {original: 17, "rope_theta": ABSENT, "rope_parameters": {**_LONGROPE, "factor": 3.0, "rope_theta": 90.0}},
+        {original: 16, "rope_scaling": {**_LONGROPE, "attention_factor": 1.7}},
+        {original: 16, "rope_scaling": {**_LONGROPE, original: 17}},
+        {original: 16, "rope_scaling": {**_LONGROPE, "type": "yarn"}},
+        {"rope_scaling": {**_LONGROPE, "long_factor": [1.5]}},
+        {"rope_scaling": {"type": "longrope", "short_factor": _LONGROPE["short_factor"]}},
+        {"rope_scaling": {**_LONGROPE, "short_factor": [0.0] * 4}},
+    ):
+        # The class of Phi 3 checks the number of factors without the size of a head.
+        yield Case(family="Phi3", changes={"head_dim": ABSENT, "partial_rotary_factor": 1.0, **changes})
+    longest = {**_LONGROPE, "short_factor": [1.1] * 8, "long_factor": [1.5, 3.0, 2.0, 2.5] * 2}
+    yield Case(family="Llama", changes={"rope_scaling": {**longest, original: 16}})
+    yield Case(family="Llama", changes={"rope_scaling": longest})
+    yield Case(family="Llama", changes={original: 20, "rope_scaling": _LLAMA3})
+    yield Case(family="Llama", changes={original: 20, "rope_scaling": {**_YARN, original: 16}})
     yield Case(family="GptOss", changes={"swiglu_limit": 0.0})
     yield Case(family="GptOss", changes={"swiglu_limit": 7.0})
     yield Case(family="GptOss", changes={"swiglu_alpha": 0.5})

@@ -50,7 +50,7 @@ def test_a_pinned_layout_has_no_next_one() -> None:
     found = compile_plan(facts, ToyModel(facts), pins=("actor_train.layout=dp1",), limits=Limits(gap=0.5))
     assert isinstance(found, Plan)
     row = next(row for row in next_layouts(found, ToyModel(facts)) if row.stage == "actor_train")
-    assert (row.instead, row.reason) == (None, "no other layout is legal on these ranks")
+    assert (row.instead, row.reason) == (None, "this layout is pinned")
 
 
 def test_money_is_that_of_the_gpu_hours_of_the_steps(plan: Plan) -> None:

@@ -36,8 +36,8 @@ def test_chunks_of_attention_are_planned_and_not_run() -> None:
 
 
 def test_types_of_rotary_embeddings_that_no_cost_depends_on_are_planned_and_not_run() -> None:
-    [said] = run_violations(replace(SPEC, planned_rope="longrope"))
-    assert "has rope type 'longrope', which can be planned and simulated but not run" in said
+    [said] = run_violations(replace(SPEC, planned_rope="dynamic"))
+    assert "has rope type 'dynamic', which can be planned and simulated but not run" in said
 
 
 def test_one_expert_per_token_with_a_weight_of_one_is_planned_and_not_run() -> None:

@@ -18,7 +18,16 @@ from tests.profiles.model_parts.published import PUBLISHED
 
 MODELS = pytest.mark.parametrize("name", PUBLISHED)
 RUN = {
-    *("olmo-2-7b", "olmo-2-32b", "phi-3-mini-4k", "phi-4", "glm-4-9b-0414", "granite-3.3-8b", "granite-3.3-2b"),
+    *(
+        "olmo-2-7b",
+        "olmo-2-32b",
+        "phi-3-mini-4k",
+        "phi-4",
+        "phi-4-mini",
+        "glm-4-9b-0414",
+        "granite-3.3-8b",
+        "granite-3.3-2b",
+    ),
     *("gemma-2-2b", "gemma-2-27b", "gemma-3-1b", "gemma-3-27b-text", "olmo-3-7b", "smollm3-3b", "ministral-8b"),
     *("glm-4.5", "glm-4.5-air", "minimax-m2", "deepseek-v3", "kimi-k2"),
     *("qwen3-next-80b-a3b", "qwen3.5-9b-text", "qwen3.5-35b-a3b-text"),
@@ -172,7 +181,7 @@ def test_what_cannot_be_run_is_named_in_a_sentence(name: str) -> None:
     ("name", "part"),
     [
         ("deepseek-v3.2", "has an indexer of tokens, which can be planned"),
-        ("llama-4-maverick-text", "experts in some layers between others"),
+        ("llama-4-maverick-text", "a router that scales the inputs of its experts"),
         ("nemotron-h-8b", "the activation relu2, layers of Mamba, layers of one block each"),
     ],
 )

@@ -10,7 +10,15 @@ import pytest
 
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_parts.family_keys import FAMILIES
-from meshwright.profiles.model_parts.hf_config import LinearScaling, Rope, RopeScaling, YarnScaling, rope_from_config
+from meshwright.profiles.model_parts.hf_config import (
+    LinearScaling,
+    LongScaling,
+    Rope,
+    RopeScaling,
+    YarnScaling,
+    rope_from_config,
+)
+from meshwright.profiles.model_shape import model_from_config, run_violations
 
 LLAMA3: dict[str, Any] = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
@@ -70,7 +78,7 @@ def test_the_length_before_stretching_is_the_models_where_it_is_left_out() -> No
     assert rope(rope_scaling=LLAMA3) == Rope(10000.0, scaling)
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+@pytest.mark.parametrize("kind", ["dynamic", "proportional"])
 def test_types_that_no_cost_depends_on_are_planned(kind: str) -> None:
     assert rope(rope_theta=5e5, rope_scaling={"type": kind, "factor": 4.0}) == Rope(5e5, planned_type=kind)
 
@@ -94,7 +102,44 @@ def test_yarn_has_the_defaults_of_transformers() -> None:
 def test_yarn_with_keys_that_are_not_computed_is_planned_only() -> None:
     given = {"rope_type": "yarn", "factor": 4.0}
     assert rope(rope_scaling=given | {"llama_4_scaling_beta": 0.1}).planned_type == "yarn with llama_4_scaling_beta"
-    assert rope_from_config({"rope_scaling": given}, 4096, "Phi3", "m").planned_type == "longrope"
+
+
+LONG = {"short_factor": [1.0, 1.5], "long_factor": [2.0, 4.0]}
+
+
+def test_longrope_has_the_defaults_of_transformers() -> None:
+    """The factor is the ratio of both lengths, and that of cosines sqrt(1 + ln 32 / ln 4096)."""
+    scaling = LongScaling(
+        short_factors=(1.0, 1.5),
+        long_factors=(2.0, 4.0),
+        original_max_positions=4096,
+        attention_factor=math.sqrt(1 + math.log(32) / math.log(4096)),
+    )
+    for kind in ("longrope", "yarn"):
+        found = rope_from_config({"rope_scaling": {"type": kind, **LONG}}, 131072, "Phi3", "m")
+        assert found == Rope(10000.0, scaling)
+    own = {"type": "longrope", **LONG, "original_max_position_embeddings": 4096}
+    assert rope_from_config({"rope_scaling": own}, 131072, "Llama", "m") == Rope(10000.0, scaling)
+    assert rope(rope_scaling={"type": "longrope", **LONG}).scaling == replace(scaling, attention_factor=1.0)
+
+
+@pytest.mark.parametrize("lists", [{}, {"short_factor": [1.0]}, LONG | {"long_factor": [0.0, 1.0]}])
+def test_longrope_without_its_lists_is_refused(lists: dict[str, object]) -> None:
+    with pytest.raises(BadInput, match=r"rope type longrope needs \w+_factor, a list of numbers above 0"):
+        rope(rope_scaling={"type": "longrope", **lists})
+
+
+def test_longrope_has_a_factor_for_each_rotated_pair_and_one_list_for_a_job() -> None:
+    config = {"architectures": ["Phi3ForCausalLM"], "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 32}
+    config |= {"intermediate_size": 16, "num_hidden_layers": 2, "max_position_embeddings": 8192}
+    model = model_from_config(config | {"rope_scaling": {"type": "longrope", **LONG}}, name="m")
+    assert model.rope_scaling == replace(model.for_sequences(4096).rope_scaling, is_long=False)
+    assert model.for_sequences(4096) == model
+    assert model.for_sequences(4097).rope_scaling == replace(model.rope_scaling, is_long=True)
+    assert not list(run_violations(model))
+    three = {"type": "longrope", **LONG, "long_factor": [1.0] * 3}
+    with pytest.raises(BadInput, match="2 short and 3 long factors; it needs one for each of the 2 rotated pairs"):
+        model_from_config(config | {"rope_scaling": three}, name="m")
 
 
 @pytest.mark.parametrize(

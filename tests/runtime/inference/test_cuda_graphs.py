@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -11,18 +11,29 @@ import torch
 from torch import Tensor
 
 from meshwright.profiles.layout import Layout
+from meshwright.profiles.model_parts.layer_kinds import LayerKind
+from meshwright.profiles.model_parts.linear_attention import LinearAttention
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.device.capabilities import device_capabilities
 from meshwright.runtime.inference.attention import TableReads, table_reads
 from meshwright.runtime.inference.cuda_graphs import GraphedDecodeStep, Recorder, Work, can_replay
 from meshwright.runtime.inference.decode_step import DecodeStep
 from meshwright.runtime.launch.launch import ProcessSetup, launch
 from meshwright.runtime.model.kernel_choice import choose_kernels
-from meshwright.runtime.model.kv_cache import PagedCache
+from meshwright.runtime.model.kv_cache import PagedCache, allocate_cache
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
 from tests.planner.jobs import model_spec
 from tests.runtime.ranks import run_on_ranks
 
+SPEC = model_spec("actor")
+WITH_STATES = replace(
+    SPEC,
+    linear=LinearAttention(
+        rule="gated delta", num_key_heads=2, num_value_heads=4, key_dim=6, value_dim=10, conv_kernel=3
+    ),
+    layer_kinds=(LayerKind("linear"), LayerKind("attention")) * 2,
+)
 MAX_TOKENS, NUM_ROWS, NUM_BLOCKS = 600, 24, 160
 STEPS = ((0, (3, 1, 4, 1, 5)), (12, (250, 0, 7)), (0, (4, 2, 5, 2, 6, 9)), (12, (258, 255)), (0, tuple(range(11))))
 """First row and cached tokens of each row, step by step: shapes are rounded alike, and past the rows of a group."""
@@ -45,17 +56,17 @@ class Bench(NamedTuple):
     step: DecodeStep
 
 
-def bench(device: str = "cpu") -> Bench:
-    mesh, spec = build_mesh(Layout(), 0), model_spec("actor")
+def bench(device: str = "cpu", spec: ModelSpec = SPEC) -> Bench:
+    mesh = build_mesh(Layout(), 0)
     model = build_model(spec, mesh, kernels=choose_kernels(device_capabilities(device), "fp32", [spec]))
     assert isinstance(model, Decoder)
-    cache = PagedCache(
-        num_layers=spec.num_layers,
+    cache = allocate_cache(
+        spec,
+        model.layers,
+        1,
         num_blocks=NUM_BLOCKS,
         num_rows=NUM_ROWS,
-        num_kv_heads=spec.num_kv_heads,
         max_tokens=MAX_TOKENS,
-        head_dim=spec.head_dim,
         dtype=torch.float32,
         device=torch.device(device),
     )
@@ -65,7 +76,8 @@ def bench(device: str = "cpu") -> Bench:
 def fill(cache: PagedCache) -> None:
     """As if rows had been prefilled: rows that were added before may have written to them."""
     draw = torch.Generator().manual_seed(0)
-    for held in (cache.keys, cache.values):
+    states = (cache.states.states, cache.states.inputs) if cache.states else ()
+    for held in (cache.keys, cache.values, *states):
         held.copy_(torch.randn(held.shape, generator=draw))
 
 
@@ -78,9 +90,9 @@ def asked(cache: PagedCache, first_row: int, lengths: tuple[int, ...], device: s
 
 
 @torch.no_grad()
-def by_both(device: str, record: Recorder | None) -> list[tuple[Tensor, Tensor]]:
+def by_both(device: str, record: Recorder | None, spec: ModelSpec = SPEC) -> list[tuple[Tensor, Tensor]]:
     """The answers of the step and of recordings of it, twice through the steps, so that every recording is used."""
-    plain, recorded = bench(device), bench(device)
+    plain, recorded = bench(device, spec), bench(device, spec)
     replayed = GraphedDecodeStep(recorded.step, recorded.model, record)
     answers = []
     for first_row, lengths in STEPS + STEPS:
@@ -92,9 +104,9 @@ def by_both(device: str, record: Recorder | None) -> list[tuple[Tensor, Tensor]]
 
 
 @torch.no_grad()
-def one_after_another(device: str, record: Recorder | None) -> list[tuple[Tensor, Tensor]]:
+def one_after_another(device: str, record: Recorder | None, spec: ModelSpec = SPEC) -> list[tuple[Tensor, Tensor]]:
     """The answers of four steps of three rows, each asked alone, and of a recording that goes on by itself."""
-    plain, recorded = bench(device), bench(device)
+    plain, recorded = bench(device, spec), bench(device, spec)
     lengths, count, answers = (30, 3, 40), 4, []
     for one in (plain, recorded):
         fill(one.cache)
@@ -139,13 +151,15 @@ def recorded_after(move: bool) -> int:
     return len(counted.recorded)
 
 
-def test_a_recording_answers_what_the_step_answers() -> None:
-    for plain, replayed in run_on_ranks(1, by_both, "cpu", Counted())[0]:
+@pytest.mark.parametrize("spec", [SPEC, WITH_STATES], ids=["attention", "states"])
+def test_a_recording_answers_what_the_step_answers(spec: ModelSpec) -> None:
+    for plain, replayed in run_on_ranks(1, by_both, "cpu", Counted(), spec)[0]:
         torch.testing.assert_close(replayed, plain, atol=1e-5, rtol=1e-5)
 
 
-def test_a_recording_that_goes_on_by_itself_answers_what_each_step_would() -> None:
-    for plain, replayed in run_on_ranks(1, one_after_another, "cpu", Counted())[0]:
+@pytest.mark.parametrize("spec", [SPEC, WITH_STATES], ids=["attention", "states"])
+def test_a_recording_that_goes_on_by_itself_answers_what_each_step_would(spec: ModelSpec) -> None:
+    for plain, replayed in run_on_ranks(1, one_after_another, "cpu", Counted(), spec)[0]:
         torch.testing.assert_close(replayed, plain, atol=1e-5, rtol=1e-5)
 
 

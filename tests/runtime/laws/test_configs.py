@@ -33,7 +33,7 @@ IDS = torch.randint(0, 67, (2, 17), generator=torch.Generator().manual_seed(1))
 def computed(directory: Path) -> Tensor | str:
     """Log-probabilities [B, S] of the tokens, or the sentence in which a run refuses the directory."""
     try:
-        spec = read_model(directory)
+        spec = read_model(directory).for_sequences(IDS.shape[1])
         require_none((*run_violations(spec), *weight_violations(spec, directory)))
     except BadInput as error:
         return str(error)

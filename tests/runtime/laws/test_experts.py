@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from safetensors.torch import save_file
 from torch import Tensor
 
 from meshwright.cost_models.period_ends import AllSequences, FirstEnded
@@ -23,11 +25,12 @@ from meshwright.runtime.execution.train import run_plan
 from meshwright.runtime.inference.slots import Response
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
+from meshwright.runtime.model.weight_check import weight_violations
 from meshwright.runtime.model.weights import load_weights
 from meshwright.runtime.training.trainer import MicroBatch, forward_logprobs
 from tests.planner.jobs import small_facts
 from tests.runtime import small_job
-from tests.runtime.checkpoints import DELTA, expected_logprobs, name_end_tokens, tokens, write_checkpoint
+from tests.runtime.checkpoints import DELTA, SHAPE, expected_logprobs, name_end_tokens, tokens, write_checkpoint
 from tests.runtime.inference.test_engine import PROMPTS, VOCAB_SIZE, generate, open_generator
 from tests.runtime.model.test_weights import _check as check_logprobs
 from tests.runtime.model.test_weights import _convert
@@ -203,6 +206,35 @@ def test_sinks_and_clamped_experts_with_biases_agree_with_transformers(tmp_path:
 def test_gated_delta_layers_agree_with_transformers(tmp_path: Path, layout: str, family: str) -> None:
     directory = mixture(tmp_path / "model", family)
     check_logprobs(directory, layout, expected_logprobs(directory, tokens()))
+
+
+def _as_published(directory: Path) -> Path:
+    """A Qwen3.5 MoE of images and text, with experts in stacks and layers that predict further tokens, whose config is
+    that of its text."""
+    images = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
+    config = transformers.Qwen3_5MoeConfig(text_config={**SHAPE, **DELTAS["Qwen3_5Moe"]}, vision_config=images)
+    model = transformers.Qwen3_5MoeForConditionalGeneration(config)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    directory.mkdir()
+    tensors = {**model.state_dict(), "mtp.norm.weight": torch.ones(64)}
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps(config.text_config.to_dict()))
+    return directory
+
+
+@pytest.mark.check_all
+def test_the_text_of_a_published_model_of_images_is_read_and_written_for_transformers(tmp_path: Path) -> None:
+    directory = _as_published(tmp_path / "model")
+    assert {"model.visual", "model.language_model"} < {".".join(name.split(".")[:2]) for name in written(directory)}
+    assert not list(weight_violations(read_model(directory), directory))
+    expected = expected_logprobs(directory, tokens())
+    for layout in ("tp1", "tp2,dp2,ep2,sp"):
+        check_logprobs(directory, layout, expected)
+    run_on_ranks(4, _convert, directory, "tp2", directory, tmp_path / "copy")
+    assert torch.equal(expected_logprobs(tmp_path / "copy", tokens()), expected)
 
 
 def test_weights_of_a_tokens_experts_need_not_sum_to_one(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
 
@@ -13,12 +14,15 @@ import transformers
 from torch import Tensor
 
 from meshwright.profiles.layout import Layout
+from meshwright.profiles.model_parts.hf_config import LongScaling
 from meshwright.profiles.model_shape import read_model
+from meshwright.runtime.execution.model_export import export_models
 from meshwright.runtime.execution.train import run_plan
 from meshwright.runtime.model.hf_checkpoint import recipe
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model, named_global_parameters
 from meshwright.runtime.model.weights import load_weights
+from meshwright.runtime.training.trainer import MicroBatch, forward_logprobs
 from tests.runtime import small_job
 from tests.runtime.checkpoints import (
     FAMILIES,
@@ -188,3 +192,52 @@ def test_a_job_runs_and_is_resumed_in_another_layout(tmp_path: Path, family: str
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) == 3
     assert all(line["generator_gap"] < 1e-4 for line in lines)
+
+
+LONGROPE = {
+    "tie_word_embeddings": False,
+    "original_max_position_embeddings": 16,
+    "rope_parameters": {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.5, 3.0, 2.0, 2.5] * 2},
+}
+
+
+@cases("layout", ["tp1", "tp2,pp2,sp"], few=1)
+def test_long_rows_have_the_long_factors_of_longrope(tmp_path: Path, layout: str) -> None:
+    """Rows of 21 tokens are longer than the original length, and rows of 16 are not."""
+    directory = write_checkpoint(tmp_path / "model", "Phi3", **LONGROPE)
+    for ids, longest in ((tokens(), 21), (tokens(length=16), 16)):
+        expected = expected_logprobs(directory, ids)
+        answers = run_on_ranks(4, _logprobs_of_jobs, directory, layout, ids, longest)
+        for answer in (answer for answer in answers if answer is not None):
+            torch.testing.assert_close(answer, expected[:, :-1], atol=1e-4, rtol=0)
+
+
+def _logprobs_of_jobs(directory: Path, layout: str, ids: Tensor, longest: int) -> Tensor | None:
+    """Log-probabilities [B, S - 1] by the model of a job with sequences of up to `longest` tokens; None before the last
+    stage."""
+    mesh, spec = build_mesh(Layout.parse(layout), 0), read_model(directory).for_sequences(longest)
+    if not mesh.is_member:
+        return None
+    model = build_model(spec, mesh)
+    load_weights(model, spec, mesh, directory)
+    block = MicroBatch.pack(ids)
+    answers = forward_logprobs(model, mesh, [block])
+    return torch.stack(block.split_rows(answers[0]))[:, :-1] if answers and mesh.is_last_stage else None
+
+
+@pytest.mark.check_all
+def test_a_job_with_long_sequences_generates_and_exports_with_the_long_factors(tmp_path: Path) -> None:
+    """Its sequences have up to 32 tokens; prompts alone are shorter than the original length."""
+    job, out = write_job(tmp_path, num_ranks=2), tmp_path / "out"
+    rmtree(tmp_path / "actor")
+    write_checkpoint(tmp_path / "actor", "Phi3", **LONGROPE, vocab_size=small_job.VOCAB_SIZE)
+    name_end_tokens(tmp_path / "actor", small_job.EOS)
+    asked = request(job, out, "actor_generate.layout=pp2", "actor_logprob.layout=tp2", steps=2)
+    actor = asked.plan.facts.models.actor
+    assert isinstance(actor.rope_scaling, LongScaling)
+    assert actor.rope_scaling.is_long
+    assert run_plan(asked)
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert all(line["generator_gap"] < 1e-4 for line in lines)
+    export_models(out, tmp_path / "trained", models={})
+    assert read_model(tmp_path / "trained" / "actor").rope_scaling == replace(actor.rope_scaling, is_long=False)

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from meshwright.profiles.experts import LatentAttention
-from meshwright.profiles.layout import Layout
+from meshwright.profiles.layout import Layout, chunk_layers
+from meshwright.profiles.model_parts.layer_kinds import LayerKind
+from meshwright.profiles.model_parts.linear_attention import LinearAttention
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.runtime.model.kv_cache import PagedCache
+from meshwright.runtime.model.kv_cache import PagedCache, allocate_cache
 from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
 from meshwright.runtime.model.stage_passes import PipelineLink, forward_cached
@@ -20,10 +22,16 @@ from tests.seeds import cases
 
 SPEC = replace(model_spec("actor"), num_kv_heads=2)
 LATENT = LatentAttention(query_rank=12, kv_rank=20, nope_dim=16, rope_dim=8, value_dim=12)
+DELTA = LinearAttention(
+    rule="gated delta", num_key_heads=2, num_value_heads=4, key_dim=6, value_dim=10, conv_kernel=3, chunk_tokens=4
+)
 SPECS = {
     "grouped heads": SPEC,
     "latent attention": replace(SPEC, latent=LATENT, num_kv_heads=SPEC.num_heads, head_dim=24, attention_scale=0.3),
     "sinks": replace(SPEC, attention_sinks=True),
+    "states and gates": replace(
+        SPEC, attention_gate=True, linear=DELTA, layer_kinds=(LayerKind("linear"), LayerKind("attention")) * 2
+    ),
 }
 ROWS = (torch.arange(9) * 7 % 256, torch.arange(4) * 31 % 256)
 PIECES = ((5, 1), (1, 2), (3, 1))
@@ -60,14 +68,14 @@ def _both_ways(layout: str, spec: ModelSpec) -> tuple[Tensor, ...] | None:
 
 
 def _cache(mesh: Mesh, spec: ModelSpec) -> PagedCache:
-    heads = spec.cached_heads(mesh.layout.tp)
-    return PagedCache(
-        num_layers=spec.num_layers // mesh.layout.pp,
+    [layers] = chunk_layers(spec, mesh.layout.pp, mesh.pp_rank)
+    return allocate_cache(
+        spec,
+        layers,
+        mesh.layout.tp,
         num_blocks=3,
         num_rows=3,
-        num_kv_heads=heads.num_keys,
         max_tokens=9,
-        head_dim=heads.size,
         dtype=torch.float32,
         device=torch.device("cpu"),
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
+from meshwright.profiles.model_parts.linear_attention import LinearAttention
 from meshwright.runtime.model.delta_rule import (
     DeltaInputs,
     apply_in_chunks,
@@ -132,3 +134,33 @@ def test_rows_in_two_pieces_are_rows_at_once(ends: tuple[int, ...]) -> None:
     torch.testing.assert_close(before, torch.cat([row for row, _ in expected]))
     torch.testing.assert_close(after, torch.cat([row for _, row in expected]))
     assert torch.equal(now, last[is_longer])
+
+
+@cases("sizes", [(2, 4, 16, 12), (4, 8, 64, 64), (4, 16, 64, 32)], few=1)
+def test_what_is_held_for_the_backward_pass_is_planned(sizes: tuple[int, int, int, int]) -> None:
+    """But for the norm and the gate, which follow the rule: three numbers for each value."""
+    num_keys, num_values, key_dim, value_dim = sizes
+    linear = LinearAttention(
+        rule="gated delta",
+        num_key_heads=num_keys,
+        num_value_heads=num_values,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        conv_kernel=4,
+    )
+    num_tokens, repeats = 4 * linear.chunk_tokens, num_values // num_keys
+    shapes = (key_dim,), (key_dim,), (repeats, value_dim), (repeats,), (repeats,)
+    heads = [torch.randn(num_tokens, num_keys, *shape).requires_grad_() for shape in shapes]
+    inputs = DeltaInputs(*heads[:3], -heads[3].exp(), heads[4].sigmoid())
+    held: dict[int, int] = {}
+    saved = list[Tensor]()
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor)  # so that no other gets its address
+        held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        apply_in_chunks(inputs, split_into_chunks((num_tokens,), linear.chunk_tokens, CPU), None)
+    planned = linear.rule_elements(linear.chunk_tokens) - 3 * linear.value_size
+    assert sum(held.values()) / 4 / num_tokens == pytest.approx(planned, rel=0.05)

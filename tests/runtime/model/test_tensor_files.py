@@ -11,7 +11,14 @@ import torch
 from safetensors.torch import save_file
 
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.model.hf_checkpoint import INDEX, SINGLE, Header, StoredTensor, TensorFiles
+from meshwright.runtime.model.hf_checkpoint import (
+    INDEX,
+    SINGLE,
+    Header,
+    StoredTensor,
+    TensorFiles,
+    with_experts_apart,
+)
 
 TABLE = torch.arange(24.0).view(6, 4)
 NORM = torch.arange(4.0).bfloat16()
@@ -87,4 +94,40 @@ def test_a_header_that_is_not_as_long_as_it_says_is_refused(tmp_path: Path, leng
     content = (tmp_path / SINGLE).read_bytes()
     (tmp_path / SINGLE).write_bytes(length.to_bytes(8, "little") + content[8:])
     with pytest.raises(BadInput, match=r"model\.safetensors cannot be read"):
+        TensorFiles(tmp_path, "model")
+
+
+GATE_UP, DOWN = torch.arange(48.0).view(2, 6, 4), torch.arange(24.0).view(2, 4, 3)
+
+
+def stacked(directory: Path, **more: torch.Tensor) -> Path:
+    """Two experts of width 3 in stacks, in the language model of a model of images and text."""
+    block = "model.language_model.layers.0.mlp.experts"
+    save_file({f"{block}.gate_up_proj": GATE_UP, f"{block}.down_proj": DOWN, **more}, directory / SINGLE)
+    return directory
+
+
+def test_experts_in_stacks_are_read_one_by_one(tmp_path: Path) -> None:
+    block = "model.layers.0.mlp.experts"
+    gate, up = (StoredTensor(f"{block}.1.{weight}_proj.weight", (3, 4)) for weight in ("gate", "up"))
+    down = StoredTensor(f"{block}.0.down_proj.weight", (4, 3))
+    with TensorFiles(stacked(tmp_path), "model") as files:
+        assert torch.equal(files.read(gate), GATE_UP[1, :3])
+        assert torch.equal(files.read(up), GATE_UP[1, 3:])
+        assert torch.equal(files.read(up, axis=0, start=1, stop=2), GATE_UP[1, 4:5])
+        assert torch.equal(files.read(down, axis=1, start=1, stop=3), DOWN[0, :, 1:3])
+        apart = with_experts_apart(files.headers())
+        assert apart == {
+            f"{block}.{n}.{weight}_proj.weight": Header(shape, "F32")
+            for n in range(2)
+            for weight, shape in (("gate", (3, 4)), ("up", (3, 4)), ("down", (4, 3)))
+        }
+        for stored in (StoredTensor(gate.name, (4, 4)), StoredTensor(f"{block}.2.gate_proj.weight", (3, 4))):
+            with pytest.raises(BadInput, match=r"experts.gate_up_proj' has shape \(2, 6, 4\) and model model needs"):
+                files.read(stored)
+
+
+def test_a_tensor_with_two_names_is_refused(tmp_path: Path) -> None:
+    stacked(tmp_path, **{"model.norm.weight": NORM, "model.language_model.norm.weight": NORM + 1})
+    with pytest.raises(BadInput, match="two tensors for one parameter; remove the one that is not the model's"):
         TensorFiles(tmp_path, "model")

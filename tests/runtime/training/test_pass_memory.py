@@ -71,7 +71,7 @@ def _planned_bytes(stage: str, spec: ModelSpec) -> float:
         Layout.parse("tp1"),
         workload,
         element_bytes=4,
-        operators=Operators(is_fused=False),
+        operators=Operators(is_fused=False, delta_by_torch=True),
     )
     return memory.memory(Schedule(micro_batch_size=ROWS)).transient.total
 
