@@ -18,6 +18,7 @@ from typing import Any
 from meshwright.planner.solver.problem import Activity, Mode, Precedence, Problem, Resource, Run, Task, Transfer
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.solver.solve import solve
+from meshwright.planner.solver.transfer_ticks import TransferTicks
 
 MICROSECONDS_PER_TICK = 1000
 BLOCK_BYTES = 2**20
@@ -76,10 +77,18 @@ def _activities(iteration: int, ticks: Mapping[tuple[str, str, int], int]) -> It
     for train, other in _TRAINS.items():
         for side in ("source", "target"):
             yield Transfer(
-                name=f"to {train} {iteration} {side}", source=other, target=train, occupies=side, ticks=ticks
+                name=f"to {train} {iteration} {side}",
+                source=other,
+                target=train,
+                occupies=side,
+                ticks=TransferTicks.from_mapping(ticks),
             )
             yield Transfer(
-                name=f"from {train} {iteration} {side}", source=train, target=other, occupies=side, ticks=ticks
+                name=f"from {train} {iteration} {side}",
+                source=train,
+                target=other,
+                occupies=side,
+                ticks=TransferTicks.from_mapping(ticks),
             )
 
 

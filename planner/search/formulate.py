@@ -35,6 +35,8 @@ from meshwright.planner.solver.problem import (
     Task,
     Transfer,
 )
+from meshwright.planner.solver.transfer_ticks import TransferTicks
+from meshwright.profiles.elementwise import IntArray
 from meshwright.profiles.hardware import AnyCluster, max_usable_bytes
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import GENERATE, StageGraph
@@ -174,7 +176,11 @@ def formulate(
         _transfer(facts, model, tick, choices, target, anywhere=anywhere)
         if is_timed
         else Transfer(
-            name=refit_name(target), source=graph.trainer_of(target), target=target, occupies="both", ticks={}
+            name=refit_name(target),
+            source=graph.trainer_of(target),
+            target=target,
+            occupies="both",
+            ticks=TransferTicks(),
         )
         for target in graph.refit_targets
     )
@@ -328,34 +334,37 @@ def _transfer(
             for one, other in overlaps
         }
     sources, targets = (_shards(facts.cluster, choices[end]) for end in (source, target))
-    position = {other.name: index for index, other in enumerate(targets)}
-    in_place = [
-        ((index, position[one.name]), [one.name], [one.name])
-        for index, one in enumerate(sources)
-        if one.name in position
-    ]
-    moves = [
-        (one, other, overlap, source_names, target_names)
-        for (one, other), source_names, target_names in (*_moved_pairs(sources, targets), *in_place)
-        for overlap in overlaps.get((sources[one].num_ranks, targets[other].num_ranks), ())
-    ]
-    rows = [(one, other, overlap) for one, other, overlap, _, _ in moves]
-    source_index, target_index, overlap_of_row = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+    pairs = _refit_pairs(sources, targets)
+    rows = np.array(
+        [
+            (position, pair.source, pair.target, overlap)
+            for position, pair in enumerate(pairs)
+            for overlap in overlaps.get((sources[pair.source].num_ranks, targets[pair.target].num_ranks), ())
+        ],
+        dtype=np.int64,
+    ).reshape(-1, 4)
+    pair_index, source_index, target_index, overlap = rows.T
     refits = RefitTable(
         model=facts.models.spec(stage.role),
         sources=tuple(PlacedLayout(one.part, one.layout) for one in sources),
         targets=tuple(PlacedLayout(other.part, other.layout) for other in targets),
         source_index=source_index,
         target_index=target_index,
-        overlap=overlap_of_row,
+        overlap=overlap,
         generates=stage.generates,
         quantises=stage.is_quantised,
     )
-    durations = np.floor(model.seconds_of_refits(refits) / tick).astype(np.int64).tolist() if rows else []
-    ticks: dict[tuple[str, str, int], int] = {}
-    for (_, _, overlap, source_names, target_names), duration in zip(moves, durations, strict=True):
-        ticks.update(dict.fromkeys(product(source_names, target_names, (overlap,)), duration))
-    return Transfer(name=refit_name(target), source=source, target=target, occupies="both", ticks=ticks)
+    numbers, overlap_index = np.unique(overlap, return_inverse=True)
+    ticks = np.zeros((len(pairs), len(numbers)), dtype=np.int64)
+    if len(rows):
+        ticks[pair_index, overlap_index] = np.floor(model.seconds_of_refits(refits) / tick)
+    return Transfer(
+        name=refit_name(target),
+        source=source,
+        target=target,
+        occupies="both",
+        ticks=_ticks_of_pairs(sources, targets, pairs, numbers.tolist(), ticks),
+    )
 
 
 class _Shard(NamedTuple):
@@ -368,40 +377,62 @@ class _Shard(NamedTuple):
     weights_name: str
 
 
-def _moved_pairs(
-    sources: Sequence[_Shard], targets: Sequence[_Shard]
-) -> list[tuple[tuple[int, int], list[str], list[str]]]:
-    """Return a pair of different layouts for every way to shard the weights at the source and every way at the target.
+class _RefitPair(NamedTuple):
+    """A source and a target, by their positions, between whose layouts a refit is costed.
 
-    Each pair, of indices into the sources and targets, comes with the names of all sources and of all targets that
-    shard the weights in the same way. Moves from a layout to the same layout are left out.
+    It stands for all pairs of layouts that shard the weights in the same two ways or, if it `is_in_place`, from one
+    layout to the same layout, for itself alone.
     """
+
+    source: int
+    target: int
+    is_in_place: bool
+
+
+def _refit_pairs(sources: Sequence[_Shard], targets: Sequence[_Shard]) -> list[_RefitPair]:
+    """Return a pair of different layouts for every two ways to shard the weights, and every pair of equal layouts."""
+    position = {other.name: index for index, other in enumerate(targets)}
+    in_place = [(index, position[one.name]) for index, one in enumerate(sources) if one.name in position]
+    target_groups = _by_weights(targets).values()
     pairs = []
-    target_groups = _by_weights(targets)
-    for source_group in _by_weights(sources):
-        source_names = [sources[index].name for index in source_group]
+    for source_group in _by_weights(sources).values():
         for target_group in target_groups:
-            target_names = [targets[index].name for index in target_group]
-            pair = next(
-                (
-                    (one, other)
-                    for one, source_name in zip(source_group, source_names, strict=True)
-                    for other, target_name in zip(target_group, target_names, strict=True)
-                    if source_name != target_name
-                ),
-                None,
-            )
-            if pair:
-                pairs.append((pair, source_names, target_names))
-    return pairs
+            all_pairs = product(source_group, target_group)
+            moved = next((pair for pair in all_pairs if sources[pair[0]].name != targets[pair[1]].name), None)
+            if moved:
+                pairs.append(_RefitPair(*moved, is_in_place=False))
+    return [*pairs, *(_RefitPair(*pair, is_in_place=True) for pair in in_place)]
 
 
-def _by_weights(shards: Sequence[_Shard]) -> list[list[int]]:
-    """Group the indices of the shards that shard the weights in the same way."""
+def _ticks_of_pairs(
+    sources: Sequence[_Shard],
+    targets: Sequence[_Shard],
+    pairs: Sequence[_RefitPair],
+    overlaps: Sequence[int],
+    ticks: IntArray,
+) -> TransferTicks:
+    """Return the ticks between all layouts from those of some pairs, [pairs, overlaps]."""
+    source_class, target_class = (
+        {shards[index].name: number for number, group in enumerate(_by_weights(shards).values()) for index in group}
+        for shards in (sources, targets)
+    )
+    moved = np.zeros((*(len(_by_weights(shards)) for shards in (sources, targets)), len(overlaps)), dtype=np.int64)
+    in_place: dict[str, IntArray] = {}
+    for pair, row in reversed([*zip(pairs, ticks, strict=True)]):  # the pairs that stand for others come last
+        name = sources[pair.source].name
+        moved[source_class[name], target_class[targets[pair.target].name]] = row
+        if pair.is_in_place:
+            in_place[name] = row
+    positions = {number: position for position, number in enumerate(overlaps)}
+    return TransferTicks(source_class, target_class, positions, moved, in_place)
+
+
+def _by_weights(shards: Sequence[_Shard]) -> dict[str, list[int]]:
+    """Group the positions of the shards that shard the weights in the same way."""
     groups: dict[str, list[int]] = {}
     for index, shard in enumerate(shards):
         groups.setdefault(shard.weights_name, []).append(index)
-    return list(groups.values())
+    return groups
 
 
 def _shards(cluster: AnyCluster, pairs: Sequence[tuple[Ranks, Candidate]]) -> list[_Shard]:

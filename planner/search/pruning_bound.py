@@ -27,6 +27,7 @@ from meshwright.planner.search.search_case import SolvedCase
 from meshwright.planner.solver.lower_bounds import bounds_with, least_makespan
 from meshwright.planner.solver.problem import Mode, Problem, Resource, Run, Task, Transfer
 from meshwright.planner.solver.result import Effort, Limits
+from meshwright.planner.solver.transfer_ticks import TransferTicks
 from meshwright.profiles.errors import nearest
 from meshwright.profiles.stages import GENERATE, Stage, StageGraph
 
@@ -202,7 +203,7 @@ class PruningBound:
             ),
             activities=(
                 *(
-                    Transfer(name=name, source=s, target=t, occupies="both", ticks={})
+                    Transfer(name=name, source=s, target=t, occupies="both", ticks=TransferTicks())
                     for name, s, t in refits(self.graph)
                 ),
                 *(Run(name=stage.name, task=stage.name) for stage in self.graph.stages),

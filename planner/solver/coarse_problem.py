@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from meshwright.planner.solver.pareto import undominated
 from meshwright.planner.solver.problem import Mode, Precedence, Problem, Resource, Task, Transfer
+from meshwright.planner.solver.transfer_ticks import TransferTicks
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,11 @@ def _properties(
             layouts_of[task.name].add(mode.resource.layout)
     for activity in _transfers(problem):
         family_name = family[activity.source]
-        for (source, target, overlap), duration in activity.ticks.items():
-            if target in layouts_of[activity.target] and (family_name, source) in properties:
-                properties[family_name, source].add((activity.name, "to", target, overlap, duration // ticks))
-            if source in layouts_of[activity.source] and (family_name, target) in properties:
-                properties[family_name, target].add((activity.name, "from", source, overlap, duration // ticks))
+        between = activity.ticks.among(layouts_of[activity.source], layouts_of[activity.target])
+        for source, key in between.keys_of_sources(ticks=ticks).items():
+            properties[family_name, source].add((activity.name, "to", key))
+        for target, key in between.keys_of_targets(ticks=ticks).items():
+            properties[family_name, target].add((activity.name, "from", key))
     return properties
 
 
@@ -103,13 +104,11 @@ def _merged_task(merged: MergedLayouts, task: Task) -> Task:
 
 def _merged_transfer(merged: MergedLayouts, activity: Transfer) -> Transfer:
     """Return the transfer with the least ticks between any two layouts of the represented classes."""
-    family_name = merged.family[activity.source]
-    ticks: dict[tuple[str, str, int], int] = {}
-    for (source, target, overlap), duration in activity.ticks.items():
-        if (family_name, source) in merged.representative and (family_name, target) in merged.representative:
-            key = merged.representative[family_name, source], merged.representative[family_name, target], overlap
-            ticks[key] = min(duration, ticks.get(key, duration))
-    return replace(activity, ticks=ticks)
+    family = merged.family[activity.source]
+    representative = {
+        layout: name for (of_family, layout), name in merged.representative.items() if of_family == family
+    }
+    return replace(activity, ticks=activity.ticks.merged(representative))
 
 
 _MEMORY_LEVELS = 8
@@ -205,7 +204,7 @@ def with_representatives_only(problem: Problem, names: Collection[str]) -> Probl
     """
     tasks = tuple(_with_representatives(problem, task, names) for task in problem.tasks)
     activities = tuple(
-        replace(activity, ticks={})
+        replace(activity, ticks=TransferTicks())
         if isinstance(activity, Transfer) and {activity.source, activity.target} & set(names)
         else activity
         for activity in problem.activities
@@ -281,15 +280,13 @@ def _equivalence_for(problem: Problem, task: str, modes: Sequence[Mode]) -> Call
     sharers = {name for group in problem.sharing_groups if task in group for name in group} - {task}
     shared = {o.resource for sharer in problem.tasks if sharer.name in sharers for o in sharer.modes}
     alone = {mode.resource.layout for mode in modes if mode.resource not in shared}
-    moves: dict[str, set[Hashable]] = {layout: set() for layout in alone}
-    for activity in problem.activities:
-        if isinstance(activity, Transfer) and task in (activity.source, activity.target):
-            for (source, target, overlap), duration in activity.ticks.items():
-                if activity.source == task and source in alone:
-                    moves[source].add((activity.name, "to", target, overlap, duration))
-                if activity.target == task and target in alone:
-                    moves[target].add((activity.name, "from", source, overlap, duration))
-    equivalence_key = {layout: frozenset(moves_of) for layout, moves_of in moves.items()}
+    moves: list[Mapping[str, Hashable]] = []
+    for activity in _transfers(problem):
+        if activity.source == task:
+            moves.append(activity.ticks.keys_of_sources())
+        if activity.target == task:
+            moves.append(activity.ticks.keys_of_targets())
+    equivalence_key = {layout: tuple(keys.get(layout) for keys in moves) for layout in alone}
     return lambda resource: resource if resource in shared else (resource.ranks, equivalence_key[resource.layout])
 
 

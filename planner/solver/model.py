@@ -113,7 +113,7 @@ def _ticks_range(problem: Problem, activity: Activity, horizon: int) -> tuple[in
     if isinstance(activity, Run):
         ticks = [mode.ticks for mode in problem.modes(activity.task)]
         return min(ticks), max(ticks)
-    return 0, min(horizon, max(activity.ticks.values(), default=0))
+    return 0, min(horizon, activity.ticks.longest)
 
 
 def add_order_constraints(

@@ -8,12 +8,14 @@ between the resources that two tasks picked. Times are whole ticks and memory is
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
+
+from meshwright.planner.solver.transfer_ticks import TransferTicks
 
 MAX_SUM = 2**31 - 1
 """Largest sum of coefficients; beyond it CP-SAT 9.15 can certify a wrong optimum (or-tools#5293)."""
@@ -76,19 +78,18 @@ class Run:
 class Transfer:
     """An activity: weights move from the resource of `source` to the resource of `target`.
 
-    It occupies the source's ranks, the target's, or both. `ticks` is keyed by (source layout, target layout, number of
-    common ranks); a missing key takes no time, and neither does a target that shares a copy.
+    It occupies the source's ranks, the target's, or both, and takes no time if the target shares a copy.
     """
 
     name: str
     source: str
     target: str
     occupies: Literal["source", "target", "both"]
-    ticks: Mapping[tuple[str, str, int], int]
+    ticks: TransferTicks
 
     def ticks_between(self, source: Resource, target: Resource, overlap: int) -> int:
         """Return the ticks of the transfer if the two resources have `overlap` ranks in common."""
-        return self.ticks.get((source.layout, target.layout, overlap), 0)
+        return self.ticks.between(source.layout, target.layout, overlap)
 
 
 Activity: TypeAlias = Run | Transfer
@@ -210,7 +211,7 @@ class Problem:
         """Ticks within which every schedule without idle time ends and everything carried over has arrived."""
         longest = {task.name: max((o.ticks for o in task.modes), default=0) for task in self.tasks}
         runs = sum(longest[activity.task] for activity in self.activities if isinstance(activity, Run))
-        transfers = sum(max(t.ticks.values(), default=0) for t in self.activities if isinstance(t, Transfer))
+        transfers = sum(t.ticks.longest for t in self.activities if isinstance(t, Transfer))
         return runs + transfers + sum(max(0, wait.lag) for wait in self._all_precedences) + self._total_late_ticks
 
     @property
@@ -308,7 +309,7 @@ class Problem:
         )
         layouts = {task.name: {mode.resource.layout for mode in task.modes} for task in tasks}
         activities = tuple(
-            replace(activity, ticks=_ticks_between_layouts(activity, layouts))
+            replace(activity, ticks=activity.ticks.among(layouts[activity.source], layouts[activity.target]))
             if isinstance(activity, Transfer)
             else activity
             for activity in self.activities
@@ -357,14 +358,6 @@ class Problem:
 
     def _shares(self, task: str, picked: Mapping[str, Mode]) -> bool:
         return any(picked[owner].resource == picked[task].resource for owner in self.owners(task))
-
-
-def _ticks_between_layouts(
-    transfer: Transfer, layouts: Mapping[str, Collection[str]]
-) -> dict[tuple[str, str, int], int]:
-    """Return the ticks of a transfer between the layouts of its source and those of its target."""
-    sources, targets = layouts[transfer.source], layouts[transfer.target]
-    return {key: ticks for key, ticks in transfer.ticks.items() if key[0] in sources and key[1] in targets}
 
 
 def earliest_ends(

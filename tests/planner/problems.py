@@ -19,6 +19,7 @@ from meshwright.planner.solver.problem import (
     Transfer,
 )
 from meshwright.planner.solver.rank_ranges import swaps
+from meshwright.planner.solver.transfer_ticks import TransferTicks
 
 
 def random_blocks(seed: int, *, num_ranks: int, num_tasks: int, num_modes: int, step: int = 0) -> Problem:
@@ -96,7 +97,13 @@ def random_problem(seed: int, *, num_ranks: int, num_tasks: int, num_modes: int,
                 if (a, n) != (b, 0)
             }
             activities.append(
-                Transfer(name=f"to {target}", source=names[-1], target=target, occupies=occupies, ticks=ticks)
+                Transfer(
+                    name=f"to {target}",
+                    source=names[-1],
+                    target=target,
+                    occupies=occupies,
+                    ticks=TransferTicks.from_mapping(ticks),
+                )
             )
             precedences.append(Precedence(f"to {target}", target))
     problem = Problem(
@@ -131,7 +138,15 @@ def random_graph(seed: int) -> Problem:
     moves = []
     for source, target, *_ in copies:
         ticks = {(a, b, n): rng.randrange(5) for a in "PQ" for b in "PQ" for n in range(3) if (a, n) != (b, 0)}
-        moves.append(Transfer(name=f"to {target}", source=source, target=target, occupies="both", ticks=ticks))
+        moves.append(
+            Transfer(
+                name=f"to {target}",
+                source=source,
+                target=target,
+                occupies="both",
+                ticks=TransferTicks.from_mapping(ticks),
+            )
+        )
         precedences.append(Precedence(f"to {target}", target))
     problem = Problem(
         num_ranks=2,

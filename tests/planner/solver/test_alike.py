@@ -7,6 +7,7 @@ import pytest
 from benchmarks.search.brute_force import best_makespan
 from meshwright.planner.solver.coarse_problem import merge_layouts
 from meshwright.planner.solver.problem import Mode, Problem, Resource, Run, Task, Transfer
+from meshwright.planner.solver.transfer_ticks import TransferTicks
 from tests.planner.problems import everywhere, random_blocks
 from tests.seeds import seeds
 
@@ -24,7 +25,7 @@ def test_layouts_are_one_when_their_transfers_last_about_as_long_and_their_copie
         source="a",
         target="b",
         occupies="both",
-        ticks={("P", "P", 0): 12, ("P", "Q", 0): 15, ("Q", "P", 0): 14, ("Q", "Q", 0): 19},
+        ticks=TransferTicks.from_mapping({("P", "P", 0): 12, ("P", "Q", 0): 15, ("Q", "P", 0): 14, ("Q", "Q", 0): 19}),
     )
     tasks = tuple(Task(name, (mode("P", 4), mode("Q", 6))) for name in "ab")
     runs = (Run(name="a", task="a"), Run(name="b", task="b"))
@@ -34,7 +35,8 @@ def test_layouts_are_one_when_their_transfers_last_about_as_long_and_their_copie
     merged = merge_layouts(problem, ticks=10, units=4).problem
     assert layouts_of(merged) == [{"P"}, {"P"}]
     assert [(o.resident_units, o.shared_units) for o in merged.tasks[0].modes] == [(5, 4), (5, 4)]
-    assert [activity.ticks for activity in merged.activities if isinstance(activity, Transfer)] == [{("P", "P", 0): 12}]
+    (merged_move,) = (activity for activity in merged.activities if isinstance(activity, Transfer))
+    assert merged_move.ticks == TransferTicks.from_mapping({("P", "P", 0): 12})
     for ticks, blocks in ((10, 5), (5, 4)):
         assert layouts_of(merge_layouts(problem, ticks=ticks, units=blocks).problem) == [{"P", "Q"}, {"P", "Q"}]
 

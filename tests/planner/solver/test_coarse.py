@@ -17,6 +17,7 @@ from meshwright.planner.solver.coarse_problem import (
     without_dominated,
 )
 from meshwright.planner.solver.problem import Mode, Precedence, Problem, Resource, Run, Task, Transfer
+from meshwright.planner.solver.transfer_ticks import TransferTicks
 from tests.planner.problems import everywhere, random_blocks
 from tests.seeds import seeds
 
@@ -77,7 +78,11 @@ def test_a_layout_that_no_other_task_can_share_stands_in_for_one_that_is_moved_a
     slow, fast = (Mode(resource=Resource(0, 1, layout), ticks=ticks) for layout, ticks in (("P", 5), ("Q", 2)))
     other = Task("b", (Mode(resource=Resource(0, 1, "R"), ticks=1),))
     move = Transfer(
-        name="a to b", source="a", target="b", occupies="both", ticks={("P", "R", 1): lasts, ("Q", "R", 1): 4}
+        name="a to b",
+        source="a",
+        target="b",
+        occupies="both",
+        ticks=TransferTicks.from_mapping({("P", "R", 1): lasts, ("Q", "R", 1): 4}),
     )
     problem = Problem(
         num_ranks=2,
@@ -127,7 +132,13 @@ def two_tasks(*short: Mode) -> Problem:
         activities=(
             Run(name="long", task="long"),
             Run(name="short", task="short"),
-            Transfer(name="move", source="long", target="short", occupies="both", ticks={("P", "Q", 0): 9}),
+            Transfer(
+                name="move",
+                source="long",
+                target="short",
+                occupies="both",
+                ticks=TransferTicks.from_mapping({("P", "Q", 0): 9}),
+            ),
         ),
         precedences=(Precedence("long", "short", streamed=True),),
         sharing_groups=(("long", "short"),),
@@ -144,7 +155,7 @@ def test_a_stand_in_has_the_least_of_every_amount_whichever_mode_has_it() -> Non
     (found,) = problem.modes("short")
     assert (found.ticks, found.ticks - found.early_ticks) == (6, 1)
     assert (found.resident_units, found.shared_units, found.transient_units) == (5, 0, 3)
-    assert not any(activity.ticks for activity in problem.activities if isinstance(activity, Transfer))
+    assert not any(activity.ticks.longest for activity in problem.activities if isinstance(activity, Transfer))
 
 
 def test_short_tasks_are_those_that_may_take_few_ticks_but_for_what_is_streamed_from() -> None:

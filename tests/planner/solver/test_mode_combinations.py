@@ -20,6 +20,7 @@ from meshwright.planner.solver.problem import (
     Task,
     Transfer,
 )
+from meshwright.planner.solver.transfer_ticks import TransferTicks
 from tests.planner.problems import every_choice, everywhere, only, random_blocks, random_graph, random_problem
 from tests.seeds import seeds
 
@@ -126,7 +127,9 @@ def test_memory_that_two_tasks_leave_buys_the_others_time() -> None:
 
 def test_a_transfer_takes_its_time_unless_its_target_shares_the_copy() -> None:
     ticks = {("P", "Q", 4): 3, ("P", "P", 4): 3}
-    transfer = Transfer(name="refit", source="train", target="generate", occupies="both", ticks=ticks)
+    transfer = Transfer(
+        name="refit", source="train", target="generate", occupies="both", ticks=TransferTicks.from_mapping(ticks)
+    )
     fields = {
         "activities": (Run(name="train", task="train"), Run(name="generate", task="generate"), transfer),
         "precedences": (Precedence("refit", "generate"), Precedence("generate", "train")),

@@ -17,6 +17,7 @@ from meshwright.planner.solver.problem import (
     Transfer,
     earliest_ends,
 )
+from meshwright.planner.solver.transfer_ticks import TransferTicks
 from tests.planner.problems import everywhere, random_blocks, random_problem
 from tests.seeds import seeds
 
@@ -29,7 +30,13 @@ def mode(resource: Resource, ticks: int = 1, **fields: int) -> Mode:
 
 def two_tasks(**fields: object) -> Problem:
     """A task on one rank or on both, and another that may share its copy and is moved to."""
-    move = Transfer(name="move", source="a", target="b", occupies="both", ticks={("P", "P", 0): 7, ("P", "P", 1): 3})
+    move = Transfer(
+        name="move",
+        source="a",
+        target="b",
+        occupies="both",
+        ticks=TransferTicks.from_mapping({("P", "P", 0): 7, ("P", "P", 1): 3}),
+    )
     tasks = (
         Task("a", (mode(ONE, 4), mode(BOTH, 2))),
         Task("b", (mode(ONE, 5), mode(OTHER, 5, early_ticks=2))),
@@ -82,7 +89,9 @@ def test_a_problem_refuses_what_it_cannot_mean() -> None:
 
 def test_runs_of_one_task_and_equal_moves_last_alike() -> None:
     def move(name: str, ticks: int) -> Transfer:
-        return Transfer(name=name, source="a", target="b", occupies="both", ticks={("P", "Q", 0): ticks})
+        return Transfer(
+            name=name, source="a", target="b", occupies="both", ticks=TransferTicks.from_mapping({("P", "Q", 0): ticks})
+        )
 
     tasks = tuple(Task(name, (Mode(resource=Resource(0, 1, "P"), ticks=1),)) for name in "ab")
     activities = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -14,6 +15,7 @@ from meshwright.planner.solver.coarse_problem import MergedLayouts
 from meshwright.planner.solver.problem import Mode, Problem, Resource, Run, Task, Transfer
 from meshwright.planner.solver.result import Effort, Limits
 from meshwright.planner.solver.solve import solve
+from meshwright.planner.solver.transfer_ticks import TransferTicks
 from tests.planner.problems import everywhere, random_blocks, random_problem
 from tests.seeds import seeds
 
@@ -113,13 +115,13 @@ def with_layouts_alike(problem: Problem) -> Problem:
     def slower(activity: Run | Transfer) -> Run | Transfer:
         if isinstance(activity, Run):
             return activity
-        ends = [("", ""), ("", "2"), ("2", ""), ("2", "2")]
+        known = activity.ticks
         ticks = {
-            (a + x, b + y, n): 100 * lasts + 3 - len(x + y)
-            for (a, b, n), lasts in activity.ticks.items()
-            for x, y in ends
+            (a + x, b + y, n): 100 * known.between(a, b, n) + 3 - len(x + y)
+            for a, b, n in product(known.sources, known.targets, known.overlaps)
+            for x, y in product(("", "2"), ("", "2"))
         }
-        return dataclasses.replace(activity, ticks=ticks)
+        return dataclasses.replace(activity, ticks=TransferTicks.from_mapping(ticks))
 
     return dataclasses.replace(
         problem,

@@ -22,6 +22,7 @@ from meshwright.planner.solver.problem import (
 )
 from meshwright.planner.solver.result import Effort, Limits, Result, picked_modes
 from meshwright.planner.solver.solve import least_memory, solve
+from meshwright.planner.solver.transfer_ticks import TransferTicks
 from tests.planner.problems import everywhere, random_blocks, random_graph, random_problem, with_carried
 from tests.seeds import seeds
 
@@ -130,7 +131,9 @@ def mode(first: int, num: int, ticks: int, layout: str = "L", **memory: int) -> 
 
 def test_a_transfer_is_paid_unless_the_copy_is_shared() -> None:
     """Alone, b is fastest at layout M (3 ticks); with the transfer of 5 from a, sharing a's copy at L (6) wins."""
-    transfer = Transfer(name="a to b", source="a", target="b", occupies="both", ticks={("L", "M", 1): 5})
+    transfer = Transfer(
+        name="a to b", source="a", target="b", occupies="both", ticks=TransferTicks.from_mapping({("L", "M", 1): 5})
+    )
     asked = Problem(
         num_ranks=1,
         device_units=10,
@@ -140,7 +143,7 @@ def test_a_transfer_is_paid_unless_the_copy_is_shared() -> None:
         sharing_groups=(("a", "b"),),
     )
     assert solve(asked, Limits()).objective == 11
-    dear = dataclasses.replace(transfer, ticks={("L", "M", 1): 1})
+    dear = dataclasses.replace(transfer, ticks=TransferTicks.from_mapping({("L", "M", 1): 1}))
     assert solve(dataclasses.replace(asked, activities=(dear, *asked.activities[1:])), Limits()).objective == 9
 
 

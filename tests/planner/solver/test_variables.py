@@ -6,6 +6,7 @@ from meshwright.planner.solver import cp_model
 from meshwright.planner.solver.fixed_ranks_model import add_variables
 from meshwright.planner.solver.model import add_activity_variables, resources
 from meshwright.planner.solver.problem import Mode, Problem, Resource, Run, Task, Transfer
+from meshwright.planner.solver.transfer_ticks import TransferTicks
 from tests.planner.problems import random_problem
 from tests.seeds import seeds
 
@@ -39,7 +40,9 @@ def test_a_resource_is_one_whatever_runs_there() -> None:
 def test_runs_of_one_task_have_their_ticks_in_common_and_end_in_time() -> None:
     tasks = tuple(Task(name, (Mode(resource=Resource(0, 1, "P"), ticks=3),)) for name in "ab")
     runs = (Run(name="a0", task="a"), Run(name="a1", task="a"), Run(name="b0", task="b"))
-    move = Transfer(name="move", source="a", target="b", occupies="both", ticks={("P", "P", 1): 9})
+    move = Transfer(
+        name="move", source="a", target="b", occupies="both", ticks=TransferTicks.from_mapping({("P", "P", 1): 9})
+    )
     problem = Problem(num_ranks=1, device_units=1, tasks=tasks, activities=(*runs, move))
     times = add_activity_variables(cp_model.CpModel(), problem, 7)
     assert times.ticks["a0"] is times.ticks["a1"]
