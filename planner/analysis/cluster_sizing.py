@@ -7,13 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from meshwright.planner.analysis.sweep import is_undominated
+from meshwright.planner.analysis.sweep import SharedCostModels, is_undominated
 from meshwright.planner.analysis.whatif import Consequence, PlanMetrics, WhatIf, whatif
 from meshwright.planner.compile import best_plan
 from meshwright.planner.job.job import Facts
-from meshwright.planner.job.whatif_settings import size_settings, with_setting
+from meshwright.planner.job.whatif_settings import Setting, size_settings, with_setting
 from meshwright.planner.plan.cost_queries import CostModelBuilder
 from meshwright.planner.plan.plan import Plan
+from meshwright.planner.search.parallel import map_in_processes
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.hardware import require_uniform
 
@@ -124,20 +125,24 @@ def fit(
     if smallest is None:
         return Fit(min_ranks=None, max_ranks=max_ranks, points=(), answers=None)
     requested = sorted(set(sizes)) or list(_doublings(facts, smallest.facts.cluster.num_ranks))
-    answers: dict[int, Consequence] = {}
-    answer: WhatIf | None = None
-    for index, size in enumerate(requested):
-        report("planning sizes", index, len(requested))
-        answer = whatif(
-            smallest, size_settings(facts.cluster, [size]), rebuild_cost_model, replan=True, price=price, limits=limits
-        )
-        answers[size] = answer.answers[0]
-    assert answer is not None
+    settings = size_settings(facts.cluster, requested)
+    model_of = SharedCostModels(rebuild_cost_model)
+
+    def answer_to(setting: Setting) -> WhatIf:
+        return whatif(smallest, [setting], model_of, replan=True, price=price, limits=limits)
+
+    found = map_in_processes(
+        answer_to,
+        settings,
+        is_stopped=lambda: False,
+        on_done=lambda number: report("planning sizes", number, len(requested)),
+    )
+    answers = {size: found[index].answers[0] for index, size in enumerate(requested)}
     return Fit(
         min_ranks=smallest.facts.cluster.num_ranks,
         max_ranks=max_ranks,
         points=size_points(answers),
-        answers=replace(answer, answers=tuple(answers.values())),
+        answers=replace(found[len(requested) - 1], answers=tuple(answers.values())),
     )
 
 

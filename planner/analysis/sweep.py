@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.analysis.plan_summary import RunCost, run_cost
 from meshwright.planner.analysis.predicted_ranges import PredictedRanges, predicted_ranges
+from meshwright.planner.job.job import Facts
 from meshwright.planner.job.whatif_settings import Setting
+from meshwright.planner.plan.cost_queries import CostModelBuilder
 from meshwright.planner.plan.evaluate import free_bytes
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.search.no_plan import NoPlan
+from meshwright.profiles.hardware import MixedCluster
 from meshwright.profiles.html_tables import html_table
 from meshwright.profiles.uncertainty import Interval
 
@@ -46,12 +50,14 @@ class SweepPoint:
 class Sweep:
     """The points of a sweep in the order of their settings.
 
-    `price` is that of a GPU-hour, and costs are those of `num_steps` steps.
+    `price` is that of a GPU-hour, and costs are those of `num_steps` steps. `num_missing` points were not planned
+    before the sweep was stopped.
     """
 
     points: tuple[SweepPoint, ...]
     price: float | None
     num_steps: int
+    num_missing: int = 0
 
     def _repr_html_(self) -> str:
         """The sweep in a notebook: a row for each point, from the cheapest on."""
@@ -108,7 +114,7 @@ def sweep_point(
     return SweepPoint(setting=setting, plan=swept, is_cut_short=is_cut_short)
 
 
-def sweep_of(points: Sequence[SweepPoint], *, price: float | None, num_steps: int) -> Sweep:
+def sweep_of(points: Sequence[SweepPoint], *, price: float | None, num_steps: int, num_missing: int = 0) -> Sweep:
     """The sweep of these points, with those on the front marked."""
     objectives = [_objectives(point.plan) for point in points if point.plan]
     return Sweep(
@@ -120,6 +126,7 @@ def sweep_of(points: Sequence[SweepPoint], *, price: float | None, num_steps: in
         ),
         price=price,
         num_steps=num_steps,
+        num_missing=num_missing,
     )
 
 
@@ -132,3 +139,40 @@ def is_undominated(amounts: tuple[float, ...], others: Iterable[tuple[float, ...
 
 def _objectives(plan: SweptPlan) -> tuple[float, int, float]:
     return plan.step_seconds, plan.num_ranks, plan.cost.gpu_hours
+
+
+_MAX_SEARCHES_OF_A_MODEL = 16
+"""Searches that use one cost model, which remembers what it costed: some 10 MiB for a search of a 7B job."""
+
+_MANY_NODES = 2
+"""Numbers of nodes from this one on have the same costs of a choice; on one node nothing crosses the network."""
+
+
+@dataclass
+class SharedCostModels:
+    """A builder of cost models that gives successive facts the same model if only nodes and staleness differ.
+
+    What a choice costs depends on neither, except that one node needs no network between nodes. A model is built anew
+    after a number of searches, so that what it remembers stays bounded.
+    """
+
+    build: CostModelBuilder
+    key: str = ""
+    model: CostModel | None = None
+    num_searches: int = 0
+
+    def __call__(self, facts: Facts) -> CostModel:
+        """The cost model of these facts."""
+        key = shared_costs_key(facts)
+        if self.model is None or key != self.key or self.num_searches == _MAX_SEARCHES_OF_A_MODEL:
+            self.key, self.model, self.num_searches = key, self.build(facts), 0
+        self.num_searches += 1
+        return self.model
+
+
+def shared_costs_key(facts: Facts) -> str:
+    """A text that is the same for facts with the same costs of a choice: all but staleness and the number of nodes."""
+    cluster = facts.cluster
+    if not isinstance(cluster, MixedCluster):
+        cluster = cluster.model_copy(update={"nodes": min(cluster.nodes, _MANY_NODES)})
+    return facts.model_copy(update={"staleness": 0, "cluster": cluster}).model_dump_json()

@@ -11,7 +11,7 @@ import difflib
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from meshwright.planner.job.job import Facts
@@ -21,7 +21,7 @@ from meshwright.profiles.environment.latency import LatencySpec
 from meshwright.profiles.errors import BadInput, one_of
 from meshwright.profiles.hardware import AnyCluster, device_named, network_named, require_uniform
 from meshwright.profiles.lengths import LengthSpec
-from meshwright.profiles.untrusted_text import DuplicateKeyError, load_json
+from meshwright.profiles.untrusted_text import DuplicateKeyError, load_json, whole_number
 
 Value: TypeAlias = Any
 """Plain data: a number, a text, a list, an object."""
@@ -40,8 +40,16 @@ _SIZES = ("gpus", "num_gpus", "devices", "num_devices", "ranks")
 _MAX_SUGGESTIONS = 3
 """Maximum number of similar fields that an error message suggests."""
 
+_SET = "--set"
+
+SWEEP = "--sweep"
+"""The option of a sweep, in messages."""
+
+_MIN_RANGE_PARTS, _MAX_RANGE_PARTS = 2, 3
+"""Numbers of a range: the first, the last and perhaps the step."""
+
 _MAX_SETTINGS = 1000
-"""Maximum number of combinations of values; each is costed and becomes a row of the table."""
+"""Maximum number of combinations of values; each is costed or planned and becomes a row of the table."""
 
 
 def parse_settings(texts: Sequence[str]) -> tuple[Setting, ...]:
@@ -49,39 +57,88 @@ def parse_settings(texts: Sequence[str]) -> tuple[Setting, ...]:
 
     Raises BadInput for a text of another form and for a path that is given twice.
     """
+    return _combinations(texts, _SET, "field=value, such as cluster.nodes=8", _parse_values)
+
+
+def parse_sweep(texts: Sequence[str]) -> tuple[Setting, ...]:
+    """Return all combinations of the values of `path=value,value`, `path=first:last` and `path=first:last:step` texts.
+
+    A range is one of whole numbers, from the first up to the last, both included. Raises BadInput for a text of another
+    form, a range without a number and a path that is given twice.
+    """
+    return _combinations(texts, SWEEP, "field=value,value or field=first:last, such as cluster.nodes=1:8", _parse_range)
+
+
+def _combinations(
+    texts: Sequence[str], option: str, form: str, parse_values: Callable[[str, str], tuple[Value, ...]]
+) -> tuple[Setting, ...]:
     ranges: dict[str, tuple[Value, ...]] = {}
     for text in texts:
         path, equals, values = text.partition("=")
         path = path.strip()
         if not path or not equals or not values.strip():
-            raise BadInput(f"--set {text!r} is not of the form field=value, such as cluster.nodes=8.")
+            raise BadInput(f"{option} {text!r} is not of the form {form}.")
         if path in ranges:
-            raise BadInput(f"--set {path} is given twice; separate several values by commas.")
-        ranges[path] = _parse_values(values)
+            raise BadInput(f"{option} {path} is given twice; separate several values by commas.")
+        ranges[path] = parse_values(values, f"{option} {path}" if option == SWEEP else option)
     number = math.prod(map(len, ranges.values()))
     if number > _MAX_SETTINGS:
-        raise BadInput(f"--set asks for {number} combinations of values; give {_MAX_SETTINGS} at most.")
+        raise BadInput(f"{option} asks for {number} combinations of values; give {_MAX_SETTINGS} at most.")
     return tuple(dict(zip(ranges, combination, strict=True)) for combination in itertools.product(*ranges.values()))
 
 
-def _parse_values(text: str) -> tuple[Value, ...]:
-    """Parse one list or object, or values that commas separate."""
+def _parse_values(text: str, what: str) -> tuple[Value, ...]:
+    """Parse one list or object, or values that commas separate. Messages start with `what`."""
     if text.strip()[0] in "[{":
-        return (_parse_value(text),)
-    return tuple(_parse_value(part.strip()) for part in text.split(","))
+        return (_parse_value(text, what),)
+    return tuple(_parse_value(part.strip(), what) for part in text.split(","))
 
 
-def _parse_value(text: str) -> Value:
+def _parse_range(text: str, what: str) -> tuple[Value, ...]:
+    """Parse the whole numbers of `first:last` or `first:last:step`, or values that commas separate, each once."""
+    if text.strip()[0] in "[{" or ":" not in text:
+        values = _parse_values(text, what)
+        if "" in values:
+            raise BadInput(f"{what}={text} has an empty value; write it like {what}=1,2,4.")
+        return tuple({json.dumps(value): value for value in values}.values())
+    numbers = [whole_number(part.strip()) for part in text.split(":")]
+    if not _MIN_RANGE_PARTS <= len(numbers) <= _MAX_RANGE_PARTS or None in numbers:
+        raise BadInput(
+            f"{what}={text} is not a range of whole numbers, first:last or first:last:step; write it like "
+            f"{what}=1:8, or separate values by commas."
+        )
+    first, last, *rest = (number for number in numbers if number is not None)
+    step = rest[0] if rest else 1
+    if step < 1:
+        raise BadInput(f"{what}={text} has a step of {step}; use 1 or more.")
+    if last < first:
+        raise BadInput(f"{what}={text} has no number, since {last} is less than {first}; write {last}:{first}.")
+    numbers_in_range = range(first, last + 1, step)
+    if len(numbers_in_range) > _MAX_SETTINGS:
+        raise BadInput(
+            f"{what}={text} has {len(numbers_in_range)} numbers; give {_MAX_SETTINGS} at most, or a larger step."
+        )
+    return tuple(numbers_in_range)
+
+
+def _parse_value(text: str, what: str) -> Value:
     """Parse a JSON value; other text is a string. Raises BadInput for a number that is not finite."""
     try:
         value = load_json(text)
     except DuplicateKeyError as error:
-        raise BadInput(f"--set: {error}.") from None
+        raise BadInput(f"{what}: {error}.") from None
     except (ValueError, RecursionError):
         return text
     if isinstance(value, float) and not math.isfinite(value):
-        raise BadInput(f"--set: {text} is not a finite number; use one.")
+        raise BadInput(f"{what}: {text} is not a finite number; use one.")
     return value
+
+
+def require_known_fields(facts: Facts, settings: Sequence[Setting]) -> None:
+    """Raises BadInput for the first field of a sweep that the facts do not have, naming the nearest."""
+    known = tuple(_paths(json.loads(facts.model_dump_json())))
+    for path in dict.fromkeys(path for setting in settings for path in setting):
+        _require_known(path, known, SWEEP)
 
 
 def with_setting(facts: Facts, setting: Setting) -> Facts:
@@ -89,26 +146,39 @@ def with_setting(facts: Facts, setting: Setting) -> Facts:
 
     Raises BadInput for an unknown field, naming the nearest, or a bad value.
     """
+    return with_values(facts, setting, _SET)
+
+
+def with_values(facts: Facts, setting: Setting, option: str) -> Facts:
+    """Return the facts with these fields set by an option of the command line, which messages name.
+
+    Raises BadInput for an unknown field, naming the nearest, or a bad value.
+    """
     tree = json.loads(facts.model_dump_json())
     known = tuple(_paths(tree))
     for path, value in setting.items():
-        if path not in known:
-            raise BadInput(f"--set {path}: the plan's facts have no such field; {_suggestion(path, known)}")
-        _assign(tree, path, value)
-    described = ", ".join(f"{path}={value}" for path, value in setting.items())
-    changed = parse(Facts, json.dumps(tree), f"--set {described}")
-    require_within_limits(changed.models.by_name, changed.cluster, changed.workload, f"--set {described}")
+        _require_known(path, known, option)
+        _assign(tree, path, value, option)
+    described = f"{option} {', '.join(f'{path}={value}' for path, value in setting.items())}"
+    changed = parse(Facts, json.dumps(tree), described)
+    require_within_limits(changed.models.by_name, changed.cluster, changed.workload, described)
     return changed
 
 
-def _assign(tree: dict[str, Any], path: str, value: Value) -> None:
+def _require_known(path: str, known: Sequence[str], option: str) -> None:
+    """Raises BadInput for a field that is not known, naming the nearest."""
+    if path not in known:
+        raise BadInput(f"{option} {path}: the plan's facts have no such field; {_suggestion(path, known)}")
+
+
+def _assign(tree: dict[str, Any], path: str, value: Value, option: str) -> None:
     """Set one field in place; a device given by name also sets its links."""
     *parents, last = path.split(".")
     parent_node: Any = tree
     for parent in parents:
         parent_node = parent_node[int(parent) if isinstance(parent_node, list) else parent]
     if last == _SCALE:
-        _require_factor(path, value)
+        _require_factor(path, value, option)
         scale = _scale_lengths if LengthSpec.model_fields.keys() == parent_node.keys() else _scale_latencies
         scale(parent_node, value)
         return
@@ -122,10 +192,10 @@ def _assign(tree: dict[str, Any], path: str, value: Value) -> None:
     parent_node[last] = value
 
 
-def _require_factor(path: str, factor: Value) -> None:
+def _require_factor(path: str, factor: Value, option: str) -> None:
     """Raises BadInput unless the factor is above 0."""
     if not isinstance(factor, int | float) or isinstance(factor, bool) or not factor > 0:
-        raise BadInput(f"--set {path}={factor}: the factor is not a number above 0; use one, such as 2.")
+        raise BadInput(f"{option} {path}={factor}: the factor is not a number above 0; use one, such as 2.")
 
 
 def _scale_lengths(lengths: dict[str, Any], factor: float) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from meshwright.planner.analysis.sweep import Sweep
+from meshwright.planner.analysis.sweep import Sweep, SweepPoint
 from meshwright.planner.analysis.whatif import Consequence, PlanMetrics, WhatIf
 from meshwright.planner.job.whatif_settings import Setting
 from meshwright.planner.report import formatting
@@ -221,6 +221,41 @@ def sweep_plots(sweep: Sweep) -> tuple[Markup, ...]:
     return (
         _front_plot(gpus, by_gpus, [f"{x:,.0f}" for x in by_gpus.ticks], "GPUs"),
         _front_plot(cost, by_cost, [f"{x:,g}" for x in by_cost.ticks], what),
+    )
+
+
+def planned_sweep(sweep: Sweep) -> str:
+    """Return the HTML page of the plans of a sweep: step time against GPUs and against cost, and a table from the
+    cheapest on."""
+    headings = (
+        "",
+        "GPUs",
+        "step",
+        "8 of 10 within",
+        f"GPU-hours of {sweep.num_steps:,} steps",
+        *(() if sweep.price is None else (f"money of {sweep.num_steps:,} steps",)),
+        "front",
+    )
+    rows = [_planned_row(point, len(headings)) for point in sweep.by_cost]
+    content = render("planned_sweep.html", plots=sweep_plots(sweep), headings=headings, rows=rows)
+    missing = f" {sweep.num_missing} more were not planned before the sweep was stopped." if sweep.num_missing else ""
+    summary = f"Predicted, each of {len(sweep.points)} combinations planned, the cheapest first.{missing}"
+    return page("Step time, GPUs and cost", summary, content)
+
+
+def _planned_row(point: SweepPoint, num_cells: int) -> tuple[str, ...]:
+    label = formatting.setting(point.setting)
+    if point.plan is None:
+        return (label, *("",) * (num_cells - 2), "no plan: " + " ".join(point.violations))
+    plan = point.plan
+    return (
+        label,
+        f"{plan.num_ranks:,}",
+        formatting.seconds(plan.step_seconds),
+        formatting.interval(plan.ranges.step_seconds, formatting.seconds),
+        f"{plan.cost.gpu_hours:,.1f}",
+        *(() if plan.cost.money is None else (f"{plan.cost.money:,.2f}",)),
+        "on the front" if plan.is_on_front else "",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count as counting
 from pathlib import Path
@@ -24,11 +24,10 @@ from meshwright.planner.analysis.plan_summary import DEFAULT_NUM_STEPS, PlanSumm
 from meshwright.planner.analysis.replan import Replanned, replan_from_run
 from meshwright.planner.analysis.sensitivity import main_influences, sensitivities
 from meshwright.planner.analysis.sensitivity import step_interval as interval_of_step
-from meshwright.planner.analysis.sweep import Sweep, sweep_of, sweep_point
 from meshwright.planner.analysis.whatif import WhatIf
 from meshwright.planner.analysis.whatif import whatif as answer_settings
 from meshwright.planner.job.job import Facts
-from meshwright.planner.job.whatif_settings import Setting, with_setting
+from meshwright.planner.job.whatif_settings import Setting
 from meshwright.planner.plan.cost_queries import CostModelBuilder
 from meshwright.planner.plan.pins import Pin, parse_pins
 from meshwright.planner.plan.plan import Plan
@@ -38,7 +37,6 @@ from meshwright.profiles.table import Table
 from meshwright.profiles.uncertainty import Interval
 from meshwright.runtime.api.arguments import Pathname, cost_model_builder, limits_of, require_number
 from meshwright.runtime.api.planning import Progress
-from meshwright.runtime.api.planning import plan as plan_facts
 from meshwright.runtime.device.garbage_collection import no_garbage_collection
 
 _MAX_STRUCTURES = 100
@@ -219,40 +217,6 @@ def whatif(
     return answer_settings(
         plan, settings, cost_model_builder(table), replan=replan, price=price, limits=limits_of(limits)
     )
-
-
-def sweep(
-    facts: Facts,
-    settings: Sequence[Setting],
-    table: Table | None = None,
-    *,
-    pins: Iterable[str] = (),
-    price: float | None = None,
-    num_steps: int = DEFAULT_NUM_STEPS,
-    limits: Limits | None = None,
-    progress: Progress | None = None,
-) -> Sweep:
-    """The best plan under each of several settings, with the Pareto front of step time, ranks and GPU-hours.
-
-    Each takes a search of its own within `limits`, under these pins. `price` is that of a GPU-hour, in any currency,
-    and costs are those of `num_steps` steps. Raises BadInput for an unknown field and a value that breaks a rule.
-
-    >>> grid = [{"cluster.nodes": 1}, {"cluster.nodes": 2}]
-    >>> found = api.sweep(facts, grid, price=2.5, num_steps=100, limits=api.Limits(gap=0.5))
-    >>> [point.plan.is_on_front for point in found.points if point.plan]
-    [True, True]
-    """
-    require_number("price", price, minimum=0)
-    require_number("num_steps", num_steps, minimum=1)
-    all_pins, report = tuple(pins), _search_counter(progress, "planning settings", len(settings))
-    points = []
-    for setting in settings:
-        outcome = plan_facts(with_setting(facts, setting), table, pins=all_pins, limits=limits)
-        of_step = step_interval(outcome, table) if isinstance(outcome, Plan) else None
-        points.append(sweep_point(setting, outcome, of_step, price=price, num_steps=num_steps))
-        if report:
-            report()
-    return sweep_of(points, price=price, num_steps=num_steps)
 
 
 def _search_counter(progress: Progress | None, what: str, total: int) -> Callable[[], None] | None:

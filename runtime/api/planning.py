@@ -12,6 +12,7 @@ from meshwright.planner.analysis.wave_size import best_wave, plan_chooses_wave, 
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.job.engine_limits import engines_of, vllm_violations
 from meshwright.planner.job.job import Facts, Job
+from meshwright.planner.plan.cost_queries import CostModelBuilder
 from meshwright.planner.plan.pins import forbidden, parse_pins
 from meshwright.planner.plan.plan import EngineOption, Plan
 from meshwright.planner.search.no_plan import NoPlan
@@ -85,16 +86,18 @@ def plan_and_model(
     limits: Limits | None = None,
     engines: Sequence[EngineName] = (),
     progress: SearchProgress | None = None,
+    model_of: CostModelBuilder | None = None,
 ) -> tuple[Plan | NoPlan, CostModel]:
     """The answer of `plan`, and the cost model of its facts, which remembers what it costed.
 
-    Raises BadInput as `plan` does.
+    `model_of` builds the cost models of the table; by default each is new. Raises BadInput as `plan` does.
     """
+    build = model_of or cost_model_builder(table)
     job = constraints["job"]
     candidates = engines or (engines_of(job, facts) if job else ())
     if len(candidates) > 1:
-        return _fastest_engine(facts, table, candidates, constraints, limits=limits, progress=progress)
-    return _plan_and_model(facts, table, constraints, limits=limits, progress=progress)
+        return _fastest_engine(facts, table, candidates, constraints, build, limits=limits, progress=progress)
+    return _plan_and_model(facts, table, constraints, build, limits=limits, progress=progress)
 
 
 def _fastest_engine(
@@ -102,6 +105,7 @@ def _fastest_engine(
     table: Table | None,
     engines: Sequence[EngineName],
     constraints: SearchConstraints,
+    model_of: CostModelBuilder,
     *,
     limits: Limits | None,
     progress: SearchProgress | None,
@@ -117,7 +121,9 @@ def _fastest_engine(
             continue
         of_engine = _share_of_time(limits, len(engines) - index)
         try:
-            answers.append(_plan_and_model(with_engine, table, constraints, limits=of_engine, progress=progress))
+            answers.append(
+                _plan_and_model(with_engine, table, constraints, model_of, limits=of_engine, progress=progress)
+            )
         except BadInput as error:
             if engine == engines[0]:
                 raise
@@ -153,13 +159,14 @@ def _plan_and_model(
     facts: Facts,
     table: Table | None,
     constraints: SearchConstraints,
+    model_of: CostModelBuilder,
     *,
     limits: Limits | None,
     progress: SearchProgress | None,
 ) -> tuple[Plan | NoPlan, CostModel]:
     """Return the fastest plan with the engine of the facts, and the cost model."""
     start, observed = constraints["start"], constraints["observed"]
-    facts, model_of = facts if observed is None else with_observed_lengths(facts, observed), cost_model_builder(table)
+    facts = facts if observed is None else with_observed_lengths(facts, observed)
     chooses_wave = plan_chooses_wave(facts)
     facts = with_average_wave(facts) if chooses_wave else facts
     all_pins, model = (*constraints["pins"], *map(forbidden, constraints["forbid"])), model_of(facts)

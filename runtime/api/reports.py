@@ -8,13 +8,14 @@ from typing import TypeAlias
 from meshwright.planner.analysis.cluster_sizing import Fit
 from meshwright.planner.analysis.plan_summary import DEFAULT_NUM_STEPS, run_cost
 from meshwright.planner.analysis.predicted_ranges import predicted_ranges
+from meshwright.planner.analysis.sweep import Sweep
 from meshwright.planner.analysis.whatif import WhatIf
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import require_valid
 from meshwright.planner.report.contents import Contents
 from meshwright.planner.report.report import report as drawn
 from meshwright.planner.report.training_curves import TrainingCurves
-from meshwright.planner.report.whatif_pages import fit_page, sweep
+from meshwright.planner.report.whatif_pages import fit_page, planned_sweep, sweep
 from meshwright.planner.simulation.simulate import Simulation
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import Table
@@ -67,16 +68,17 @@ def report(
     )
 
 
-def plot(answers: WhatIf) -> str:
+def plot(answers: WhatIf | Sweep) -> str:
     """Step time and tokens/s against the first field that has several values, as the text of an HTML file.
 
-    Raises BadInput where every field has one value.
+    A sweep has step time against GPUs and against cost instead, and a table of its points.
+    Raises BadInput where every field of a what-if has one value.
 
     >>> batches = [{"workload.batch_size": 512}, {"workload.batch_size": 1024}]
     >>> api.plot(api.whatif(plan, batches)).count("<circle")
     4
     """
-    return sweep(answers)
+    return planned_sweep(answers) if isinstance(answers, Sweep) else sweep(answers)
 
 
 def fit_plot(fit: Fit) -> str:

@@ -16,14 +16,16 @@ from meshwright.planner.analysis.sensitivity import interval_sentence
 from meshwright.planner.plan.pin_files import read_pins
 from meshwright.planner.plan.plan import Plan, write_plan
 from meshwright.planner.search.no_plan import NoPlan
+from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import write_atomically
-from meshwright.profiles.errors import BadInput, Infeasible
+from meshwright.profiles.errors import STOPPED, BadInput, Infeasible
 from meshwright.runtime.api.analyses import compare, summary
+from meshwright.runtime.api.sweeps import sweep
 from meshwright.runtime.cli import view_plan, view_search
-from meshwright.runtime.cli.call import limit_memory, progress_bars
+from meshwright.runtime.cli.call import limit_memory, progress_bars, stop_on_signal
 from meshwright.runtime.cli.options import Gap, NumSteps, PinTexts, Price, Profile
-from meshwright.runtime.explorer.grids import grid_json, sweep_of_grid
-from meshwright.runtime.explorer.searches import Answer, Refusal, Searches
+from meshwright.runtime.explorer.grids import grid_json
+from meshwright.runtime.explorer.searches import Refusal, Searches
 from meshwright.runtime.explorer.server import ExplorerServer, serve
 from meshwright.runtime.explorer.source import Source, read_source
 from meshwright.runtime.explorer.state import State, state_of
@@ -90,7 +92,7 @@ def explore(
         )
     searches = Searches(explored, limit_memory=limit_memory)
     if output:
-        (_write_grid(searches, state, output) if grid else _write_answer(explored, searches, state, output))
+        (_write_grid(explored, state, output) if grid else _write_answer(explored, searches, state, output))
         return
     server = ExplorerServer(explored, searches, port=port)
     typer.echo(f"explore {source} at {server.address(state)} (Ctrl-C ends it)")
@@ -124,19 +126,30 @@ def _write_answer(source: Source, searches: Searches, state: State, output: Path
             view_search.print_comparison(compare(kept, outcome), "beside", output.stem)
 
 
-def _write_grid(searches: Searches, state: State, output: Path) -> None:
-    """Write and print the plans of the grid of a state. Raises BadInput where every point breaks a rule."""
-    answers: list[Answer] = []
-    with progress_bars() as progress:
-        for point in state.points:
-            progress("planning combinations", len(answers), len(state.points))
-            answers.append(searches.answer_now(point))
-    refusals = [answer.outcome.sentence for answer in answers if isinstance(answer.outcome, Refusal)]
-    if len(refusals) == len(answers):
-        raise BadInput(refusals[0])
-    sweep = sweep_of_grid(state, answers)
-    write_atomically(output, grid_json(sweep))
-    view_search.print_sweep(sweep, output)
+def _write_grid(source: Source, state: State, output: Path) -> None:
+    """Write and print the plans of the grid of a state; Ctrl-C keeps those that are finished. Exits with
+    the code of no plan where no point has one."""
+    with limit_memory(), stop_on_signal() as stop, progress_bars() as progress:
+        planned = sweep(
+            source.facts,
+            [point.values for point in state.points],
+            source.table,
+            pins=(*source.pins, *state.pins),
+            price=state.price,
+            num_steps=state.num_steps,
+            limits=Limits(gap=source.gap, stop=stop),
+            job=source.job,
+            progress=progress,
+        )
+    fields = [path for path, _ in state.grid]
+    points = (replace(point, setting={path: point.setting[path] for path in fields}) for point in planned.points)
+    found = replace(planned, points=tuple(points))
+    write_atomically(output, grid_json(found))
+    view_search.print_sweep(found, output)
+    if stop.is_set():
+        raise typer.Exit(STOPPED)
+    if not any(point.plan for point in found.points):
+        raise typer.Exit(Infeasible.exit_code)
 
 
 @contextmanager

@@ -65,8 +65,9 @@ def print_fit(fit: Fit, plot: Path | None) -> None:
         console.print(f"plot in {plot}; open it in a browser")
 
 
-def print_sweep(sweep: Sweep, path: Path) -> None:
-    """Print a row for each point of a sweep, the cheapest first, and why some have no plan."""
+def print_sweep(sweep: Sweep, path: Path | None = None) -> None:
+    """Print a row for each point of a sweep, the cheapest first, and why some have no plan; and the file, if any, to
+    which it is written."""
     console = Console()
     table = _table("", "GPUs>", "step s>", "p10>", "p90>", "GPU-hours>", "money>", "front")
     for point in sweep.by_cost:
@@ -91,7 +92,11 @@ def print_sweep(sweep: Sweep, path: Path) -> None:
     for point in sweep.points:
         for sentence in point.violations[:1]:
             console.print(f"{setting_text(point.setting)}: {sentence}", markup=False, soft_wrap=True)
-    console.print(f"written to {path}", markup=False, soft_wrap=True)
+    if sweep.num_missing:
+        num_points = len(sweep.points) + sweep.num_missing
+        console.print(f"stopped: {sweep.num_missing} of {num_points} points are not planned.", soft_wrap=True)
+    if path:
+        console.print(f"written to {path}", markup=False, soft_wrap=True)
 
 
 def sizes_table(points: Sequence[SizePoint]) -> Table:

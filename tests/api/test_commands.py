@@ -30,7 +30,7 @@ FUNCTIONS: Mapping[str, str] = {
     "compare": "compare",
     "simulate": "simulate timeline read_run",
     "rehearse": "rehearse timeline",
-    "whatif": "whatif plot",
+    "whatif": "whatif sweep plot",
     "explore": "sweep plan compare summary with_setting write_plan",
     "run": "run",
     "watch": "watch",
@@ -74,8 +74,9 @@ ARGUMENTS: Mapping[str, str] = {
     "simulate beside": "directory",
     "rehearse trace": "sources",
     "report trace": "sources",
-    "explore source": "facts",
+    "explore source": "facts job",
     "explore grid": "settings",
+    "whatif ranges": "settings",
     "explore beside": "one",
     "export source": "run plan",
     "calibrate output": "table path",
@@ -88,6 +89,7 @@ ARGUMENTS: Mapping[str, str] = {
 
 OPTIONS_ALONE: Mapping[str, str] = {
     "as_json": "a function returns the document itself",
+    "init price": "it is a part of the command that `init` prints",
     "reward action": "there is one",
     "profile source": "`profile` times this machine, `import_operators` reads what NVIDIA measured",
     "fit plot": "`fit_plot` returns the page",

@@ -69,7 +69,6 @@ from meshwright.runtime.api.analyses import (
     step_interval,
     structures,
     summary,
-    sweep,
     whatif,
 )
 from meshwright.runtime.api.files import (
@@ -88,6 +87,7 @@ from meshwright.runtime.api.planning import plan, with_observed_lengths
 from meshwright.runtime.api.reports import fit_plot, plot, report, timeline
 from meshwright.runtime.api.run_files import read_run, read_training_curves, watch
 from meshwright.runtime.api.runs import export_models, export_scripts, rehearse, replay, run, simulate
+from meshwright.runtime.api.sweeps import sweep
 from meshwright.runtime.api.trainers import export_plan, import_configuration, plan_for, structures_for
 from meshwright.runtime.api.verification import prove, read_proof, verify, write_proof
 from meshwright.runtime.launch.rendezvous import Rendezvous

@@ -8,10 +8,14 @@ import pytest
 
 from meshwright.planner.analysis.predicted_ranges import predicted_ranges
 from meshwright.planner.analysis.sensitivity import main_influences, step_interval
-from meshwright.planner.analysis.sweep import SweepPoint, SweptPlan, sweep_of, sweep_point
+from meshwright.planner.analysis.sweep import SharedCostModels, SweepPoint, SweptPlan, sweep_of, sweep_point
+from meshwright.planner.compile import compile_plan
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import cost_model_of
+from meshwright.planner.plan.plan import Plan
 from meshwright.planner.search.no_plan import Limit, NoPlan
 from meshwright.profiles.uncertainty import Interval
+from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
 
 INTERVAL = Interval(1.0, 4.0)
@@ -76,3 +80,33 @@ def test_the_interval_of_a_step_is_the_one_that_its_influences_report() -> None:
     assert wider.p90 > of_step.p90
     ranges = predicted_ranges(plan, of_step, plan_of(point(1)).cost)
     assert ranges.money is None
+
+
+def of_size(nodes: int, staleness: int) -> Facts:
+    facts = small_facts(nodes=nodes, ranks_per_node=2, memory_bytes=2**34)
+    return facts.model_copy(update={"staleness": staleness})
+
+
+@pytest.mark.check_all
+def test_plans_with_a_shared_cost_model_are_those_with_a_new_one() -> None:
+    model_of = SharedCostModels(cost_model_of)
+    cases = [of_size(4, 0), of_size(2, 1), of_size(3, 0), of_size(1, 0)]
+    for facts in cases:
+        shared, new = compile_plan(facts, model_of(facts)), compile_plan(facts, cost_model_of(facts))
+        assert isinstance(shared, Plan)
+        assert shared == new
+
+
+def test_a_cost_model_is_shared_only_where_costs_are_the_same() -> None:
+    model_of = SharedCostModels(cost_model_of)
+    many = model_of(of_size(2, 0))
+    assert model_of(of_size(64, 3)) is many
+    assert model_of(of_size(1, 0)) is not many, "one node sends nothing between nodes"
+    one = model_of(of_size(1, 1))
+    assert model_of(of_size(1, 0)) is one
+    assert model_of(of_size(1, 0).model_copy(update={"engine": "meshwright-graph"})) is not one
+
+
+def test_a_shared_cost_model_does_not_grow_without_end() -> None:
+    model_of = SharedCostModels(cost_model_of)
+    assert len({id(model) for model in [model_of(of_size(nodes, 0)) for nodes in range(2, 42)]}) == 3

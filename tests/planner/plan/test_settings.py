@@ -7,7 +7,7 @@ import json
 import pytest
 
 from meshwright.planner.job.job import Facts
-from meshwright.planner.job.whatif_settings import parse_settings, with_setting
+from meshwright.planner.job.whatif_settings import parse_settings, parse_sweep, require_known_fields, with_setting
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.lengths import LengthSpec
 from tests.planner.jobs import small_facts
@@ -94,3 +94,40 @@ def test_what_a_field_holds_may_be_set_as_a_whole_and_nothing_else_changes() -> 
     expected = json.loads(asked.model_dump_json())
     expected["workload"]["response"] = json.loads(found.workload.response.model_dump_json())
     assert json.loads(found.model_dump_json()) == expected
+
+
+def test_a_sweep_takes_ranges_with_both_ends_and_lists() -> None:
+    settings = parse_sweep(["cluster.nodes=1:8:3", "staleness=0:1", "precision=bf16,bf16"])
+    assert settings == tuple(
+        {"cluster.nodes": nodes, "staleness": staleness, "precision": "bf16"}
+        for nodes in (1, 4, 7)
+        for staleness in (0, 1)
+    )
+    assert parse_sweep(["cluster.nodes=3:3"]) == ({"cluster.nodes": 3},)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("cluster.nodes", "is not of the form field=value,value or field=first:last, such as cluster.nodes=1:8."),
+        ("cluster.nodes=8:1", "--sweep cluster.nodes=8:1 has no number, since 1 is less than 8; write 1:8."),
+        ("cluster.nodes=1:x", "is not a range of whole numbers, first:last or first:last:step; write it like"),
+        ("cluster.nodes=1:8:2:2", "is not a range of whole numbers"),
+        ("cluster.nodes=1:", "is not a range of whole numbers"),
+        ("cluster.nodes=1:8:0", "has a step of 0; use 1 or more."),
+        ("cluster.nodes=1,,2", "has an empty value"),
+        ("cluster.nodes=1:2000", "has 2000 numbers; give 1000 at most, or a larger step."),
+        ("workload.response.scale=1e999", "is not a finite number"),
+    ],
+)
+def test_a_range_that_cannot_be_read_is_refused(text: str, said: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        parse_sweep([text])
+    assert said in str(refused.value)
+
+
+def test_too_many_points_and_unknown_fields_of_a_sweep_are_refused() -> None:
+    with pytest.raises(BadInput, match="--sweep asks for 1100 combinations of values; give 1000 at most"):
+        parse_sweep(["cluster.nodes=1:100", "workload.batch_size=1:11"])
+    with pytest.raises(BadInput, match=r"--sweep cluster.node: .* did you mean cluster.nodes"):
+        require_known_fields(facts(), parse_sweep(["cluster.node=1:4"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from meshwright.planner.search.parallel import map_in_two_processes
+from meshwright.planner.search.parallel import map_in_processes, map_in_two_processes
 from tests.planner.processes import at_work
 
 ROOT = Path(__file__).parents[3]
@@ -110,3 +111,65 @@ def test_the_second_process_ends_with_the_first_whatever_ends_that() -> None:
         [second] = at_work(psutil.Process(first.pid), 1)
         first.kill()
     assert psutil.wait_procs([second], timeout=5.0)[0] == [second]
+
+
+def test_whole_searches_are_found_by_their_position() -> None:
+    numbers = list[int]()
+    texts = [f"{item}" * 90_000 for item in range(9)]
+    found = map_in_processes(texts.__getitem__, range(9), is_stopped=lambda: False, on_done=numbers.append)
+    assert found == dict(enumerate(texts))
+    assert (numbers[0], numbers[-1]) == (0, 9)
+    assert numbers == sorted(numbers)
+
+
+def processes_of_searches() -> list[int]:
+    """The number of processes that work on items, and of those that the searches in each item use."""
+
+    def work(_item: int) -> tuple[int, int]:
+        time.sleep(0.05)
+        return os.getpid(), len(set(map_in_two_processes(lambda _: os.getpid(), range(4))))
+
+    found = map_in_processes(work, range(6), is_stopped=lambda: False)
+    return [len({process for process, _ in found.values()}), max(number for _, number in found.values())]
+
+
+@forks
+@pytest.mark.check_all
+def test_searches_beside_each_other_fork_no_more() -> None:
+    processes, inner = ast.literal_eval(alone(processes_of_searches))
+    assert processes > 1
+    assert inner == 1
+
+
+def stopped_searches() -> int:
+    """The number of items that are done when the third has stopped the rest; no process is left."""
+    done = list[int]()
+
+    def work(item: int) -> int:
+        time.sleep(0.02)
+        return item
+
+    found = map_in_processes(work, range(200), is_stopped=lambda: len(done) > 3, on_done=done.append)
+    assert psutil.Process().children() == []
+    return len(found)
+
+
+def test_a_stop_keeps_what_is_done() -> None:
+    assert 2 < int(alone(stopped_searches)) < 50
+
+
+def failing_elsewhere() -> dict[int, int]:
+    first = os.getpid()
+
+    def work(item: int) -> int:
+        time.sleep(0.02)
+        if os.getpid() != first:
+            raise ValueError("only the first can")
+        return item
+
+    return map_in_processes(work, range(5), is_stopped=lambda: False)
+
+
+@pytest.mark.check_all
+def test_searches_that_another_process_fails_at_are_done_by_the_first() -> None:
+    assert ast.literal_eval(alone(failing_elsewhere)) == {item: item for item in range(5)}

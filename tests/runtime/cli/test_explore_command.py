@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -36,6 +37,18 @@ def test_the_best_plan_is_compared_with_one_beside_it(call: Call, job: Path, pla
     refused = call("explore", job, "--beside", pins, "--gap", 0.3, "-o", path)
     assert refused.code == 2
     assert "tp=3 does not divide the 4 attention heads" in refused.err
+
+
+@pytest.mark.check_all
+def test_a_grid_keeps_what_is_set_and_is_labelled_by_its_own_fields(call: Call, job: Path, tmp_path: Path) -> None:
+    path, options = tmp_path / "grid.json", ("--set", "workload.batch_size=8", "--gap", 0.5)
+    outcome = call("explore", job, *options, "--grid", "cluster.nodes=1,2", "-o", path)
+    assert outcome.code == 0
+    points = json.loads(path.read_text())["points"]
+    assert [point["setting"] for point in points] == [{"cluster.nodes": 1}, {"cluster.nodes": 2}]
+    alone = call("whatif", job, "--sweep", "workload.batch_size=8", "--gap", 0.5, "--json")
+    assert json.loads(alone.out)["points"][0]["plan"]["step_seconds"] == points[0]["plan"]["step_seconds"]
+    assert call("explore", job, *options, "--grid", "cluster.device.memory_bytes=10000", "-o", path).code == 3
 
 
 @pytest.mark.parametrize(
