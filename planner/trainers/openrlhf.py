@@ -303,6 +303,15 @@ def _read_learning_rate(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]
         yield from setup.number_setting(row.setting, row.key)
 
 
+def _read_freezing_steps(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    """The first steps, in which the actor is frozen; none by default, which is -1."""
+    yield from setup.setting(row.setting, max(0, setup.config.integer(row.key)), row.key)
+
+
+def _write_freezing_steps(source: ExportInput, row: Row) -> ConfigValue:
+    return getattr(source.settings, row.setting, None) or None
+
+
 def _read_clip(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
     """Read the low and the high clip of the policy ratio, from two numbers or from one for both."""
     config, both = setup.config, "actor.eps_clip"
@@ -451,6 +460,7 @@ TABLE = (
     Row("actor.adam.lr", "setting: actor_learning_rate", _read_learning_rate),
     Row("critic.adam.lr", "setting: critic_learning_rate", _read_learning_rate),
     Row("critic.value_clip", "setting: value_clip"),
+    Row("critic.freezing_steps", "setting: critic_warmup_steps", _read_freezing_steps, _write_freezing_steps),
     Row("rollout.temperature", "setting: temperature"),
     Row("rollout.top_p", "setting: top_p", reads.top_p),
     Row("actor.eps_clip_low_high", "job: clip_ratio", _read_clip, _write_clip),

@@ -393,6 +393,17 @@ def _write_loss_mean(source: ExportInput, _row: Row) -> ConfigValue:
 # The table
 
 
+def _read_critic_warmup(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    """The steps of the critic alone: verl counts steps from 1 and updates the actor from step critic_warmup on."""
+    yield from setup.setting(row.setting, max(0, setup.config.integer(row.key) - 1), row.key)
+
+
+def _write_critic_warmup(source: ExportInput, row: Row) -> ConfigValue:
+    """The first step, counted from 1, that updates the actor; 0 without steps of the critic alone."""
+    steps: int | None = getattr(source.settings, row.setting, None)
+    return steps + 1 if steps else steps
+
+
 def _model_rows(model: str) -> tuple[Row, ...]:
     """The rows of a trained model's degrees, offload and recomputation."""
     stage, prefix = _MODEL_STAGES[model][-1], f"{model}.megatron"
@@ -582,7 +593,7 @@ TABLE = (
     Row("actor_rollout_ref.actor.optim.lr", "setting: actor_learning_rate"),
     Row("critic.optim.lr", "setting: critic_learning_rate"),
     Row("critic.cliprange_value", "setting: value_clip"),
-    Row("trainer.critic_warmup", "setting: critic_warmup_steps", reads.whole_number),
+    Row("trainer.critic_warmup", "setting: critic_warmup_steps", _read_critic_warmup, _write_critic_warmup),
     Row("actor_rollout_ref.actor.entropy_coeff", "setting: entropy_coefficient"),
     Row("actor_rollout_ref.rollout.temperature", "setting: temperature"),
     Row("algorithm.norm_adv_by_std_in_grpo", "setting: normalise_by_std", reads.flag),

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from meshwright.cost_models.protocol import CostModel
-from meshwright.planner.job.job import Facts
+from meshwright.planner.job.algorithm_settings import PPO
+from meshwright.planner.job.job import DEFAULT_SETTINGS, Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.re_evaluate import re_evaluate
@@ -20,6 +21,7 @@ from meshwright.profiles.errors import BadInput
 from tests.planner.drawn import model_of
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
+from tests.planner.trainers.configurations import configuration
 from tests.planner.trainers.plans import NAMED, NAMES, best, facts_for
 
 SAMPLES = (
@@ -122,3 +124,19 @@ def test_a_plan_is_priced_with_what_the_trainer_generates_with(name: str) -> Non
     assert found.plan.period_seconds > plan.period_seconds  # the host of an engine that serves has more to do
     assert found.lost_seconds == 0.0
     assert verify(found.plan) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "none", "two"),
+    [
+        ("verl", "trainer.critic_warmup", 0, 3),
+        ("slime", "num-critic-only-steps", 0, 2),
+        ("openrlhf", "critic.freezing_steps", None, 2),
+    ],
+)
+def test_steps_of_the_critic_alone_are_written_as_the_trainer_counts_them(
+    monkeypatch: pytest.MonkeyPatch, name: str, key: str, none: int | None, two: int
+) -> None:
+    assert configuration(name).get(key) == none
+    monkeypatch.setitem(DEFAULT_SETTINGS, "ppo", PPO(critic_warmup_steps=2))
+    assert configuration(name)[key] == two

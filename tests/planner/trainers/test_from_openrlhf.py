@@ -38,6 +38,14 @@ def test_a_group_norm_is_grpo_with_its_own_settings(tmp_path: Path) -> None:
     assert not any(one.what.startswith("critic") for one in found.fields)
 
 
+@pytest.mark.parametrize(("flags", "steps"), [((), 0), (("--critic.freezing_steps 3",), 3)])
+def test_the_steps_in_which_the_actor_is_frozen_are_those_of_the_critic_alone(
+    tmp_path: Path, flags: tuple[str, ...], steps: int
+) -> None:
+    found = configured(tmp_path, "--algo.advantage.estimator gae", *flags)
+    assert found.by_name["ppo.critic_warmup_steps"] == steps
+
+
 def test_no_coefficient_of_kl_is_no_reference(tmp_path: Path) -> None:
     found = configured(tmp_path, "--algo.advantage.estimator dr_grpo", "--algo.kl.init_coef 0")
     assert found.by_name["grpo.normalise_by_std"] is False

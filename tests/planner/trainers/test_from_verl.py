@@ -45,9 +45,12 @@ def test_grpo_has_groups_its_own_settings_and_no_critic(tmp_path: Path) -> None:
     assert "models.critic" not in words
 
 
-def test_the_steps_in_which_a_critic_warms_up_are_read(tmp_path: Path) -> None:
-    overrides = ("algorithm.adv_estimator=gae", "actor_rollout_ref.rollout.n=1", "trainer.critic_warmup=20")
-    assert configured(tmp_path, *overrides).by_name["ppo.critic_warmup_steps"] == 20
+@pytest.mark.parametrize(("said", "steps"), [(0, 0), (1, 0), (2, 1), (20, 19)])
+def test_a_critic_warms_up_before_the_step_of_the_first_update_of_the_actor(
+    tmp_path: Path, said: int, steps: int
+) -> None:
+    overrides = ("algorithm.adv_estimator=gae", "actor_rollout_ref.rollout.n=1", f"trainer.critic_warmup={said}")
+    assert configured(tmp_path, *overrides).by_name["ppo.critic_warmup_steps"] == steps
 
 
 def test_an_engine_that_is_costed_is_read_and_another_is_not(tmp_path: Path) -> None:
