@@ -28,7 +28,8 @@ STATE_BYTES = 4
 """Bytes of an element of the state, which transformers and the kernels keep in fp32 in any precision of the model."""
 
 SPARE_STATES = 2
-"""States besides those of the rows: one that rows of padding write to, and that of a prompt that samples share."""
+"""States that are kept in addition to one for each row: one that padding rows write to, and the state after a prompt
+that several samples share."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,7 +95,7 @@ class Recipe:
     """Row i of a query or key head in the parameter, or of its norm, is row `head_order[i]` of the stored head. Empty
     if the orders are the same."""
     query_order: tuple[int, ...] = ()
-    """As `head_order`, for the queries and gates of a group of heads, if queries are stored with gates."""
+    """The order of the queries and gates of a group of heads, like `head_order`; empty if queries have no gates."""
 
     def span(self, stored: StoredTensor, tp_rank: int, tp: int) -> tuple[int, int]:
         """Start and stop of one tensor-parallel rank's part of `stored` along `axis`.
@@ -300,9 +300,10 @@ def _latent_recipes(spec: ModelSpec, latent: LatentAttention, block: str) -> dic
 
 
 def _delta_recipes(spec: ModelSpec, linear: LinearAttention, block: str) -> dict[str, Recipe]:
-    """The recipes of a gated delta layer, in its order.
+    """The recipes of a gated delta layer, in the order of its parameters.
 
-    The projections of the input are one parameter, in the order of the key heads, as Qwen3-Next stores them in two.
+    The projections of the input are one parameter, in the order of the key heads; Qwen3-Next stores them in this order
+    too, as two tensors.
     """
     hidden, heads = spec.hidden_size, linear.num_key_heads
     keys, values, gates = heads * linear.key_dim, linear.value_size, linear.num_value_heads
@@ -451,7 +452,7 @@ def parameters_of_stage(spec: ModelSpec, pp: int, stage: int, vpp: int = 1) -> t
 
 
 def _parameters_of_layer(spec: ModelSpec, number: int) -> list[str]:
-    """What layer `number` of the whole model stores, parameters and constants, without its prefix."""
+    """The parameters and constants that layer `number` of the whole model stores, without its prefix."""
     if spec.linear and spec.linear_layers_between(number, number + 1):
         layer = [*_delta_recipes(spec, spec.linear, "")]
     else:
