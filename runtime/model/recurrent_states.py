@@ -37,10 +37,6 @@ class RecurrentStates:
 
         self._linear = linear
 
-    @property
-    def num_bytes(self) -> int:
-        return self.states.nbytes + self.inputs.nbytes
-
     def rows(self, lengths: Sequence[int], rows: Sequence[int], cached: Sequence[int]) -> StateRows:
         """The rows of a pass over packed rows: `rows[b]` has passed `cached[b]` tokens, and `lengths[b]` follow."""
         return state_rows(self._linear, lengths, self.states.device, rows, cached)
