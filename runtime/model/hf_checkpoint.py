@@ -529,7 +529,7 @@ class Header(NamedTuple):
 
 
 _LANGUAGE_MODEL = "model.language_model."
-"""What the names of a language model's tensors begin with in a model of images and text."""
+"""The prefix of the names of a language model's tensors in a model of images and text."""
 
 
 def _as_in_text_model(name: str) -> str:
@@ -538,7 +538,7 @@ def _as_in_text_model(name: str) -> str:
 
 _PER_EXPERT = re.compile(r"(.+\.experts)\.([0-9]+)\.(gate|up|down)_proj\.weight")
 _STACKS = {"gate": ("gate_up_proj", 0, 2), "up": ("gate_up_proj", 1, 2), "down": ("down_proj", 0, 1)}
-"""For each weight of an expert the stack that it may be stored in, its place among the weights of an expert there, and
+"""For each weight of an expert: the stack that may hold it, its place among the weights of an expert in this stack, and
 their number."""
 
 
@@ -560,17 +560,17 @@ def _in_stack(name: str) -> _ExpertInStack | None:
     return _ExpertInStack(f"{match[1]}.{stack}", int(match[2]), place, num_weights)
 
 
-def with_experts_apart(headers: Mapping[str, Header]) -> dict[str, Header]:
-    """The headers with those of the weights of each expert in place of stacks of them."""
-    found = dict(headers)
+def unstack_experts(headers: Mapping[str, Header]) -> dict[str, Header]:
+    """The headers, with one header for each weight of each expert in place of those of stacks."""
+    unstacked = dict(headers)
     for name, (shape, dtype) in headers.items():
         block, _, kind = name.rpartition(".")
         weights = [weight for weight, (stack, _, _) in _STACKS.items() if stack == kind]
         if weights and block.endswith(".experts") and len(shape) == _STACK_AXES and not shape[1] % len(weights):
-            del found[name]
+            del unstacked[name]
             header = Header((shape[1] // len(weights), shape[2]), dtype)
-            found |= {f"{block}.{n}.{weight}_proj.weight": header for n in range(shape[0]) for weight in weights}
-    return found
+            unstacked |= {f"{block}.{n}.{weight}_proj.weight": header for n in range(shape[0]) for weight in weights}
+    return unstacked
 
 
 _STACK_AXES = 3
