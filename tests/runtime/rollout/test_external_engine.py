@@ -67,7 +67,7 @@ CHANGED: Mapping[str, tuple[Callable[[Plan], Plan], str]] = {
     ),
     "gates of an adapter": (
         lambda plan: with_actor(plan, architecture="Glm4ForCausalLM", adapter=Adapter(rank=4, alpha=8.0)),
-        "leave linear_fc1 out of the adapter's targets",
+        "remove linear_fc1 from the adapter's targets",
     ),
     "an adapter beside experts": (
         lambda plan: with_actor(plan, experts=EXPERTS, adapter=Adapter(rank=4, alpha=8.0, targets=ATTENTION_LINEARS)),
