@@ -237,12 +237,12 @@ _TENSORS_PER_ADAPTED = 2
 """Messages of an adapter per adapted linear: A and B."""
 
 _STORED_PARTS: Mapping[Linear, int] = {"linear_qkv": 3, "linear_proj": 1, "linear_fc1": 2, "linear_fc2": 1}
-"""Linears of a checkpoint that are one linear here, in the order of a layer; each has an A of its own in PEFT's
-format."""
+"""The number of linears of a Hugging Face checkpoint that one linear here joins, in the order of a layer. In PEFT's
+format each of them has an A of its own."""
 
 
 def stored_adapter_size(model: ModelSpec) -> tuple[int, int]:
-    """Return the tensors and the elements of an adapter in PEFT's format."""
+    """Return the number of tensors and the number of elements of an adapter in PEFT's format."""
     assert model.adapter is not None, model.name
     parts = [number for name, number in _STORED_PARTS.items() if name in model.adapter.targets]
     elements = sum(
@@ -423,9 +423,8 @@ def loader_refit(
 
     Whole tensors are broadcast; every rank of the engine receives all of them and keeps its part. A broadcast passes
     from rank to rank, so tensors cross each link once however many ranks receive them (Patarasuk and Yuan, JPDC 69(2),
-    2009, section 3). Each matrix of an expert is a tensor. Of an adapter that is not merged, its tensors in PEFT's
-    format are sent alone. The rate is that of the link, or that at which the trainer
-    gathers whole tensors.
+    2009, section 3). Each matrix of an expert is a tensor. If an adapter is not merged, only its tensors are sent, in
+    PEFT's format. The rate is that of the link, or that at which the trainer gathers whole tensors.
     """
     protocol = efficiency.protocols[-1]
     tensors, elements = num_whole_tensors(model), model.num_params

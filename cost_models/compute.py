@@ -277,7 +277,7 @@ class AnalyticShard(Shard):
                 launch=launch,
                 recorded=framework.cuda_graphs or recorded is not None,
                 num_short=passes * num_biases if trains else 0.0,
-                unhidden=self._unhidden_launches(trains=trains),
+                exposed=self._exposed_share(trains=trains),
             ),
             ends_launches=self._launches(passes * at_ends, passes, 0, launch=launch, recorded=framework.cuda_graphs),
             layers=layers,
@@ -469,11 +469,13 @@ class AnalyticShard(Shard):
         )
         return self._efficiency.routing_kernels + separate
 
-    def _unhidden_launches(self, *, trains: bool) -> float:
-        """Return the share of a layer's launches that do not overlap with the device: those of forward passes if the
-        host waits in each layer for the number of tokens of each expert, so that it is never ahead (Megatron-Bridge,
-        perf_recipes/qwen/gb300/qwen3_moe.py at 007282ea: this "serializes the CPU behind the GPU"). Where exchanges
-        overlap with another micro-batch, one of the two is in its forward pass at any time.
+    def _exposed_share(self, *, trains: bool) -> float:
+        """Return the share of a layer's launch seconds that does not overlap with the device.
+
+        It is that of the forward pass if the host waits in each layer for the number of tokens of each expert, since
+        the host is then never ahead (Megatron-Bridge, perf_recipes/qwen/gb300/qwen3_moe.py at 007282ea: this
+        "serializes the CPU behind the GPU"). It is 1 if exchanges overlap with another micro-batch, since one of the
+        two is always in its forward pass.
         """
         framework = self._framework
         if not self._mixture or not framework.counts_on_host:
@@ -491,23 +493,23 @@ class AnalyticShard(Shard):
         launch: float,
         recorded: bool,
         num_short: float = 0.0,
-        unhidden: float = 0.0,
+        exposed: float = 0.0,
     ) -> _Launches:
         """Return the launch cost of some kernels.
 
         The device seconds already include the start of `num_started` of them, and of all `num_routing` kernels around
-        experts. The host does not issue `recorded` kernels (CUDA graphs) one by one. Besides there are `num_short`
-        kernels that end before the host has launched the next one. The share `unhidden` of launches does not overlap
-        with the device.
+        experts. The host does not issue `recorded` kernels (CUDA graphs) one by one. `num_short` further kernels end
+        before the host has launched the next one. The share `exposed` of the launch seconds does not overlap with the
+        device.
         """
         start, framework = self._efficiency.kernel_seconds, self._framework
         if not self._efficiency.overlaps_launch:
             return _Launches((num_kernels + num_routing + num_short) * launch, 0.0)
         if recorded and framework.records_experts:
             return _Launches((num_kernels * framework.start_share - num_started + num_short) * start, 0.0)
-        shown = (num_kernels * framework.start_share if recorded else num_kernels) - num_started
-        issued = (num_routing if recorded else num_kernels + num_routing) * launch
-        return _Launches(shown * start + num_short * launch + unhidden * issued, issued)
+        num_starts = (num_kernels * framework.start_share if recorded else num_kernels) - num_started
+        launch_seconds = (num_routing if recorded else num_kernels + num_routing) * launch
+        return _Launches(num_starts * start + num_short * launch + exposed * launch_seconds, launch_seconds)
 
     def _gemm(self, count: N, inner: float, outer: float, trains: bool, kernels: Kernels) -> N:
         """Return the seconds of [count, inner] x [inner, outer].

@@ -122,8 +122,8 @@ class Operators(NamedTuple):
     """The facts that decide which tensors are kept: whether the operators of a layer are fused or those of torch,
     whether attention stores its scores, the bytes per logit in training (None: those of this project's loss, which
     is computed in chunks), whether the generation engine frees the blocks that a sliding window has passed, how often
-    its cache holds the vector of a token that latent attention caches, the bytes of its process without a model (0: it
-    runs in the rank), and whether torch computes the gated delta rule."""
+    its cache holds the vector of a token that latent attention caches, the bytes of its process without a model (0 if
+    it runs in the rank), and whether torch computes the gated delta rule."""
 
     is_fused: bool
     stores_scores: bool = False
@@ -218,11 +218,11 @@ def _unfused_elements(shard: ModelSpec, imbalance: float, replicated_share: floa
     """Return the elements per token that one layer saves in addition if its operators are not fused.
 
     They are the normalised inputs of all norms, those of queries and keys among them, before they are multiplied by the
-    norms' weights, and a copy of keys that are normalised over all heads; a copy of the queries, another one by key
-    heads in layers with a window, and the rotated queries and keys beside the projection that holds all of them; and
-    the up projection of a gated MLP plus its offset. In latent attention they are the padding of values and outputs to
-    the size of keys, and the latent vectors before and after their norms. Routed experts keep their output times the
-    weights of its tokens and, if their gate is clamped, the clamped gate and its sigmoid (`runtime.model.model_shard`).
+    norms' weights, and a copy of keys that are normalised over all heads; a copy of the queries, a second one in layers
+    with a window, and the rotated queries and keys beside the projection that holds all of them; and the up projection
+    of a gated MLP plus its offset. In latent attention they are the padding of values and outputs to the size of keys,
+    and the latent vectors before and after their norms. Routed experts keep their output times the weights of its
+    tokens and, if their gate is clamped, the clamped gate and its sigmoid (`runtime.model.model_shard`).
     """
     rotated: float = 2 * shard.attention_size + shard.kv_size
     if shard.qk_norm or shard.whole_qk_norm:
@@ -262,8 +262,8 @@ def _mixer_working_elements(shard: ModelSpec, replicated_share: float, chunked: 
     with a window, or work on `chunked` elements in layers with a state; 0 in latent attention, whose MLP is wider.
 
     They are the inputs of the first layer and of this one, the normalised input, the projection, normalised queries and
-    keys, and sines and cosines; of what is rotated two products and their sum. Layers with a window hold the rotated
-    queries and keys, a block of queries, the outputs of all blocks, and these joined.
+    keys, sines and cosines, and two products and their sum for the tensor that is rotated. Layers with a window hold
+    the rotated queries and keys, a block of queries, the outputs of all blocks, and their concatenation.
     """
     if shard.latent:
         return 0.0
@@ -282,8 +282,8 @@ def _mixer_working_elements(shard: ModelSpec, replicated_share: float, chunked: 
 def _chunk_elements(linear: LinearAttention, num_tokens: int) -> float:
     """Return the fp32 elements per token that torch keeps of a gated delta layer, for rows of `num_tokens` tokens.
 
-    Rows are padded to whole chunks (`runtime.model.delta_rule`). Besides the rule there are the inputs of the
-    convolution, its outputs and their activation.
+    Rows are padded to whole chunks (`runtime.model.delta_rule`). In addition to the rule, the convolution
+    keeps its inputs, its outputs and their activation.
     """
     chunk = min(linear.chunk_tokens, num_tokens)
     padding = -(-num_tokens // chunk) * chunk / num_tokens
@@ -506,7 +506,7 @@ class RankMemory(Generic[N]):
         """Return the bytes of the KV cache, with a spare block in each layer.
 
         In engines that free them, layers with a sliding window keep only the blocks of a row that the window touches
-        (vLLM, hybrid KV cache manager). Layers with a state keep one state for each row, and spare ones.
+        (vLLM, hybrid KV cache manager). Layers with a state keep one state for each row, and `SPARE_STATES` more.
         """
         part, window = self._part, self._model.window
         full_blocks = part.num_full_layers * (num_blocks + 1)
@@ -607,7 +607,7 @@ ENGINE_PROCESS = "engine process"
 """Name of the term for the process of an engine without its model."""
 
 WEIGHT_BUCKET_BYTES = 64 * 2**20
-"""Bytes of weights that are on their way to an engine at a time, unless a single tensor is larger."""
+"""Bytes of weights in transit to an engine at a time, unless a single tensor is larger."""
 
 
 class GenerationMemory(RankMemory[float]):
@@ -636,8 +636,8 @@ class GenerationMemory(RankMemory[float]):
         return _WorkingMemory([], self._or_larger_weight_buffer([*cache.addends, *running]))
 
     def _add_process(self, tally: TermSums[float]) -> None:
-        """Add what an engine in its own process holds beside its KV cache, which is never freed: the process, its copy
-        of the weights, and those on their way to it, in memory that both share and as a copy."""
+        """Add the memory of an engine's own process beside its KV cache: the process, its copy of the weights, and the
+        weights in transit, in shared memory and as a copy. None of it is freed during a run."""
         weights_bytes = self._part.num_params * self._size
         largest_tensor = self._model.padded_vocab_size * self._model.hidden_size * self._size
         tally.add(ENGINE_PROCESS, self._process_bytes)

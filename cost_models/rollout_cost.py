@@ -41,8 +41,8 @@ _MAX_ITERATIONS, _TOLERANCE = 16, 1e-3
 """Limit on the iterations for the seconds of a round, and the relative tolerance at which they stop."""
 
 _PER_OCTAVE = 16
-"""Grid points per doubling of the seconds of a round, at which the rounds of rollouts are computed. They are linear in
-1 / tau but for rounding to whole rounds, and are interpolated between the points."""
+"""Grid points per doubling of the seconds of a round. The rounds of rollouts are computed at these points and
+interpolated between them: except for rounding to whole rounds, they are linear in the inverse of these seconds."""
 
 
 class Replica(NamedTuple):
@@ -176,14 +176,14 @@ class RolloutCosts:
     def _rounds_in_slots(self, occupied: Lengths, replica: Replica) -> Rounds:
         """Return the rounds of a replica whose rollouts each occupy a slot for `occupied` rounds."""
         rounds = rounds_of_responses(self._responses(occupied, replica), self._prompts, replica.num_slots)
-        mean = self._workload.prompt_lengths.mean  # what a prefill computes has no tool tokens
+        mean = self._workload.prompt_lengths.mean  # prompts are prefilled without tool tokens
         return replace(rounds, first=rounds.first._replace(tokens=mean), refills=rounds.refills._replace(tokens=mean))
 
     def _responses(self, lengths: Lengths, replica: Replica) -> Integers:
         return replica_responses(lengths, self._workload.batch_size, replica.num_rows)
 
     def _single_turn_workload(self) -> Workload:
-        """Return the workload with all that a rollout samples as one response."""
+        """Return the single-turn workload in which all sampled tokens of a rollout are one response."""
         prompt, response = (
             LengthSpec(max=lengths.maximum, histogram=tuple(zip(lengths.tokens, lengths.probabilities, strict=True)))
             for lengths in (self._prompts, self._workload.sampled_lengths)

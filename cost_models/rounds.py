@@ -106,9 +106,10 @@ def rounds_of_responses(responses: Integers, prompt_lengths: Histogram, num_slot
 
 
 def ordered_batches(responses: Integers, prompt_lengths: Histogram) -> tuple[Batch, ...]:
-    """Return a replica's rows, of which `responses` [row] are ascending, in `NUM_ORDERS` orders of arrival.
+    """Return a replica's rows in `NUM_ORDERS` orders of arrival, or in one if all rows are equal.
 
-    There is one order if all rows are equal. Prompts are the medians of equally likely strata of their distribution.
+    `responses` are their response lengths, ascending [row]. Prompts are the medians of equally likely strata of their
+    distribution.
     """
     num_rows = len(responses)
     prompts = prompt_lengths.stratified_sample(num_rows)

@@ -98,8 +98,8 @@ def _default(given: dict[str | None, ast.expr]) -> Any:
 class _Dataclasses:
     """The fields of a module's dataclasses, as keys with their defaults.
 
-    A field whose default is a dictionary is itself a key with the default of an empty mapping, so any key below it is
-    known. A default that is computed when the program runs is None.
+    A field whose default is a dictionary is a key with an empty mapping as its default, so any key below it is known. A
+    default that is computed at run time is None.
     """
 
     def __init__(self, module: ast.Module) -> None:
@@ -148,7 +148,7 @@ class _Dataclasses:
         return any(isinstance(base, ast.Name) and base.id == "Enum" for base in self._classes[name].bases)
 
     def _made(self, default: ast.expr | None) -> ast.expr | None:
-        """The expression that makes a default: through `field`, its factory, a lambda, a copy and a constant."""
+        """The expression that gives a default, inside `field`, a factory, a lambda, a copy or a constant."""
         if isinstance(default, ast.Lambda):
             return self._made(default.body)
         if isinstance(default, ast.Name) and default.id in self._classes:

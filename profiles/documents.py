@@ -53,7 +53,8 @@ class Document(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
     deciding_keys: ClassVar[tuple[str, ...]] = ()
-    """Keys that decide which other keys there are. An error in one is reported before any unknown key."""
+    """Top-level keys that decide which other keys a document has. An error in one of them is reported first, before any
+    unknown key."""
 
     @classmethod
     def explain_unknown_key(cls, _key: str, /) -> str | None:
@@ -295,7 +296,7 @@ def _sentence(error: ValidationError, kind: type[BaseModel]) -> str:
 
 
 def _keys(location: Iterable[int | str]) -> list[str]:
-    """The keys on the way to a place in a document, without pydantic's names for parts of its schema."""
+    """The keys of a location in a document, without pydantic's names for parts of its schema."""
     names = (str(part) for part in location if not _is_union_member(part))
     return [name for name in names if not name.startswith(("function-", "lax-or-strict"))]
 

@@ -160,7 +160,9 @@ class Engine(Document):
     )
     refit: EngineRefit
     process_bytes: float = Field(
-        default=0.0, ge=0, description="memory of its process without a model, where one runs beside each rank of a CPU"
+        default=0.0,
+        ge=0,
+        description="memory of its process without a model, where one runs beside each rank (on CPUs)",
     )
     source: str = Field(min_length=1)
 

@@ -83,9 +83,9 @@ class Histogram:
 
 @dataclass(frozen=True)
 class InterpolatedLengths:
-    """A distribution between two others: each of its quantiles is that of `low` plus `share` of the way to `high`.
+    """A distribution whose quantiles lie between those of two others, at `share` of the way from `low` to `high`.
 
-    Means, expected maxima and stratified samples are linear in the quantiles, so they are interpolated themselves.
+    Means, expected maxima and stratified samples are linear in the quantiles, so they are interpolated directly.
     """
 
     low: Histogram
@@ -110,7 +110,7 @@ class InterpolatedLengths:
 
 
 Lengths: TypeAlias = Histogram | InterpolatedLengths
-"""A distribution of lengths, as such or between two others."""
+"""A distribution of lengths: a histogram, or one interpolated between two histograms."""
 
 
 class LengthSpec(Document):

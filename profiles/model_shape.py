@@ -716,7 +716,7 @@ def _planned_parts(spec: ModelSpec) -> list[str]:
         "an odd number of rotated elements of a head": spec.num_rotated % 2 == 1,
         "latent attention of odd sizes": bool(spec.latent and (spec.latent.nope_dim % 2 or spec.latent.kv_rank % 2)),
         "values that are larger than keys": spec.value_dim > spec.head_dim,
-        "layers of Mamba": spec.linear is not None and spec.linear.rule == "mamba",
+        "Mamba layers": spec.linear is not None and spec.linear.rule == "mamba",
         "an indexer of tokens": spec.latent is not None and spec.latent.indexer is not None,
     }
     return [*(part for part, is_present in named.items() if is_present), *spec.planned_parts]

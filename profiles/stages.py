@@ -167,8 +167,8 @@ class StageEdge(NamedTuple):
 class StageGraph:
     """The stages of a step in topological order, and the stages on hosts, which run while generation does.
 
-    `selects_samples`: some of the samples that generation and the reward model process are trained on, selected by
-    their scores. Raises BadInput if the stages do not form a graph.
+    `selects_samples` is True if only some of the samples that generation and the reward model process are trained on,
+    selected by their scores. Raises BadInput if the stages do not form a graph.
     """
 
     stages: tuple[Stage, ...]

@@ -102,9 +102,9 @@ class NextLayout:
     """The next best layout of a stage on its ranks, with everything else unchanged.
 
     `instead` is None if no other layout is legal, or if the stage's layout `is_pinned`: by the user, or because another
-    trainer gives several stages one layout. `step_seconds` is the increase of the step
-    and `stage_seconds` that of the stage. `mostly` is the cost term that grows most, with its increase in seconds.
-    If no other layout fits, `lacking_bytes` is what `instead`, the one that lacks least, needs more on a rank.
+    trainer gives several stages one layout. `step_seconds` is the increase of the step and `stage_seconds` that of the
+    stage. `mostly` is the cost term that grows most, with its increase in seconds. If no other layout fits,
+    `lacking_bytes` is what `instead`, the one that lacks least, needs more on a rank.
     """
 
     stage: str

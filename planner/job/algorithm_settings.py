@@ -120,7 +120,8 @@ class LearningSettings(Document):
         return rate * schedule.ratio(step)
 
     def updates(self, _role: Role, _step: int, /) -> bool:
-        """True if a trained role is updated at a step, counted from 0. Else weights and moments stay as they are."""
+        """True if a trained role is updated at a step, counted from 0; otherwise its weights and optimizer state stay
+        unchanged."""
         return True
 
     def _rates_of_roles(self) -> Mapping[Role, tuple[float, LearningRateSchedule]]:
@@ -161,8 +162,8 @@ _TRUNCATION = (
 
 
 _CRITIC_WARMUP = (
-    "first steps of a run, in which the critic alone is updated: the weights and the optimizer of every other trained "
-    "role stay as they are"
+    "number of steps at the start of a run that update the critic only; the weights and the optimizer state of every "
+    "other trained role stay unchanged"
 )
 
 

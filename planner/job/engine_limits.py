@@ -28,9 +28,9 @@ VLLM_FAMILIES = (
 """The families whose greedy responses from vLLM are compared with transformers
 (`tests/runtime/inference/test_replica_engines.py`)."""
 VLLM_EXPERT_FAMILIES = ("Mixtral", "Qwen2Moe", "Qwen3Moe")
-"""Those of models with experts."""
+"""The families with experts that are compared in the same way."""
 _EXPERT_MULTIPLE = 32
-"""Kernels of experts on a CPU have hidden sizes that are multiples of it (experts/cpu_moe.py of vLLM 0.32)."""
+"""The hidden size must be a multiple of this for the expert kernels on a CPU (experts/cpu_moe.py of vLLM 0.32)."""
 _HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """The sizes of a head that attention on a CPU has (v1/attention/backends/cpu_attn.py of vLLM 0.32)."""
 MAX_ADAPTER_RANK = 512
@@ -59,8 +59,8 @@ def vllm_violations(facts: Facts) -> Iterator[str]:
         yield f"it was tried with {', '.join(families)}, and the actor is {actor.architecture}; {_OURS}."
     if actor.experts and actor.hidden_size % _EXPERT_MULTIPLE:
         yield (
-            f"its experts on a CPU have hidden sizes that are multiples of {_EXPERT_MULTIPLE}, and the actor's is "
-            f"{actor.hidden_size}; {_OURS}."
+            f"its expert kernels on a CPU need a hidden size that is a multiple of {_EXPERT_MULTIPLE}, and the actor's "
+            f"is {actor.hidden_size}; {_OURS}."
         )
     if actor.window:
         tokens = actor.window.num_tokens
@@ -74,8 +74,8 @@ def vllm_violations(facts: Facts) -> Iterator[str]:
         yield f"its adapters of models with experts need Triton, which it does not have on a CPU; {_OURS}."
     if actor.adapter and actor.architecture == "Glm4ForCausalLM" and "linear_fc1" in actor.adapter.targets:
         yield (
-            "its adapters of Glm4 have gate and up projection apart, and a checkpoint has them together; leave "
-            f"linear_fc1 out of the adapter's targets, or {_OURS}."
+            "its adapters have separate gate and up projections, and a checkpoint of Glm4 stores both as one; remove "
+            f"linear_fc1 from the adapter's targets, or {_OURS}."
         )
     if facts.generation_weights:
         yield f"its weights have the job's precision, and generation_weights is {facts.generation_weights}; {_OURS}."

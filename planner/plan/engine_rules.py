@@ -37,7 +37,7 @@ def engine_layout_rules(facts: Facts, layout: Layout) -> Iterator[str]:
     if layout.pp > 1:
         yield f"pp={layout.pp} shards layers, and each process of vllm has all of them on a CPU; use pp=1."
     if layout.ep > 1:
-        yield f"ep={layout.ep} divides experts, and each process of vllm has a shard of all of them; use ep=1."
+        yield f"ep={layout.ep} distributes experts, and each process of vllm has a shard of every expert; use ep=1."
     if layout.tp > MAX_PROCESSES:
         yield f"tp={layout.tp} is more than the {MAX_PROCESSES} processes of a vllm on CPUs; use tp={MAX_PROCESSES}."
 

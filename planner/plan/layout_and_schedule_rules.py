@@ -270,7 +270,7 @@ def _unsupported_with(schedule: Schedule, what: str) -> Iterator[str]:
     plain = Schedule()
     for name in ("chunk_tokens", "batches_in_flight", "overcommit"):
         if getattr(schedule, name) != getattr(plain, name):
-            yield f"{name}={getattr(schedule, name)} with {what}; use {getattr(plain, name)}."
+            yield f"{name}={getattr(schedule, name)} is not supported with {what}; use {getattr(plain, name)}."
 
 
 def _may_stream_responses(facts: Facts) -> bool:

@@ -118,9 +118,9 @@ Instruction: TypeAlias = MoveWeights | RunStage | Send | Receive
 class Waves:
     """The instructions of a program that sample and score a wave of prompts, repeated until a batch has its groups.
 
-    Those of the first wave run in the order of the program. After its first `num_before_selection` instructions, all
-    ranks of the waves execute the `exchange` of what the samples' rewards need, and select. Further waves run there,
-    one after another.
+    The first wave runs in the order of the program. After the program's first `num_before_selection` instructions, all
+    ranks that sample or score execute `exchange`, the sends and receives of the fields that the rewards need, and
+    select samples. Further waves run at this point, one after another.
     """
 
     instructions: tuple[Instruction, ...]
@@ -335,13 +335,14 @@ def _deliveries(plan: Plan, tasks: Sequence[Placement]) -> list[_Delivery]:
 
 
 _RESPONSE_FIELDS = ("truncated", RESPONSE_LENGTHS, SAMPLED_LENGTHS, SEQUENCE_DIGESTS)
-"""Fields of the responses that the reward of a sample depends on, besides its score, and the number of its tokens."""
+"""Fields of a response that are exchanged besides its score: those that its reward depends on, and the number of its
+sampled tokens."""
 
 
 def split_waves(program: Program, plan: Plan) -> Program:
     """Return the program with its `waves`; unchanged if a step trains on all samples.
 
-    Other instructions of the step that is sampled come after the selection.
+    All other instructions of the step that is sampled come after the selection.
     """
     if not plan.facts.workload.selects_samples:
         return program

@@ -69,13 +69,14 @@ class RoundTimes:
     prefill: Grid
     round_: Grid
     shares_rounds: bool = False
-    """True if a prefill in a round that decodes is one pass with it."""
+    """True if the prefill and the decode step of a round are one pass."""
 
     def refill(self, rows: Numbers, tokens: Numbers, decoding: NDArray[np.bool_], context: Numbers) -> Numbers:
         """Return the seconds that prefills of `rows` rows of `tokens` tokens add to their rounds.
 
-        In rounds in which others are `decoding`, at this context, what a round takes for any number of tokens is in the
-        seconds of both; it is taken to be the decode step of one row, as in `Generation`.
+        `decoding` says in which of these rounds other sequences decode, at a mean `context`. If both are one pass, the
+        fixed seconds of a pass are subtracted there, since they are in the prefill and in the decode step. They are
+        taken to be those of a decode step of one row, as in `Generation`.
         """
         seconds = self.prefill(rows, tokens)
         if self.shares_rounds:
@@ -311,7 +312,8 @@ class _PeriodWork:
         self._decodes: list[tuple[float, float, float, float]] = []  # round, rounds, rows, cached tokens
         self._first: list[SimulatedSequence] = []
         self._refills: list[tuple[float, int, float, int, float]] = []
-        """Round, rows and mean tokens of a prefill, and the number and mean context of those that decode."""
+        """Round, rows and mean tokens of each prefill; number and mean context of the sequences that decode in its
+        round."""
         self._num_rounds, self._row_rounds = 0.0, 0.0
         self._sequences = [
             (sequence, sequence.first_pass - group.num_passes - 1) for group in flight.groups for sequence in group.live
@@ -353,8 +355,10 @@ class _PeriodWork:
         self._num_advanced, self._rows, self._cached = 0, 0, 0
 
     def _admit(self, admitted: Sequence[SimulatedSequence], decoding: int, cached: int) -> None:
-        """Record the prompts that a group prefills in one pass, in which `decoding` others with `cached` tokens decode;
-        those of the first round fill the pipeline together."""
+        """Record the prompts that a group prefills in one round; those of the first round fill the pipeline together.
+
+        In this round `decoding` other sequences with `cached` tokens in total decode.
+        """
         self._row_rounds += len(admitted)
         self._sequences += [(sequence, int(self._num_rounds)) for sequence in admitted]
         prefilled = [sequence for sequence in admitted if sequence.is_prefilled]

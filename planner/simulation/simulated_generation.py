@@ -56,8 +56,8 @@ _NUM_SPLITS = 33
 class Generated:
     """The sequences that are delivered as one step, in tokens, and the generation of each replica.
 
-    `sampled` has each sequence's tokens without those of tools. `live` has each replica's mean number of live sequences
-    (those in a slot) over its rounds, `held` the KV blocks that they held (empty if not known).
+    `sampled` has each sequence's sampled tokens, without tool tokens. `live` has each replica's mean number of live
+    sequences (those in a slot) over its rounds, `held` the KV blocks that they held (empty if not known).
     """
 
     prompts: Lengths

@@ -154,7 +154,7 @@ class _Replica:
 
     @property
     def _mean_context(self) -> float:
-        """The mean tokens of the live rollouts before their turns."""
+        """The mean number of tokens of the live rollouts before their current turns."""
         return sum(rollout.context for rollout in self._live) / len(self._live)
 
     def _receive_tool_results(self) -> list[int]:
@@ -175,7 +175,7 @@ class _Replica:
     def _prefill(self, prefills: Sequence[int]) -> None:
         """Prefill rows of these lengths: the first ones fill the pipeline; later ones delay only one slot group.
 
-        Every round decodes: `_decode` counts the first token of a turn too.
+        Every round counts as one that decodes, because `_decode` counts the first token of a turn too.
         """
         if not prefills:
             return

@@ -74,7 +74,7 @@ _STAGES = {
     "critic": ("critic_train", "critic_value"),
     "ref": ("ref_logprob",),
 }
-"""The stages of a model, by AReaL's name of it, with the one that its layout is written from first."""
+"""The stages of each model, by AReaL's name for it. The layout in an export is that of the first stage."""
 _ON_TRAINER = tuple(name for name in ppo_stages() if name != "reward_score")
 _SLOT_KEYS = {"sglang": "sglang.max_running_requests", "vllm": "vllm.max_num_seqs"}
 """The key of the sequences that an engine generates at once, by the engine's name."""
@@ -89,17 +89,15 @@ _ASSUMED_PROMPT = 1024
 _MATHS_DATA = re.compile(r"gsm8k|math|aime|dapo|boba", re.IGNORECASE)
 _NAMED_GROUPS = ("rollout", "actor", "critic", "ref", "saver", "recover", "evaluator", "stats_logger")
 """Groups of keys that repeat the names of the experiment and the trial."""
-
-
 _ENGINE_PINS = tuple(f"{GENERATE}.{axis}=1" for axis in ("cp", "ep"))
-"""Pins of engines that have tensor and pipeline parallelism alone."""
+"""Pins for engines that have only tensor and pipeline parallelism."""
 
 
 def deployment_modes(facts: Facts) -> Iterator[DeploymentMode]:
     """Yield the ways in which AReaL can place the stages.
 
-    All of them are on all ranks; or generation is one batch ahead on its own ranks, and reference and critic are on the
-    actor's ranks, or one of them on its own.
+    Either all stages are on all ranks, or generation is one batch ahead on its own ranks. Reference and critic are then
+    on the actor's ranks, or one of them is on its own.
     """
     everywhere = on_pool(all_ranks(facts.cluster), (GENERATE, *_ON_TRAINER))
     yield _mode("colocated", (*everywhere, "actor_train.offload=optimizer"))
@@ -116,13 +114,13 @@ def deployment_modes(facts: Facts) -> Iterator[DeploymentMode]:
 
 
 def _mode(name: str, pool_pins: tuple[str, ...], *, steps_ahead: int = 0) -> DeploymentMode:
-    alike = tuple(stages for stages in _STAGES.values() if len(stages) > 1)
+    pairs = tuple(stages for stages in _STAGES.values() if len(stages) > 1)
     return DeploymentMode(
         name=name,
         pins=(*pool_pins, *no_overlap(), *pin_value("vpp", 1, ppo_stages(trains=True)), *_ENGINE_PINS),
         equal_choices=tuple(
             choice
-            for train, forward in alike
+            for train, forward in pairs
             for key in ("layout", "micro_batch_size", "micro_batch_tokens")
             for choice in equal_choices(key, train, (forward,))
         )
@@ -171,10 +169,10 @@ def _parse_degrees(text: str) -> dict[str, int]:
 
 
 def _backend(config: TrainerConfig, model: str) -> _Backend:
-    """The backend of a model or of the engines, from its own key or the former one for all of them.
+    """The backend of a model or of the engines, from its own key or from `allocation_mode`, the former key for all.
 
-    A reference that the configuration does not give has the actor's: a job of PPO has one. Raises BadInput where
-    neither key has a value.
+    A reference without keys of its own has the actor's backend, since a job of PPO always has a reference. Raises
+    BadInput if neither key has a value.
     """
     model = "actor" if model == "ref" and not _has_group(config, "ref") else model
     key = f"{model}.backend"
@@ -203,7 +201,7 @@ def _shares_ranks(config: TrainerConfig, model: str) -> bool:
 
 
 def _is_colocated(config: TrainerConfig) -> bool:
-    """True if the engines are on the ranks of the actor, by either's strategy or the former key."""
+    """True if the engines are on the ranks of the actor, by the strategy of either or by `allocation_mode`."""
     if config.value("rollout.backend") is None:
         return bool(re.search(r"\|(?!ffn)", str(config.value(_FORMER_BACKENDS))))
     placed = {model: _strategy(config, model) for model in ("rollout", "actor")}
@@ -211,7 +209,7 @@ def _is_colocated(config: TrainerConfig) -> bool:
 
 
 def _strategy(config: TrainerConfig, model: str) -> tuple[object, object]:
-    """Whether a model shares ranks, and with which other one."""
+    """The type and the target of a model's scheduling strategy."""
     return config.value(f"{model}.scheduling_strategy.type"), config.value(f"{model}.scheduling_strategy.target")
 
 
@@ -225,7 +223,7 @@ def _models(setup: TrainingSetup) -> Iterator[str]:
 
 
 def _pool_sizes(setup: TrainingSetup) -> dict[str, int]:
-    """The number of ranks of each pool, by the model that it is of, or `rollout`."""
+    """The number of ranks of each pool, by the name of its model, or `rollout`."""
     config = setup.config
     sizes = {model: _backend(config, model).num_ranks for model in _models(setup) if model == "actor"}
     sizes |= {
@@ -237,7 +235,7 @@ def _pool_sizes(setup: TrainingSetup) -> dict[str, int]:
 
 
 def _read_pools(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
-    """Read the cluster and the pool of every stage; the pools alone say how large it is if they do not fill it."""
+    """Read the cluster and the pool of every stage; a cluster that the pools do not fill has the size of the pools."""
     config, per_node_key = setup.config, "cluster.n_gpus_per_node"
     sizes = _pool_sizes(setup)
     nodes, per_node = config.integer(row.key), config.integer(per_node_key)
@@ -261,13 +259,13 @@ def _layout(config: TrainerConfig, model: str) -> Layout:
     """The layout of a model; AReaL has sequence parallelism wherever it has tensor parallelism."""
     backend = _backend(config, model)
     degrees = {axis: degree for axis, degree in backend.degrees.items() if axis != "dp"}
-    vpp = config.integer_or(_at(config, f"{model}.megatron.virtual_pipeline_parallel_size"), 1)
+    vpp = config.integer_or(_resolved_key(config, f"{model}.megatron.virtual_pipeline_parallel_size"), 1)
     layout = layout_of(degrees, backend.num_ranks, sp=True)
     return replace(layout, vpp=vpp) if layout.pp > 1 else layout
 
 
-def _at(config: TrainerConfig, key: str) -> str:
-    """The key that has a value for another one: itself, or one below the group that its own group refers to."""
+def _resolved_key(config: TrainerConfig, key: str) -> str:
+    """The key that has the value of `key`: itself, or its counterpart in the group that its own group refers to."""
     group, _, name = key.rpartition(".")
     while group:
         reference = re.fullmatch(r"\$\{([\w.]+)\}", str(config.values.get(group, "")))
@@ -293,7 +291,7 @@ def _read_budget(model: str) -> Read:
     """Read the tokens of a model's micro-batch, which are those of a whole replica, in training and scoring alike."""
 
     def read(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
-        key = _at(setup.config, row.key)
+        key = _resolved_key(setup.config, row.key)
         if _is_megatron(setup.config) and setup.config.value(key) is not None:
             for stage in setup.stages(*_STAGES[model]):
                 yield ParsedField(f"{stage}.micro_batch_tokens", setup.config.integer(key), (row.key,))
@@ -305,7 +303,7 @@ def _read_recompute(model: str) -> Read:
     def read(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
         stage, keys = _STAGES[model][0], (f"{model}.gradient_checkpointing", row.key)
         if setup.stages(stage) and _is_megatron(setup.config):
-            checkpointing, granularity = (setup.config.value(_at(setup.config, key)) for key in keys)
+            checkpointing, granularity = (setup.config.value(_resolved_key(setup.config, key)) for key in keys)
             yield ParsedField(f"{stage}.recompute", (granularity if checkpointing else None) or "none", keys)
 
     return read
@@ -340,7 +338,8 @@ def _of_engine(name: str, read: Read) -> Read:
 
 
 def _read_slots(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
-    """Read how many sequences an engine generates at once: its own limit, and its share of the prompts in flight."""
+    """Read the number of sequences that an engine generates at once: the smaller of its own limit and its share of the
+    prompts in flight."""
     config, backend = setup.config, _backend(setup.config, "rollout")
     own_key = _SLOT_KEYS.get(backend.name, _SLOT_KEYS["sglang"])
     limits = [config.integer(own_key)] if config.value(own_key) is not None else []
@@ -349,13 +348,6 @@ def _read_slots(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
         limits.append(max(1, math.ceil(samples / backend.degrees["dp"])))
     if limits:
         yield ParsedField(f"{GENERATE}.generation_slots", min(limits), (own_key, row.key))
-
-
-def _read_ref_path(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
-    """Read the path of the reference model; that of the actor where the configuration gives none."""
-    key = row.key if setup.config.value(row.key) else "actor.path"
-    if Role.REF in setup.graph.roles:
-        yield ParsedField("models.ref", str(setup.config.text(key)), (key,))
 
 
 def _read_prompt(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
@@ -367,10 +359,10 @@ def _read_top_k(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
     yield from setup.setting("top_k", 0 if top_k >= _ALL_TOKENS else top_k, row.key)
 
 
-def _read_at(setting: str) -> Read:
-    """Read a numeric setting from a key, or from the one that its group refers to."""
+def _read_resolved(setting: str) -> Read:
+    """Read a numeric setting from a key, or from its counterpart in the group that its group refers to."""
     return lambda setup, row: (
-        replace(field, keys=(row.key,)) for field in setup.number_setting(setting, _at(setup.config, row.key))
+        replace(field, keys=(row.key,)) for field in setup.number_setting(setting, _resolved_key(setup.config, row.key))
     )
 
 
@@ -386,7 +378,7 @@ def _if_overlong(read: Read) -> Read:
 
 
 def _write_backend(model: str) -> Write:
-    """Write Megatron and the degrees of a model, those of experts apart."""
+    """Write Megatron and the degrees of a model, with separate degrees for its experts."""
     stage = _STAGES[model][0]
 
     def write(source: ExportInput, _row: Row) -> ConfigValue:
@@ -409,13 +401,13 @@ def _if_engine(name: str, write: Write) -> Write:
     return lambda source, row: write(source, row) if source.plan.facts.engine == name else None
 
 
-def _is_apart(plan: Plan, stage: str) -> bool:
+def _has_own_pool(plan: Plan, stage: str) -> bool:
     return plan.choice(stage, "pool") != plan.choice("actor_train", "pool")
 
 
 def _if_sharing(stage: str, value: ConfigValue) -> Write:
-    """Write a value where a stage is on the actor's ranks."""
-    return writes.with_stage(stage, lambda source, _row: None if _is_apart(source.plan, stage) else value)
+    """Write a value if a stage is on the actor's ranks."""
+    return writes.with_stage(stage, lambda source, _row: None if _has_own_pool(source.plan, stage) else value)
 
 
 def _write_budget(stage: str) -> Write:
@@ -441,16 +433,6 @@ def _needs_offload(source: ExportInput, _row: Row) -> ConfigValue:
 def _write_checkpointing(stage: str) -> Write:
     def write(source: ExportInput, _row: Row) -> ConfigValue:
         return source.plan.placement(stage).schedule.recompute is not Recompute.NONE
-
-    return writes.with_stage(stage, write)
-
-
-def _null_if_selective(stage: str) -> Write:
-    """Write null where only attention is recomputed: Megatron-core then refuses a method and a number of layers."""
-
-    def write(source: ExportInput, row: Row) -> KeyValue | None:
-        is_selective = source.plan.placement(stage).schedule.recompute is Recompute.SELECTIVE
-        return KeyValue(row.key, None, row.field) if is_selective else None
 
     return writes.with_stage(stage, write)
 
@@ -482,12 +464,12 @@ def _write_kl(source: ExportInput, row: Row) -> ConfigValue:
 
 
 def _write_concurrency(source: ExportInput, _row: Row) -> ConfigValue:
-    """The prompts of all steps that are generated at once."""
+    """The number of prompts of all steps that are in flight at once."""
     return source.plan.facts.workload.num_prompts * (1 + source.plan.ahead[GENERATE])
 
 
 def _write_update_mode(source: ExportInput, _row: Row) -> ConfigValue:
-    return "xccl" if _is_apart(source.plan, GENERATE) else "disk"
+    return "xccl" if _has_own_pool(source.plan, GENERATE) else "disk"
 
 
 def _write_top_k(source: ExportInput, _row: Row) -> ConfigValue:
@@ -517,7 +499,7 @@ def _training_rows(model: str) -> tuple[Row, ...]:
     """The rows of a trained model's recomputation and interleaved pipeline."""
     stage, prefix = _STAGES[model][0], f"{model}.megatron"
     schedule = f"placements.{stage}.schedule"
-    method = _null_if_selective(stage)
+    null_if_selective = writes.null_if_selective(stage)
     return (
         Row(
             f"{model}.gradient_checkpointing",
@@ -532,8 +514,8 @@ def _training_rows(model: str) -> tuple[Row, ...]:
             _read_recompute(model),
             writes.recomputation(stage),
         ),
-        Row(f"{prefix}.recompute_method", f"{schedule}.recompute", None, method),
-        Row(f"{prefix}.recompute_num_layers", f"{schedule}.recompute", None, method),
+        Row(f"{prefix}.recompute_method", f"{schedule}.recompute", None, null_if_selective),
+        Row(f"{prefix}.recompute_num_layers", f"{schedule}.recompute", None, null_if_selective),
         Row(
             f"{prefix}.virtual_pipeline_parallel_size",
             f"placements.{stage}.layout.vpp",
@@ -597,7 +579,7 @@ TABLE = (
     Row("actor.scheduling_strategy.target", f"pools: the pool of {GENERATE}", None, None, "read with cluster.n_nodes"),
     Row(_STALENESS, f"{_GENERATION}.steps_ahead", _read_steps_ahead, writes.of_plan(lambda plan: plan.ahead[GENERATE])),
     Row("rollout.consumer_batch_size", "facts.workload: batch_size / group_size", None, writes.num_prompts),
-    Row("rollout.max_concurrent_rollouts", "facts.workload: the prompts of a step and of those ahead",
+    Row("rollout.max_concurrent_rollouts", "facts.workload: the prompts of this step and of the steps ahead",
         _read_slots, _write_concurrency),
     Row("enable_offload", "placements: what is offloaded", None, _needs_offload, "read with the offload of each model"),
     Row("actor.weight_update_mode", "rule: engines on the actor's ranks take weights from a disk",
@@ -622,9 +604,9 @@ TABLE = (
     Row("sglang.context_length", "facts.workload: prompt.max + response.max",
         None, _if_engine("sglang", writes.max_tokens)),
     Row("vllm.max_model_len", "facts.workload: prompt.max + response.max", None, _if_engine("vllm", writes.max_tokens)),
-    Row("sglang.enable_memory_saver", "rule: engines on the actor's ranks leave their memory",
+    Row("sglang.enable_memory_saver", "rule: engines on the actor's ranks release their memory",
         None, _if_engine("sglang", _if_sharing(GENERATE, True))),
-    Row("vllm.enable_sleep_mode", "rule: engines on the actor's ranks leave their memory",
+    Row("vllm.enable_sleep_mode", "rule: engines on the actor's ranks release their memory",
         None, _if_engine("vllm", _if_sharing(GENERATE, True))),
     Row("sglang.model_path", "job: models.actor.path",
         None, _if_engine("sglang", writes.model_path(Role.ACTOR))),
@@ -632,7 +614,7 @@ TABLE = (
     # models, rewards and the algorithm
     Row(_PATH, "job: rewards.function", reads.function_reward, None, "AReaL's program names the function"),
     Row("actor.path", "job: models.actor.path", reads.models(Role.ACTOR), writes.model_path(Role.ACTOR)),
-    Row("ref.path", "job: models.ref.path", _read_ref_path, writes.model_path(Role.REF)),
+    Row("ref.path", "job: models.ref.path", reads.ref_path("actor.path"), writes.model_path(Role.REF)),
     Row("critic.path", "job: models.critic.path", reads.models(Role.CRITIC), writes.model_path(Role.CRITIC)),
     Row("tokenizer_path", "job: models.actor.path", None, writes.model_path(Role.ACTOR)),
     Row(f"{_REWARD_NORM}.mean_level", "job: algorithm",
@@ -649,11 +631,11 @@ TABLE = (
     Row("actor.kl_ctl", "setting: kl_coefficient", reads.kl_penalty, _write_kl),
     Row("actor.discount", "setting: gamma"),
     Row("actor.gae_lambda", "setting: gae_lambda"),
-    Row("actor.optimizer.lr", "setting: actor_learning_rate", _read_at("actor_learning_rate")),
-    Row("actor.optimizer.weight_decay", "setting: weight_decay", _read_at("weight_decay")),
-    Row("actor.optimizer.gradient_clipping", "setting: max_grad_norm", _read_at("max_grad_norm")),
+    Row("actor.optimizer.lr", "setting: actor_learning_rate", _read_resolved("actor_learning_rate")),
+    Row("actor.optimizer.weight_decay", "setting: weight_decay", _read_resolved("weight_decay")),
+    Row("actor.optimizer.gradient_clipping", "setting: max_grad_norm", _read_resolved("max_grad_norm")),
     Row("critic.optimizer.lr", "setting: critic_learning_rate",
-        _read_at("critic_learning_rate"), writes.with_stage("critic_train", write_field)),
+        _read_resolved("critic_learning_rate"), writes.with_stage("critic_train", write_field)),
     Row("critic.eps_clip", "setting: value_clip",
         reads.number("value_clip"), writes.with_stage("critic_train", write_field)),
     Row("actor.eps_clip", "job: clip_ratio", reads.number("clip_ratio"), writes.clip_low),
@@ -678,7 +660,7 @@ TABLE = (
 def settings(source: ExportInput) -> Iterator[KeyValue]:
     """The keys of AReaL's configuration that express a plan.
 
-    Raises BadInput for several epochs and an entropy bonus, which it does not have.
+    Raises BadInput for several epochs and for an entropy bonus, which AReaL does not have.
     """
     if (epochs := source.plan.facts.workload.num_epochs) > 1:
         raise BadInput(f"workload.num_epochs={epochs}: AReaL trains for one epoch in a step; use 1.")
@@ -714,8 +696,8 @@ if __name__ == "__main__":
     with PPOTrainer(config, train_dataset=data) as trainer:
         trainer.train(workflow="areal.workflow.rlvr.RLVRWorkflow", workflow_kwargs=workflow)
 ''')
-"""The program that runs AReaL with the user's function, which a workflow of AReaL takes by its name (areal/workflow/
-rlvr.py of its package)."""
+"""The launcher, which runs AReaL with the user's function; a workflow of AReaL takes the function's name
+(areal/workflow/rlvr.py of its package)."""
 
 
 def _files(source: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, str]:
@@ -741,8 +723,8 @@ AREAL = OtherTrainer(
     files=_files,
     remarks=(
         "a plan names no data: set train_dataset.path yourself.",
-        "AReaL has its KL penalty in the reward of each token, also for grpo, and averages the loss over tokens.",
-        "an offloaded model is in host memory as a whole, its weights with its optimizer.",
+        "AReaL adds the KL penalty to the reward of each token, for grpo too, and averages the loss over tokens.",
+        "AReaL offloads a model as a whole, its weights and its optimizer.",
     ),
     no_models={Role.REWARD: "it scores with a function and has no reward model"},
 )
@@ -784,11 +766,12 @@ def _notes(setup: TrainingSetup, _fields: Sequence[ParsedField]) -> Iterator[str
 
 
 def _cost_notes(config: TrainerConfig) -> Iterator[str]:
-    """Sentences on staleness, loss, log-probabilities and weights that are costed in another way than configured."""
+    """One sentence for each setting that is costed differently from what the configuration says."""
     if (steps := config.integer(_STALENESS)) > 1:
         yield f"{_STALENESS}={steps} is read as 1: generation is one step ahead."
-    if config.value("actor.importance_sampling_level") == "sequence" or config.value("actor.use_sapo_loss"):
-        yield "actor: a job clips each token's ratio as PPO, at the same cost."
+    for key, other in (("actor.importance_sampling_level", "sequence"), ("actor.use_sapo_loss", True)):
+        if config.value(key) == other:
+            yield f"{key}={other}: a job clips each token's ratio as PPO, at the same cost."
     if not (config.value("actor.recompute_logprob") or config.value("actor.use_decoupled_loss")):
         yield "actor.recompute_logprob=false: a plan computes log-probabilities with the actor's weights."
     if config.value("actor.weight_update_mode") == "disk":
@@ -838,21 +821,21 @@ def _training_setup(config: TrainerConfig) -> TrainingSetup:
 
 
 def _estimator(config: TrainerConfig) -> Estimator:
-    """The estimator without a critic: by what rewards and advantages are normalised over. The loss is a mean of
-    tokens."""
+    """The estimator of a configuration without a critic, from the normalisation of rewards and advantages. AReaL
+    averages the loss over tokens."""
     keys = ("mean_level", "mean_leave1out", "std_level")
     mean, leaves_one_out, std = (config.value(f"{_REWARD_NORM}.{key}") for key in keys)
     is_whitened = _has_group(config, _ADVANTAGE_NORM)
-    found = REINFORCE_ESTIMATOR
+    estimator = REINFORCE_ESTIMATOR
     if _has_group(config, _REWARD_NORM) and mean == "group" and config.integer(_SAMPLES) > 1:
-        found = RLOO_ESTIMATOR if leaves_one_out else GRPO_ESTIMATOR
-        if found is GRPO_ESTIMATOR and std is None:
+        estimator = RLOO_ESTIMATOR if leaves_one_out else GRPO_ESTIMATOR
+        if estimator is GRPO_ESTIMATOR and std is None:
             without_std = Estimator(algorithm="grpo", settings={"normalise_by_std": False})
-            found = REINFORCE_BASELINE_ESTIMATOR if is_whitened else without_std
-    return Estimator(algorithm=found.algorithm, settings={**found.settings, "loss_mean": "token"})
+            estimator = REINFORCE_BASELINE_ESTIMATOR if is_whitened else without_std
+    return Estimator(algorithm=estimator.algorithm, settings={**estimator.settings, "loss_mean": "token"})
 
 
 def _function_reward(config: TrainerConfig) -> FunctionReward:
-    """The reward of the job: our check of answers for data of maths, or a function that the user writes."""
+    """The reward of the job: our check of answers for maths data, or a function that the user writes."""
     is_maths = _MATHS_DATA.search(str(config.text(_PATH)))
     return FunctionReward(MATHS if is_maths else USER_FUNCTION, (_PATH,))

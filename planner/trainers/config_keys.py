@@ -81,7 +81,7 @@ _EXPONENT_FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
 """Numbers that YAML 1.1 reads as strings, since they have no dot or no sign."""
 
 _SELF = "_self_"
-"""The name of a configuration itself among its `defaults`, in Hydra."""
+"""The entry of Hydra's `defaults` that represents the configuration itself."""
 _MAX_FILES = 32
 _MAX_DEPTH = 12
 _MAX_YAML_WORD = 500
@@ -428,7 +428,7 @@ def _read_leaves(path: Path, missing: list[str], read: list[Path]) -> dict[str, 
 
 
 def _base_file(path: Path, name: object) -> Path | None:
-    """The file beside `path` that a name in its `defaults` stands for, with or without its ending; None if absent."""
+    """The file beside `path` that a name in its `defaults` refers to, with or without its suffix; None if absent."""
     files = (path.parent / f"{name}{ending}" for ending in ("", path.suffix))
     return next((file for file in files if isinstance(name, str) and file.is_file()), None)
 

@@ -52,7 +52,7 @@ class DeploymentMode:
     has_end_layers: bool = True
 
     def expressible_value(self, stage: str, value: Value) -> Value:
-        """The value of a stage's choice; a layout with the sequence parallelism that the mode gives it."""
+        """The value that the mode gives a stage for a choice: a layout gets the sequence parallelism of `with_sp`."""
         if isinstance(value, Layout) and stage in self.with_sp:
             return replace(value, sp=value.tp > 1)
         return value
@@ -98,7 +98,7 @@ class DeploymentMode:
                 yield f"{stage} works {steps} steps ahead, and the trainer requires {ahead[stage]}"
 
     def _unequal(self, plan: Plan) -> Iterator[str]:
-        """A clause for each choice that is not that of its leader."""
+        """A clause for each choice that differs from its leader's."""
         for choice in self.equal_choices:
             value, leader_value = plan.choice(choice.stage, choice.key), plan.choice(choice.leader, choice.key)
             if value != leader_value:

@@ -1,5 +1,4 @@
-"""Rows for the parallel degrees of Megatron-core, which verl, NeMo-RL and SkyRL each have under a prefix of their
-own."""
+"""Rows for the parallel degrees of Megatron-core; verl, NeMo-RL and SkyRL have their keys under different prefixes."""
 
 from __future__ import annotations
 

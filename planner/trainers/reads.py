@@ -61,6 +61,17 @@ def models(*roles: Role) -> Read:
     return read
 
 
+def ref_path(actor_key: str) -> Read:
+    """The path of the reference model, which is the actor's if the row's key has no value."""
+
+    def read(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+        if Role.REF in setup.graph.roles:
+            key = row.key if setup.config.value(row.key) else actor_key
+            yield ParsedField(f"models.{Role.REF}", str(setup.config.text(key)), (key,))
+
+    return read
+
+
 def function_reward(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
     """The reward function. It may come from several keys, and the row of the first of them reads it."""
     if setup.reward is not None and setup.reward.keys[0] == row.key:

@@ -1,11 +1,11 @@
 """SkyRL: export of plans to its configuration, and import from a script with its overrides.
 
 Megatron-core trains, vLLM generates, and the environments of SkyRL-Gym score. The policy and the reference model have
-degrees of their own; log-probabilities are computed with those of the policy's training. All models and the engines
-share all ranks (`trainer.placement.colocate_all`), and each model is in host memory while another one computes; or the
-engines have their own ranks and generate one batch ahead (examples/train/async/main_async.py of its repository), where
-the reference shares the policy's ranks or has its own. The strategy fsdp is imported without its layouts; it alone
-trains a critic (train/utils/utils.py, validate_megatron_cfg).
+degrees of their own; log-probabilities are computed with those of the policy's training. There are two placements.
+Either all models and the engines share all ranks (`trainer.placement.colocate_all`), and each model is in host memory
+while another one computes. Or the engines have their own ranks and generate one batch ahead
+(examples/train/async/main_async.py of its repository), and the reference shares the policy's ranks or has its own. Only
+the strategy fsdp trains a critic (train/utils/utils.py, validate_megatron_cfg); it is imported without its layouts.
 
 `TABLE` has a row for each key. The functions above it read and write the rows that only SkyRL has.
 """
@@ -77,7 +77,7 @@ _TRANSFORMER = f"{_POLICY}.transformer_config_kwargs"
 _CPU_ADAM = f"{_POLICY}.optimizer_config_kwargs.optimizer_cpu_offload"
 _SAMPLES, _ENVIRONMENT = "generator.n_samples_per_prompt", "environment.env_class"
 _STAGES = {_POLICY: ("actor_train", "actor_logprob"), _REF: ("ref_logprob",)}
-"""The stages of a model, by the prefix of its degrees."""
+"""The stages of each model, by the prefix of the keys of its degrees."""
 _TRAINED = ("actor_train", "actor_logprob", "ref_logprob")
 _FORWARD = ("actor_logprob", "ref_logprob")
 
@@ -103,8 +103,8 @@ _MATHS_ENVIRONMENTS = ("gsm8k", "aime")
 def deployment_modes(facts: Facts) -> Iterator[DeploymentMode]:
     """Yield the ways in which SkyRL can place the stages.
 
-    All of them are on all ranks; or generation is one batch ahead on its own ranks, and the reference on the policy's
-    or its own.
+    Either all stages are on all ranks, or generation is one batch ahead on its own ranks, and the reference is on the
+    policy's ranks or on its own.
     """
     everywhere = on_pool(all_ranks(facts.cluster), (GENERATE, *_TRAINED))
     yield _mode("colocate_all", everywhere, policy_offload="optimizer", ref_offload="weights")
@@ -298,13 +298,6 @@ def _read_engine_tp(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
     yield ParsedField(f"{GENERATE}.tp", tp, (row.key,))
 
 
-def _read_ref_path(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
-    """Read the path of the reference model, which is the policy's where its key has no value."""
-    key = row.key if setup.config.value(row.key) else "trainer.policy.model.path"
-    if Role.REF in setup.graph.roles:
-        yield ParsedField("models.ref", str(setup.config.text(key)), (key,))
-
-
 def _read_warmup(role: Role) -> Read:
     """Read the steps of a warm-up, which SkyRL counts in updates."""
 
@@ -312,9 +305,9 @@ def _read_warmup(role: Role) -> Read:
         settings, updates = SETTINGS_KEYS[setup.algorithm], setup.config.integer(row.key)
         if updates > 0 and f"{role}_schedule" in type(DEFAULT_SETTINGS[settings]).model_fields:
             keys = (row.key, "trainer.train_batch_size", "trainer.policy_mini_batch_size")
-            prompts, of_update = (setup.config.integer(key) for key in keys[1:])
+            prompts_per_step, prompts_per_update = (setup.config.integer(key) for key in keys[1:])
             epochs = setup.config.integer("trainer.update_epochs_per_batch")
-            steps = math.ceil(updates / max(1, prompts // max(1, of_update) * epochs))
+            steps = math.ceil(updates / max(1, prompts_per_step // max(1, prompts_per_update) * epochs))
             yield ParsedField(f"{settings}.{role}_schedule.warmup_steps", steps, keys)
 
     return read
@@ -326,12 +319,6 @@ def _read_entropy(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
 
 
 # Functions that write rows which only SkyRL has
-
-
-def _null_if_selective(source: ExportInput, row: Row) -> KeyValue | None:
-    """Write null where only attention is recomputed: Megatron-core then refuses a method and a number of layers."""
-    is_selective = source.plan.placement("actor_train").schedule.recompute is Recompute.SELECTIVE
-    return KeyValue(row.key, None, row.field) if is_selective else None
 
 
 def _is_colocated(source: ExportInput, _row: Row) -> ConfigValue:
@@ -434,8 +421,10 @@ TABLE = (
         ), "read with recompute_granularity"),
     Row(f"{_TRANSFORMER}.recompute_granularity", f"{_schedule('actor_train')}.recompute",
         _if_megatron(_read_recompute), writes.recomputation("actor_train")),
-    Row(f"{_TRANSFORMER}.recompute_method", f"{_schedule('actor_train')}.recompute", None, _null_if_selective),
-    Row(f"{_TRANSFORMER}.recompute_num_layers", f"{_schedule('actor_train')}.recompute", None, _null_if_selective),
+    Row(f"{_TRANSFORMER}.recompute_method", f"{_schedule('actor_train')}.recompute",
+        None, writes.null_if_selective("actor_train")),
+    Row(f"{_TRANSFORMER}.recompute_num_layers", f"{_schedule('actor_train')}.recompute",
+        None, writes.null_if_selective("actor_train")),
     Row(_CPU_ADAM, f"{_schedule('actor_train')}.offload", _if_megatron(_read_policy_offload), None),
     # micro-batches
     Row("trainer.micro_train_batch_size_per_gpu", f"{_schedule('actor_train')}.micro_batch_size",
@@ -461,7 +450,8 @@ TABLE = (
     Row(_ENVIRONMENT, "job: rewards.function", reads.function_reward, writes.always(HOOK_MODULE)),
     Row("trainer.policy.model.path", "job: models.actor.path",
         reads.models(Role.ACTOR), writes.model_path(Role.ACTOR)),
-    Row("trainer.ref.model.path", "job: models.ref.path", _read_ref_path, writes.model_path(Role.REF)),
+    Row("trainer.ref.model.path", "job: models.ref.path",
+        reads.ref_path("trainer.policy.model.path"), writes.model_path(Role.REF)),
     Row("trainer.critic.model.path", "job: models.critic.path", reads.if_given(reads.models(Role.CRITIC)), None),
     Row(_ESTIMATOR, "job: algorithm", reads.estimator, _write_estimator),
     Row(f"{_ALGORITHM}.use_kl_in_reward", "job: algorithm and models.ref", None, _has_kl(in_loss=False)),
@@ -530,14 +520,14 @@ if __name__ == "__main__":
     initialize_ray(config)
     ray.get(train.remote(config))
 ''')
-"""The program that runs SkyRL with the user's function, which SkyRL takes as a registered environment (its
-documentation, tutorials/new_env)."""
+"""The launcher, which registers the user's function as an environment and runs SkyRL with it (documentation of SkyRL,
+tutorials/new_env)."""
 
 _LAUNCHERS = {
     0: ("run_with_reward.py", "skyrl.train.entrypoints.main_base", "BasePPOExp"),
     ONE_AHEAD: ("run_async_with_reward.py", "examples.train.async.main_async", "AsyncPPOExp"),
 }
-"""The name of that program, and SkyRL's module and class that it runs, by the steps that generation works ahead."""
+"""The name of the launcher, and the module and class of SkyRL that it runs, by the steps that generation is ahead."""
 
 
 def _files(source: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, str]:
@@ -650,7 +640,7 @@ def _training_setup(config: TrainerConfig) -> TrainingSetup:
 
 
 def _function_reward(config: TrainerConfig) -> FunctionReward:
-    """The reward of the job: our check of answers in place of SkyRL-Gym's for maths, or a function that the user
-    writes."""
+    """The reward of the job: for SkyRL-Gym's maths environments our own check of answers, otherwise a function that the
+    user writes."""
     is_maths = config.value(_ENVIRONMENT) in _MATHS_ENVIRONMENTS
     return FunctionReward(MATHS if is_maths else USER_FUNCTION, (_ENVIRONMENT,))

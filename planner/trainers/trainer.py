@@ -102,7 +102,7 @@ class OtherTrainer:
     trainer's deployment modes for a job, `settings` the keys for a plan that one of them can express, and `files`
     the texts of the export by file name, the launch script first. `remarks` are sentences on what the user has to add,
     `algorithms` the ones whose settings can be written, and `supports_fp8` says whether generation with FP8 weights
-    can be written. `no_models` says, for each role whose model the trainer has no place for, why.
+    can be written. `no_models` has the reason for each role whose model the trainer does not have.
     """
 
     name: str

@@ -118,6 +118,16 @@ def if_recomputing_all(stage: str, value: ConfigValue) -> Write:
     return with_stage(stage, write)
 
 
+def null_if_selective(stage: str) -> Write:
+    """Null where a stage recomputes attention only: Megatron-core then refuses a method and a number of layers."""
+
+    def write(source: ExportInput, row: Row) -> KeyValue | None:
+        is_selective = source.plan.placement(stage).schedule.recompute is Recompute.SELECTIVE
+        return KeyValue(row.key, None, row.field) if is_selective else None
+
+    return with_stage(stage, write)
+
+
 def end_layers(stage: str, end: int) -> Write:
     """The layers of the first (0) or the last (1) stage of an uneven pipeline."""
 
@@ -129,7 +139,7 @@ def end_layers(stage: str, end: int) -> Write:
 
 
 def engine_experts(*, times_tp: bool) -> Write:
-    """How many replicas of an engine share the experts or, with `times_tp`, how many ranks; nothing for ep=1."""
+    """The number of replicas of an engine that share experts, or of their ranks with `times_tp`; nothing for ep=1."""
 
     def write(source: ExportInput, _row: Row) -> ConfigValue:
         layout = source.plan.placement(GENERATE).layout

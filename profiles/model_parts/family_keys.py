@@ -91,7 +91,7 @@ class Family:
     rope: Mapping[str, Any] = field(default_factory=dict)
     """The parameters of the rotary embedding, besides its base, if the config has none."""
     original_positions: int | None = None
-    """The original length of a scaled rotary embedding, of a family whose class has the key, if the config has none."""
+    """The default of the original length of a scaled rotary embedding, if the family's class has this key."""
     added: frozenset[str] = frozenset()
     """Keys with a default here that are not fields of the class but are read by it or its model."""
     parts: Parts = Parts()

@@ -250,8 +250,9 @@ class LongScaling:
     """LongRoPE (Ding et al., arXiv:2402.13753): each rotary frequency is divided by a factor of its own, from one list
     for sequences of up to `original_max_positions` tokens and from another for longer ones.
 
-    Cosines and sines are multiplied by `attention_factor` in both. A sequence that grows past the original length would
-    need its cached keys computed again, so a job uses one list for all of its sequences: the long one with `is_long`.
+    With either list, cosines and sines are multiplied by `attention_factor`. A sequence that grows past the original
+    length would need its cached keys computed again, so a job uses one list for all of its sequences: the long one with
+    `is_long`.
     """
 
     short_factors: tuple[float, ...]
@@ -360,12 +361,14 @@ def _long_scaling(form: Mapping[str, Any], max_positions: int, name: str) -> Lon
     """The scaling of type longrope, with the defaults of transformers."""
     original = required_size({_ORIGINAL: max_positions, **form}, _ORIGINAL, name)
     if original == 1:
-        raise BadInput(f"model {name}: rope type longrope has {_ORIGINAL}=1; it must be above 1.")
+        raise BadInput(f"model {name}: rope type longrope has {_ORIGINAL}=1; give the length before scaling.")
     lists = []
     for key in _LONGROPE_LISTS:
         factors = form.get(key)
         if not isinstance(factors, list) or not all(_is_number(factor) and factor > 0 for factor in factors):
-            raise BadInput(f"model {name}: rope type longrope needs {key}, a list of numbers above 0.")
+            raise BadInput(
+                f"model {name}: rope type longrope has {key}={factors!r:.60}; give a list of numbers above 0."
+            )
         lists.append(tuple(map(float, factors)))
     factor = max_positions / original if form.get("factor") is None else number(form, "factor", name)
     default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0

@@ -28,7 +28,8 @@ STATE_BYTES = 4
 """Bytes of an element of the state, which transformers and the kernels keep in fp32 in any precision of the model."""
 
 SPARE_STATES = 2
-"""States besides those of the rows: one that rows of padding write to, and that of a prompt that samples share."""
+"""States that are kept in addition to one for each row: one that padding rows write to, and the state after a prompt
+that several samples share."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,10 +99,10 @@ class LinearAttention:
         """Return the fp32 elements per token that the gated delta rule, its norm and its gate hold for the backward
         pass if torch computes them in chunks of `chunk` tokens.
 
-        In chunks of c tokens, a key head of size k has its query and key before and after their norms, and two of c
-        products; each of its value heads of size v has four of c products, the system's two sides and solution, queries
-        and keys with their decays, a share of the state of its chunk, and six of v of values, updates, outputs and
-        gates.
+        In chunks of c tokens, a key head of size k holds its query and key before and after their norms (4 k) and two
+        matrices of products (2 c). A value head of size v holds four such matrices (4 c), the right sides and solutions
+        of the system (2 k + 2 v), queries and keys times their decays (2 k), its values, updates, outputs and gates
+        (6 v), and its share of the state of the chunk (k v / c).
         """
         k, v = self.key_dim, self.value_dim
         of_value_head = 4 * chunk + 4 * k + 8 * v + k * v / chunk

@@ -38,7 +38,7 @@ def bytes_in_use() -> int:
 
 
 def resident_bytes(process: int) -> int:
-    """Return the bytes in the resident set of another process without file pages; 0 if it has ended."""
+    """Return the resident bytes of another process, without pages of files; 0 if it has ended."""
     with suppress(FileNotFoundError, ProcessLookupError, StopIteration):
         status = Path(f"/proc/{process}/status")
         return _resident("VmRSS", status) - _resident("RssFile", status)

@@ -110,7 +110,7 @@ class _PeriodRecord:
     metrics: dict[str, Mapping[str, float]] = field(default_factory=dict)
 
     def index_of(self, instruction: Instruction) -> int:
-        """Return the index of an instruction in the program; for the exchange of waves, that of the selection."""
+        """Return the index of an instruction in the program. The exchange of waves has the index of the selection."""
         if self.program.waves and instruction in self.program.waves.exchange:
             return self.program.waves.num_before_selection
         return self.program.instructions.index(instruction)
@@ -162,13 +162,13 @@ class Executor:
         self._device.begin(period)
         instructions = [i for i in program.of_rank(self._rank) if is_active(i, period, steps)]
         waves = program.waves if program.waves and self._rank in program.waves.ranks else None
-        once = [i for i in instructions if not waves or i not in waves.instructions]
-        self._post_receives(once, program)
+        others = [i for i in instructions if not waves or i not in waves.instructions]
+        self._post_receives(others, program)
         if waves and period + waves.steps_ahead in steps and not self._is_filled(period + waves.steps_ahead):
             before = set(program.instructions[: waves.num_before_selection])
             self._fill_from_waves(waves, [i for i in instructions if i in before], record)
-            once = [i for i in once if i not in before]
-        for instruction in once:
+            others = [i for i in others if i not in before]
+        for instruction in others:
             self._run(instruction, record)
         if waves and period in steps:
             record.metrics[GENERATE] = self._batch_of(period).selection
@@ -186,8 +186,8 @@ class Executor:
     def _fill_from_waves(self, waves: Waves, before: Sequence[Instruction], record: _PeriodRecord) -> None:
         """Fill the batch of the step that is sampled in this period.
 
-        Execute the instructions `before` the selection, of which those of the waves process the first wave; exchange
-        scores and select; then sample further waves until the batch is full.
+        Execute the instructions `before` the selection, which include those of the first wave. Then exchange scores and
+        select samples, and repeat this with further waves until the batch is full.
         """
         assert self._filling is not None
         step = record.period + waves.steps_ahead

@@ -229,7 +229,9 @@ class StageRunner:
         return {"num_tokens": float(scored.num_tokens), "starved_seconds": scored.starved_seconds}
 
     def _train(self, stage: Stage, batch: StepExperience) -> dict[str, float]:
-        """Update on each minibatch of each epoch, until approx_kl exceeds its target; not while the critic warms up.
+        """Update on each minibatch of each epoch, until approx_kl exceeds its target.
+
+        In the critic's warm-up no other role is updated.
 
         Updates with numbers that are not finite are skipped; metrics are means over the others.
         """
@@ -369,7 +371,7 @@ class MegatronDevice:
         steps: range,
         engine: EngineProcess | None = None,
     ) -> None:
-        """`refits` are keyed by source and target stage. The memory of `engine` is a part of that of the rank.
+        """`refits` are keyed by source and target stage. The memory of the process of `engine` is added to the rank's.
 
         On a GPU `bytes_before` were in use before the models were built. On a CPU `tensor_bytes` are those of the
         models, with gradients and moments.

@@ -291,8 +291,8 @@ def connect(request: RunRequest, inputs: Inputs, models: Models, progress: Progr
 
 
 def _engine_facts(engine: EngineProcess | None, copy: WeightCopy, control: dist.ProcessGroup) -> EngineFacts | None:
-    """Wait until the engines of all ranks have started, and give them the weights that no refit sends; return what they
-    are, None if there are none. `copy` is the one with which this rank generates."""
+    """Wait until the engines of all ranks have started, and give them the base weights, which no refit sends. Return
+    what the engines are; None without engines. `copy` has the weights with which this rank generates."""
     mine = engine.wait_until_ready(VLLM_VERSION) if engine else None
     if engine:
         give_base(engine, copy)

@@ -40,7 +40,7 @@ class TableReads:
     """[B, n] int32: the blocks of each row in the order of its tokens, n for the longest row; entries after the last
     block of a row are arbitrary."""
     states: Tensor
-    """[B] int32: the indices of the rows' states, in models that have layers with one."""
+    """[B] int32: the indices of the rows' states, in models that have layers with a state."""
 
     def to(self, device: torch.device) -> TableReads:
         """Return a copy on a device."""

@@ -44,7 +44,7 @@ class StepAttention(Protocol):
 
 
 class StepStates(Protocol):
-    """The layers with a state during a decode step, by their number among those of the stage."""
+    """The layers with a state of a stage during a decode step, numbered among themselves."""
 
     def attend(self, layer: int, heads: Tensor) -> Tensor:
         """Return the gated outputs [B, values / tp] of a layer for its projections [B, projections / tp] of the next
@@ -80,8 +80,8 @@ class Scratch:
         self.state_inputs = tensors.get("state_inputs")
         """Projections of a layer with a state."""
         self.with_gates = tensors.get("with_gates")
-        """Heads as they are projected if attention has an output gate: for each KV head its queries, their gates, its
-        key and its value."""
+        """The projected heads if attention has an output gate: for each KV head its queries, their gates, its key and
+        its value."""
 
     def first_rows(self, num_rows: int) -> Scratch:
         """A view on the first `num_rows` rows."""
@@ -199,9 +199,10 @@ class DecodeLayer:
             linear.refresh_weight()
 
     def attend(self, hidden: Tensor, scratch: Scratch, index: int, cache: StepAttention | StepStates) -> None:
-        """Add the attention of this layer, or what it computes with its state, to `hidden` [B, hidden].
+        """Add the output of this layer's attention, or of its state, to `hidden` [B, hidden].
 
-        `index` is its number among the stage's layers of its kind, and `cache` is for layers of its kind.
+        `index` is the layer's number among the stage's layers of its kind, with attention or with a state, and `cache`
+        belongs to this kind.
         """
         self.project(hidden, self.attention_output(hidden, scratch, index, cache))
 

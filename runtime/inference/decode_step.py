@@ -329,13 +329,13 @@ class PackedStep(DecodeStep):
 
 
 class _Mixers(NamedTuple):
-    """What the layers of a pass mix tokens with; None for a kind that the stage has no layers of."""
+    """The attention and the states of a pass; None for a kind of layers that the stage does not have."""
 
     attention: StepAttention | None
     states: StepStates | None
 
     def of(self, layer: DecodeLayer) -> StepAttention | StepStates:
-        """The one for this layer."""
+        """The attention or the states, whichever this layer has."""
         mixer = self.states if layer.has_state else self.attention
         assert mixer is not None
         return mixer

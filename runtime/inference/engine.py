@@ -120,9 +120,9 @@ class Generator(ReplicaEngine):
         where the last stage has not sent them yet."""
         self.scheduler = Scheduler(self._cache.tables, self._prompts, self._flight)
         self._tool_turns = tool_turns
-        # On a GPU rounds after an end token are computed and dropped, and a state could not be taken back.
-        may_drop = parameter.is_cuda and self._cache.states is not None
-        self._can_multi_step = _is_alone(mesh) and not (tool_turns or stop_strings or may_drop)
+        # On a GPU, rounds after an end token are computed and then dropped, but a state cannot be rolled back.
+        would_roll_back = parameter.is_cuda and self._cache.states is not None
+        self._can_multi_step = _is_alone(mesh) and not (tool_turns or stop_strings or would_roll_back)
         self._ahead = MultiStepDecoding(
             self._passes,
             self.scheduler,
@@ -345,7 +345,7 @@ class Generator(ReplicaEngine):
         return torch.cat((logits[:num_continuing], admitted_logits))
 
     def _share_states(self, states: RecurrentStates, admitted: ScheduledBatch) -> None:
-        """Copy the states after shared prompts, and keep that of a prompt that a waiting sequence will share."""
+        """Copy the states after shared prompts, and keep the state after a prompt that a waiting sequence shares."""
         prefilled = {admitted.sequences[index].slot for index in admitted.prefilled if index not in admitted.cached}
         for index, source in admitted.shared_from.items():
             states.start_from_prompt(admitted.sequences[index].slot, source if source in prefilled else None)

@@ -104,7 +104,7 @@ class EngineSettings:
     shard: EngineShard = EngineShard()
     """The shard of the model; vLLM takes whole weights and keeps its part of them."""
     adapter: EngineAdapter | None = None
-    """With an adapter the weights below it come once, and a version of the weights is one of the adapter."""
+    """With an adapter, the base weights are sent once, and every version of the weights is a version of the adapter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,14 +210,14 @@ class EngineProcess:
         return facts
 
     def take_base(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Give the engine the frozen weights below an adapter: tensors [...] by their names in a Hugging Face
+        """Give the engine the frozen base weights of an adapter: tensors [...] by their names in a Hugging Face
         checkpoint. Raises RunFailed if it refuses them."""
         self._send("base")
         self._send_tensors(tensors)
 
     def take_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Give the engine new weights: tensors [...] by their names in a Hugging Face checkpoint, or those of its
-        adapter by their names in PEFT.
+        """Give the engine new weights: tensors [...] by their names in a Hugging Face checkpoint, or the tensors of its
+        adapter by their names in PEFT's format.
 
         What it has cached under the old weights is dropped. Raises RunFailed if it refuses them.
         """
@@ -249,7 +249,7 @@ class EngineProcess:
 
     @property
     def resident_bytes(self) -> int:
-        """The memory of the process now, without file pages; 0 if it has ended."""
+        """The resident memory of the process now, without pages of files; 0 if it has ended."""
         return resident_bytes(self._process.pid)
 
     def step(self, added: Sequence[Request] = (), aborted: Sequence[str] = ()) -> list[Sampled]:

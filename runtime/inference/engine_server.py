@@ -12,8 +12,8 @@ A message is a header (`_HEADER`) and a JSON object. The rank asks, and the proc
 | message | content | answer |
 |---|---|---|
 | `start` | settings of the engine (`EngineSettings` in `engine_process.py`) | what runs: engine, version, kernels |
-| `base` | the frozen weights below an adapter follow | none |
-| `weights` | the version of the weights that follow: those of the adapter, where there is one | none |
+| `base` | the frozen base weights of an adapter follow | none |
+| `weights` | the version of the weights that follow; with an adapter, its weights alone | none |
 | `bucket` | names, types, shapes and offsets of tensors in the shared memory | `taken`: the memory is free again |
 | `end_weights` | | the version, -1 after `base` |
 | `step` | requests to add, ids of requests to abort | the tokens of one round, and the version that sampled them |
@@ -118,7 +118,7 @@ class ServedEngine(Protocol):
         ...
 
     def load_adapter(self, tensors: Iterator[tuple[str, Any]]) -> None:
-        """Take a new adapter, under the names of PEFT; forget what was cached under the old one."""
+        """Take a new adapter, by its names in PEFT's format; drop what was cached under the old one."""
         ...
 
     def step(self, added: Sequence[Message], aborted: Sequence[str]) -> list[Any]:
@@ -322,12 +322,12 @@ class _Adapter:
             "enable_lora": True,
             "max_loras": 1,
             "max_lora_rank": next(size for size in LORA_RANKS if size >= rank),
-            # Without them the embedding and the output layer would have an empty adapter, which takes time.
+            # Otherwise the embedding and the output layer would have an empty adapter, which takes time.
             "lora_target_modules": modules,
         }
 
     def request(self, directory: str = "loaded") -> Any:
-        """Return the request for the adapter: one of its directory replaces the one that is loaded."""
+        """Return vLLM's request for the adapter. One with a directory replaces the loaded adapter by the one there."""
         from vllm.lora.request import LoRARequest  # noqa: PLC0415 - see the module's docstring
 
         return LoRARequest("policy", 1, directory, load_inplace=directory != "loaded")
@@ -336,7 +336,7 @@ class _Adapter:
     def stored(self, tensors: dict[str, Any]) -> Iterator[Any]:
         """Context in which the tensors are in a directory; yield the request that loads them.
 
-        They are in memory, as the bucket is: the directory has a link to it.
+        The tensors are in memory, as buckets are, and the directory has a link to it.
         """
         from safetensors.torch import save  # noqa: PLC0415
 
@@ -399,10 +399,10 @@ def _pack_tied_output(worker: Any) -> None:
 
 
 def _forget_expert_kernels(worker: Any) -> None:
-    """Let the load that follows pack the weights of experts for the kernels of a CPU.
+    """Make the next load pack the weights of experts for the kernels of a CPU.
 
-    Only the load with which a kernel of experts is made packs them: a reload would copy plain weights to where the
-    kernel reads packed ones (fused_moe/unquantized_fused_moe_method.py of vLLM 0.32).
+    vLLM packs them only in the load that creates the kernel. A reload would copy plain weights to where the kernel
+    reads packed ones (fused_moe/unquantized_fused_moe_method.py of vLLM 0.32).
     """
     for module in worker.get_model().modules():
         method: Any = getattr(module, "quant_method", None)

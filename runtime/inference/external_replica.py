@@ -260,7 +260,7 @@ class ExternalReplica(ReplicaEngine):
 
 
 def refit_tensors(model: Decoder) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors [...] that an engine gets at every refit: those of the adapter if the model has one, else all.
+    """Yield the tensors [...] that an engine gets at every refit: those of the adapter if there is one, otherwise all.
 
     All tensor-parallel ranks iterate together.
     """
@@ -269,7 +269,7 @@ def refit_tensors(model: Decoder) -> Iterator[tuple[str, Tensor]]:
 
 def stored_tensors(model: Decoder) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors [...] of a whole model by their names in a Hugging Face checkpoint, one parameter after
-    another; without those of an adapter.
+    another. Those of an adapter are left out.
 
     Tensor-parallel ranks gather the shards of one parameter at a time, so all of them iterate together.
     """

@@ -72,7 +72,7 @@ class GenerationState:
     num_wave_prompts: int = 0
     """Prompts that waves of dynamic sampling or best-of-n have used since step 0."""
     wave_prompts_before: Mapping[int, int] = field(default_factory=dict)
-    """Prompts that the waves of earlier steps have used, by step that is sampled and not trained yet."""
+    """The number of prompts that waves used before a step, for each step that is sampled and not yet trained on."""
 
 
 class SamplingDigests(NamedTuple):

@@ -6,7 +6,7 @@ arXiv:2412.06464, equation 10):
     S_t = a_t S_(t-1) + b_t k_t (v_t - a_t S_(t-1)^T k_t)^T        o_t = S_t^T q_t
 
 Inside a chunk, with d_t the product of the decays up to t, the updates u_t solve a triangular system, and the state
-passes from chunk to chunk (there: section 3.3):
+passes from chunk to chunk (section 3.3 of the same paper):
 
     (I + L) u = b (v - d k S_0)    L_ti = b_t d_t/d_i k_t.k_i for i < t
     o_t = d_t q_t S_0 + sum_(i<=t) d_t/d_i q_t.k_i u_i    S_C = d_C S_0 + sum_i d_C/d_i k_i u_i^T
@@ -72,9 +72,9 @@ class RowChunks:
     """The index of each token of a chunk, [chunks, C]; any one where `is_token` is False."""
     is_token: Tensor
     places: Tensor
-    """The place of each token among all tokens of the chunks, [S]."""
+    """The index of each token among all tokens of the chunks, [S]."""
     num_rows: tuple[int, ...]
-    """The number of rows that have an n-th chunk."""
+    """For each n the number of rows that have an n-th chunk."""
 
     @property
     def in_row_order(self) -> list[int]:
@@ -135,16 +135,16 @@ def apply_in_chunks(inputs: DeltaInputs, rows: RowChunks, first_states: Tensor |
 
 
 class _ChunkParts(NamedTuple):
-    """What does not depend on the state, [N, key heads, R, ...] for N chunks of C tokens."""
+    """The parts of N chunks of C tokens that do not depend on the state, [N, key heads, R, ...]."""
 
     query: Tensor
     """Queries times the decay since the start, [..., C, K]."""
     key: Tensor
     """Keys times the decay until the end, [..., C, K]."""
     values: Tensor
-    """The updates without a state, [..., C, V]."""
+    """The updates for a state of zero, [..., C, V]."""
     keys_of_state: Tensor
-    """What the state is multiplied by to correct them, [..., C, K]."""
+    """The factors whose product with the state is subtracted from `values`, [..., C, K]."""
     scores: Tensor
     """Products of queries and keys up to each query, times the decay between them, [..., C, C]."""
     decay: Tensor
@@ -186,10 +186,10 @@ def apply_to_next(inputs: DeltaInputs, states: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class ConvolvedRows(NamedTuple):
-    """Indices by which packed rows are convolved, among the inputs before each row, J of them, and then the tokens."""
+    """Indices for the convolution of packed rows, into the J inputs before each row, followed by all tokens."""
 
     inputs: Tensor
-    """For each row the inputs before it and its tokens, [S + rows * J]."""
+    """For each row, the inputs before it and its tokens, [S + rows * J]."""
     outputs: Tensor
     """The outputs of the tokens among those of all inputs, [S]."""
     last: Tensor

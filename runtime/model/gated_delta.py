@@ -158,6 +158,8 @@ class GatedDelta(MegatronModule):
 
 
 class _State(NamedTuple):
+    """The states of rows and their last inputs of the convolution, as in `RecurrentStates`."""
+
     states: Tensor
     inputs: Tensor
 
@@ -197,7 +199,7 @@ class _HeadParameters(nn.Module):
 
 
 class _GatedNorm(nn.Module):
-    """Root-mean-square norm of each head, by one weight for all heads, times a gate; the weight is not offset."""
+    """Root-mean-square norm of each head, with one weight for all heads, times a gate; the weight is not offset."""
 
     def __init__(self, size: int, epsilon: float, config: TransformerConfig) -> None:
         super().__init__()

@@ -95,7 +95,7 @@ class Recipe:
     """Row i of a query or key head in the parameter, or of its norm, is row `head_order[i]` of the stored head. Empty
     if the orders are the same."""
     query_order: tuple[int, ...] = ()
-    """As `head_order`, for the queries and gates of a group of heads, if queries are stored with gates."""
+    """The order of the queries and gates of a group of heads, like `head_order`; empty if queries have no gates."""
 
     def span(self, stored: StoredTensor, tp_rank: int, tp: int) -> tuple[int, int]:
         """Start and stop of one tensor-parallel rank's part of `stored` along `axis`.
@@ -300,9 +300,10 @@ def _latent_recipes(spec: ModelSpec, latent: LatentAttention, block: str) -> dic
 
 
 def _delta_recipes(spec: ModelSpec, linear: LinearAttention, block: str) -> dict[str, Recipe]:
-    """The recipes of a gated delta layer, in its order.
+    """The recipes of a gated delta layer, in the order of its parameters.
 
-    The projections of the input are one parameter, in the order of the key heads, as Qwen3-Next stores them in two.
+    The projections of the input are one parameter, in the order of the key heads; Qwen3-Next stores them in this order
+    too, as two tensors.
     """
     hidden, heads = spec.hidden_size, linear.num_key_heads
     keys, values, gates = heads * linear.key_dim, linear.value_size, linear.num_value_heads
@@ -451,7 +452,7 @@ def parameters_of_stage(spec: ModelSpec, pp: int, stage: int, vpp: int = 1) -> t
 
 
 def _parameters_of_layer(spec: ModelSpec, number: int) -> list[str]:
-    """What layer `number` of the whole model stores, parameters and constants, without its prefix."""
+    """The parameters and constants that layer `number` of the whole model stores, without its prefix."""
     if spec.linear and spec.linear_layers_between(number, number + 1):
         layer = [*_delta_recipes(spec, spec.linear, "")]
     else:
@@ -528,7 +529,7 @@ class Header(NamedTuple):
 
 
 _LANGUAGE_MODEL = "model.language_model."
-"""What the names of a language model's tensors begin with in a model of images and text."""
+"""The prefix of the names of a language model's tensors in a model of images and text."""
 
 
 def _as_in_text_model(name: str) -> str:
@@ -537,7 +538,7 @@ def _as_in_text_model(name: str) -> str:
 
 _PER_EXPERT = re.compile(r"(.+\.experts)\.([0-9]+)\.(gate|up|down)_proj\.weight")
 _STACKS = {"gate": ("gate_up_proj", 0, 2), "up": ("gate_up_proj", 1, 2), "down": ("down_proj", 0, 1)}
-"""For each weight of an expert the stack that it may be stored in, its place among the weights of an expert there, and
+"""For each weight of an expert: the stack that may hold it, its place among the weights of an expert in this stack, and
 their number."""
 
 
@@ -559,17 +560,17 @@ def _in_stack(name: str) -> _ExpertInStack | None:
     return _ExpertInStack(f"{match[1]}.{stack}", int(match[2]), place, num_weights)
 
 
-def with_experts_apart(headers: Mapping[str, Header]) -> dict[str, Header]:
-    """The headers with those of the weights of each expert in place of stacks of them."""
-    found = dict(headers)
+def unstack_experts(headers: Mapping[str, Header]) -> dict[str, Header]:
+    """The headers, with one header for each weight of each expert in place of those of stacks."""
+    unstacked = dict(headers)
     for name, (shape, dtype) in headers.items():
         block, _, kind = name.rpartition(".")
         weights = [weight for weight, (stack, _, _) in _STACKS.items() if stack == kind]
         if weights and block.endswith(".experts") and len(shape) == _STACK_AXES and not shape[1] % len(weights):
-            del found[name]
+            del unstacked[name]
             header = Header((shape[1] // len(weights), shape[2]), dtype)
-            found |= {f"{block}.{n}.{weight}_proj.weight": header for n in range(shape[0]) for weight in weights}
-    return found
+            unstacked |= {f"{block}.{n}.{weight}_proj.weight": header for n in range(shape[0]) for weight in weights}
+    return unstacked
 
 
 _STACK_AXES = 3

@@ -2,8 +2,8 @@
 
 The cache has a fixed number of blocks, so its size is as planned whatever the lengths are; the scheduler decides which
 rows wait (Kwon et al., arXiv:2309.06180, section 4: blocks, block tables and shared prefixes). Adjacent rows of equal
-lengths are grouped into runs, each of which is one attention call. Layers with a state have no blocks, and their states
-are kept beside the blocks, one for each row.
+lengths are grouped into runs, each of which is one attention call. Layers with a state have no blocks; their states are
+kept beside the blocks, one for each row.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What layers with a state keep of each sequence: the state, and the last inputs of the convolution before it.
+"""The states that layers with a state keep of each sequence, and the last inputs of the convolution before them.
 
-Unlike keys and values they are replaced by every token, so that a row has them for exactly the tokens that it has
-passed. A row that starts from the prompt of another one takes a copy.
+Unlike keys and values, they are replaced at every token, so a row has them only for the tokens that it has passed so
+far. A row that starts from the prompt of another one takes a copy.
 """
 
 from __future__ import annotations
@@ -37,10 +37,6 @@ class RecurrentStates:
 
         self._linear = linear
 
-    @property
-    def num_bytes(self) -> int:
-        return self.states.nbytes + self.inputs.nbytes
-
     def rows(self, lengths: Sequence[int], rows: Sequence[int], cached: Sequence[int]) -> StateRows:
         """The rows of a pass over packed rows: `rows[b]` has passed `cached[b]` tokens, and `lengths[b]` follow."""
         return state_rows(self._linear, lengths, self.states.device, rows, cached)
@@ -73,7 +69,7 @@ def state_indices(rows: Sequence[int], device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class StateRows:
-    """Packed rows of a pass."""
+    """The packed rows of a pass, as layers with a state need them."""
 
     chunks: RowChunks
     convolved: ConvolvedRows
@@ -90,7 +86,7 @@ def state_rows(
     rows: Sequence[int] = (),
     cached: Sequence[int] = (),
 ) -> StateRows:
-    """The rows of a pass, of these lengths; with a cache `rows` [B] are theirs in it, of `cached` tokens each."""
+    """The rows of a pass, of these lengths; with a cache, `rows` [B] are their rows in it, of `cached` tokens each."""
     return StateRows(
         split_into_chunks(lengths, linear.chunk_tokens, device),
         convolved_rows(lengths, linear.conv_kernel, device),

@@ -24,7 +24,7 @@ from meshwright.runtime.model.hf_checkpoint import (
     parameters_of_stage,
     recipe,
     starts_at_zero,
-    with_experts_apart,
+    unstack_experts,
 )
 
 _DTYPES = ("F32", "BF16", "F16")
@@ -37,9 +37,9 @@ _UNUSED = re.compile(r"lm_head\.weight|.*\.rotary_emb\.inv_freq")
 transformers saved."""
 
 
-_WITH_OTHER_PARTS = ("Qwen3Next", "Qwen3_5")
+_WITH_UNREAD_PARTS = ("Qwen3Next", "Qwen3_5")
 """Families whose published weights have parts that a model of text does not have."""
-_OTHER_PARTS = re.compile(r"mtp\.|model\.visual\.")
+_UNREAD_PARTS = re.compile(r"mtp\.|model\.visual\.")
 """Names of these parts: layers that predict further tokens, and an encoder of images."""
 
 _WITH_PREDICTION_LAYERS = ("Glm4Moe", "DeepseekV3")
@@ -70,7 +70,7 @@ def weight_violations(spec: ModelSpec, directory: Path) -> Iterator[str]:
     extra = _prediction_layers(spec, directory / "config.json")
     headers = {name: header for name, header in headers.items() if _layer_of(name) not in extra}
     if spec.experts and not spec.expert_bias:
-        headers = with_experts_apart(headers)
+        headers = unstack_experts(headers)
     yield from _wrong_depth(spec, headers, directory)
     needed = {
         stored.name: stored
@@ -79,9 +79,9 @@ def weight_violations(spec: ModelSpec, directory: Path) -> Iterator[str]:
         for stored in recipe(spec, parameter).tensors
     }
     yield from _mismatches(needed, headers, spec, directory)
-    has_others = spec.architecture.startswith(_WITH_OTHER_PARTS)
+    has_unread_parts = spec.architecture.startswith(_WITH_UNREAD_PARTS)
     for name in sorted(headers.keys() - needed.keys()):
-        if not _UNUSED.fullmatch(name) and not (has_others and _OTHER_PARTS.match(name)):
+        if not _UNUSED.fullmatch(name) and not (has_unread_parts and _UNREAD_PARTS.match(name)):
             yield (
                 f"checkpoint {directory} holds {name!r}, which {spec.architecture} does not have with this "
                 "config.json; give the config.json that belongs to the weights."

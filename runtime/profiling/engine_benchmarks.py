@@ -228,7 +228,7 @@ class EngineBench:
         return max(1.0, own_bytes.item())
 
     def _load(self) -> None:
-        """Give the engine what it gets at a refit."""
+        """Give the engine the tensors of a refit."""
         self._process.take_weights(next(self._versions), refit_tensors(self._model))
 
     def close(self) -> None:

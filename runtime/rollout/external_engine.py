@@ -157,8 +157,8 @@ def engine_adapter(spec: ModelSpec) -> EngineAdapter | None:
 
 
 def give_base(engine: EngineProcess, copy: WeightCopy) -> None:
-    """Give the engine of this rank the frozen weights below an adapter, which no refit sends. Collective over the ranks
-    that share the model. Raises RunFailed if the engine refuses them."""
+    """Give the engine of this rank the frozen base weights of an adapter, which no refit sends. Collective over the
+    ranks that share the model. Raises RunFailed if the engine refuses them."""
     if copy.spec.adapter:
         engine.take_base(stored_tensors(copy.decoder))
 

@@ -84,7 +84,7 @@ def resume_under_new_plan(
 
 
 def _resume_waves(states: Sequence[InFlightState], generations: Sequence[GenerationState], done: int) -> Resumed:
-    """Return what a run with waves takes over: how many prompts were used, which all replicas record.
+    """Return what a run with waves resumes from: the number of prompts used, which all replicas record.
 
     No sequence of a wave is in flight between two periods. The prompts of batches that were sampled and not trained on
     are sampled again, so the count is that before the first of these.

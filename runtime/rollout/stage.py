@@ -82,7 +82,7 @@ class GenerationStage:
         """Sample ids of delivered responses, by step that is not trained yet and by row."""
         self._num_wave_prompts = data.num_wave_prompts
         self._wave_prompts_before: dict[int, int] = {}
-        """Prompts that the waves of earlier steps have used, by step that is not trained yet."""
+        """The number of prompts that waves used before a step, for each step that is not yet trained on."""
         workload = plan.facts.workload.wave
         self._rows_per_prompt = rows_per_prompt(workload.batch_size, workload.group_size, copy.mesh.layout.dp)
         self._sending = streaming.sending

@@ -89,7 +89,7 @@ ARGUMENTS: Mapping[str, str] = {
 
 OPTIONS_ALONE: Mapping[str, str] = {
     "as_json": "a function returns the document itself",
-    "init price": "it is a part of the command that `init` prints",
+    "init price": "the printed command that plans the job has it",
     "reward action": "there is one",
     "profile source": "`profile` times this machine, `import_operators` reads what NVIDIA measured",
     "fit plot": "`fit_plot` returns the page",

@@ -86,7 +86,7 @@ def test_chunks_and_batches_in_flight_do_not_go_with_waves() -> None:
     facts = with_average_wave(sampled_facts())
     generate = facts.graph.by_name[GENERATE]
     broken = schedule_rules(facts, generate, Layout(dp=4), Schedule(generation_slots=32, batches_in_flight=2))
-    assert "batches_in_flight=2 with dynamic sampling; use 1." in broken
+    assert "batches_in_flight=2 is not supported with dynamic sampling; use 1." in broken
 
 
 def test_an_algorithm_that_does_not_compare_samples_is_refused() -> None:

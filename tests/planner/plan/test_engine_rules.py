@@ -61,7 +61,7 @@ def test_a_search_has_layouts_whose_processes_have_a_shard_of_every_expert() -> 
         (Layout(pp=2), "pp=2 shards layers, and each process of vllm has all of them on a CPU; use pp=1."),
         (
             Layout(dp=2, ep=2),
-            "ep=2 divides experts, and each process of vllm has a shard of all of them; use ep=1.",
+            "ep=2 distributes experts, and each process of vllm has a shard of every expert; use ep=1.",
         ),
         (Layout(tp=16), f"tp=16 is more than the {MAX_PROCESSES} processes of a vllm on CPUs; use tp=8."),
     ],

@@ -182,7 +182,7 @@ def test_what_cannot_be_run_is_named_in_a_sentence(name: str) -> None:
     [
         ("deepseek-v3.2", "has an indexer of tokens, which can be planned"),
         ("llama-4-maverick-text", "a router that scales the inputs of its experts"),
-        ("nemotron-h-8b", "the activation relu2, layers of Mamba, layers of one block each"),
+        ("nemotron-h-8b", "the activation relu2, Mamba layers, layers of one block each"),
     ],
 )
 def test_a_sentence_names_the_parts_that_are_not_run(name: str, part: str) -> None:

@@ -125,7 +125,7 @@ def test_longrope_has_the_defaults_of_transformers() -> None:
 
 @pytest.mark.parametrize("lists", [{}, {"short_factor": [1.0]}, LONG | {"long_factor": [0.0, 1.0]}])
 def test_longrope_without_its_lists_is_refused(lists: dict[str, object]) -> None:
-    with pytest.raises(BadInput, match=r"rope type longrope needs \w+_factor, a list of numbers above 0"):
+    with pytest.raises(BadInput, match=r"rope type longrope has \w+_factor=.*; give a list of numbers above 0"):
         rope(rope_scaling={"type": "longrope", **lists})
 
 

@@ -125,5 +125,6 @@ def test_a_cache_holds_the_bytes_that_are_planned() -> None:
         )
         assert cache.states is not None
         num_states = spec.linear_layers_between(layers.start, layers.stop) * (5 + 2)
-        assert cache.states.num_bytes == num_states * spec.linear.shard(tp).state_bytes(2)
+        num_bytes = cache.states.states.nbytes + cache.states.inputs.nbytes
+        assert num_bytes == num_states * spec.linear.shard(tp).state_bytes(2)
         assert len(cache.keys) == spec.attention_layers_between(layers.start, layers.stop)

@@ -17,7 +17,7 @@ from meshwright.runtime.model.hf_checkpoint import (
     Header,
     StoredTensor,
     TensorFiles,
-    with_experts_apart,
+    unstack_experts,
 )
 
 TABLE = torch.arange(24.0).view(6, 4)
@@ -116,8 +116,8 @@ def test_experts_in_stacks_are_read_one_by_one(tmp_path: Path) -> None:
         assert torch.equal(files.read(up), GATE_UP[1, 3:])
         assert torch.equal(files.read(up, axis=0, start=1, stop=2), GATE_UP[1, 4:5])
         assert torch.equal(files.read(down, axis=1, start=1, stop=3), DOWN[0, :, 1:3])
-        apart = with_experts_apart(files.headers())
-        assert apart == {
+        unstacked = unstack_experts(files.headers())
+        assert unstacked == {
             f"{block}.{n}.{weight}_proj.weight": Header(shape, "F32")
             for n in range(2)
             for weight, shape in (("gate", (3, 4)), ("up", (3, 4)), ("down", (4, 3)))

@@ -67,7 +67,7 @@ CHANGED: Mapping[str, tuple[Callable[[Plan], Plan], str]] = {
     ),
     "gates of an adapter": (
         lambda plan: with_actor(plan, architecture="Glm4ForCausalLM", adapter=Adapter(rank=4, alpha=8.0)),
-        "leave linear_fc1 out of the adapter's targets",
+        "remove linear_fc1 from the adapter's targets",
     ),
     "an adapter beside experts": (
         lambda plan: with_actor(plan, experts=EXPERTS, adapter=Adapter(rank=4, alpha=8.0, targets=ATTENTION_LINEARS)),
@@ -75,7 +75,7 @@ CHANGED: Mapping[str, tuple[Callable[[Plan], Plan], str]] = {
     ),
     "experts of another size": (
         lambda plan: with_actor(plan, architecture="MixtralForCausalLM", experts=EXPERTS, hidden_size=48),
-        "its experts on a CPU have hidden sizes that are multiples of 32, and the actor's is 48",
+        "its expert kernels on a CPU need a hidden size that is a multiple of 32, and the actor's is 48",
     ),
     "8 bits": (lambda plan: with_facts(plan, generation_weights="fp8"), "generation_weights is fp8"),
 }
