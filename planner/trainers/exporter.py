@@ -16,7 +16,7 @@ from pathlib import Path
 
 from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.compile import Missing, best_plan
-from meshwright.planner.job.job import Facts, Job
+from meshwright.planner.job.job import SETTINGS_KEYS, Facts, Job
 from meshwright.planner.plan.cost_queries import CostModelBuilder
 from meshwright.planner.plan.pins import Pin, Value, parse_pins
 from meshwright.planner.plan.plan import Plan
@@ -24,7 +24,7 @@ from meshwright.planner.search.re_evaluate import re_evaluate, re_evaluated_or_v
 from meshwright.planner.search.search_case import with_gap
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.trainers.deployment_modes import DeploymentMode, pin_value
-from meshwright.planner.trainers.trainer import ExportInput, KeyValue, OtherTrainer
+from meshwright.planner.trainers.trainer import ConfigValue, ExportInput, KeyValue, OtherTrainer
 from meshwright.profiles.documents import canonical_json, digest
 from meshwright.profiles.layout import Layout
 
@@ -263,8 +263,32 @@ def export(
         files={**trainer.files(source, settings), "plan.json": canonical_json(best.plan)},
         inexpressible=() if exact_mode else tuple(best.mode.inexpressible(plan)),
         lost_seconds=best.plan.period_seconds - plan.period_seconds,
-        remarks=trainer.remarks,
+        remarks=(*trainer.remarks, *_unwritten_settings(trainer, source)),
     )
+
+
+def _unwritten_settings(trainer: OtherTrainer, source: ExportInput) -> Iterator[str]:
+    """Yield a sentence for each setting of the job's algorithm that is not its default and changes nothing in what is
+    written."""
+    if source.job is None:
+        return
+    key, written = SETTINGS_KEYS[source.algorithm], _written(trainer, source)
+    for name, field in type(source.settings).model_fields.items():
+        value = getattr(source.settings, name)
+        if value == field.default:
+            continue
+        without = source.settings.model_copy(update={name: field.default})
+        if _written(trainer, replace(source, job=source.job.model_copy(update={key: without}))) == written:
+            yield (
+                f"{key}.{name}={value} is not written, because no key of {trainer.label} for it is known; set it there "
+                "by hand if it has one."
+            )
+
+
+def _written(trainer: OtherTrainer, source: ExportInput) -> tuple[Mapping[str, ConfigValue], Mapping[str, str]]:
+    """What an export writes: the values by key, and the files."""
+    settings = tuple(trainer.settings(source))
+    return {setting.key: setting.value for setting in settings}, trainer.files(source, settings)
 
 
 def _with_engine_of(trainer: OtherTrainer, plan: Plan, rebuild_cost_model: CostModelBuilder) -> Plan:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.job.algorithm_settings import PPO
-from meshwright.planner.job.job import DEFAULT_SETTINGS, Facts
+from meshwright.planner.job.job import DEFAULT_SETTINGS, Facts, PPOJob, read_job
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.re_evaluate import re_evaluate
@@ -24,6 +25,7 @@ from tests.planner.plans import random_plan
 from tests.planner.trainers.configurations import configuration
 from tests.planner.trainers.plans import NAMED, NAMES, best, facts_for
 
+JOB = Path(__file__).parents[3] / "examples/7b-8xa100-80gb/job.yaml"
 SAMPLES = (
     "actor_rollout_ref.rollout.n",
     "rollout.n_samples_per_prompt",
@@ -140,3 +142,15 @@ def test_steps_of_the_critic_alone_are_written_as_the_trainer_counts_them(
     assert configuration(name).get(key) == none
     monkeypatch.setitem(DEFAULT_SETTINGS, "ppo", PPO(critic_warmup_steps=2))
     assert configuration(name)[key] == two
+
+
+@pytest.mark.parametrize("name", ["verl", "nemo-rl"])
+def test_a_setting_that_changes_nothing_in_what_is_written_is_named(name: str) -> None:
+    job, plan = read_job(JOB), best(name, 0).plan
+    assert isinstance(job, PPOJob)
+    changed = job.model_copy(update={"ppo": PPO(actor_learning_rate=3e-6, reward_scale=2.0)})
+    usual, scaled = (export(TRAINERS[name], plan, no_model, job=one, directory=JOB.parent) for one in (job, changed))
+    assert usual is not None
+    assert scaled is not None
+    (added,) = set(scaled.remarks) - set(usual.remarks)
+    assert added.startswith(f"ppo.reward_scale=2.0 is not written, because no key of {TRAINERS[name].label} for it")
