@@ -70,7 +70,7 @@ def assert_alike(seed: int, limits: AttentionLimits) -> None:
 def test_rows_that_nobody_asks_for_write_to_the_spare_block_alone() -> None:
     cache, reads, heads, angles = asked(0)
     before = cache.keys.clone()
-    spare = TableReads(reads.lengths * 0, reads.tables * 0)
+    spare = TableReads(reads.lengths * 0, reads.tables * 0, reads.states)
     PagedAttention(cache, spare, [angles], [AttentionLimits()], QUERIES).attend(0, heads)
     assert torch.equal(cache.keys[:, 1:], before[:, 1:])
     assert not torch.equal(cache.keys[:, 0], before[:, 0])
