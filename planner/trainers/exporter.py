@@ -286,7 +286,7 @@ def _unwritten_settings(trainer: OtherTrainer, source: ExportInput) -> Iterator[
 
 
 def _written(trainer: OtherTrainer, source: ExportInput) -> tuple[Mapping[str, ConfigValue], Mapping[str, str]]:
-    """What an export writes: the values by key, and the files."""
+    """Return the values by key and the files that an export writes."""
     settings = tuple(trainer.settings(source))
     return {setting.key: setting.value for setting in settings}, trainer.files(source, settings)
 
