@@ -412,11 +412,12 @@ def _ticks_of_pairs(
     ticks: IntArray,
 ) -> TransferTicks:
     """Return the ticks between all layouts from those of some pairs, [pairs, overlaps]."""
+    groups = [_by_weights(shards) for shards in (sources, targets)]
     source_class, target_class = (
-        {shards[index].name: number for number, group in enumerate(_by_weights(shards).values()) for index in group}
-        for shards in (sources, targets)
+        {shards[index].name: number for number, group in enumerate(of_end.values()) for index in group}
+        for shards, of_end in zip((sources, targets), groups, strict=True)
     )
-    moved = np.zeros((*(len(_by_weights(shards)) for shards in (sources, targets)), len(overlaps)), dtype=np.int64)
+    moved = np.zeros((*map(len, groups), len(overlaps)), dtype=np.int64)
     in_place: dict[str, IntArray] = {}
     for pair, row in reversed([*zip(pairs, ticks, strict=True)]):  # the pairs that stand for others come last
         name = sources[pair.source].name
