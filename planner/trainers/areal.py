@@ -79,6 +79,7 @@ _ON_TRAINER = tuple(name for name in ppo_stages() if name != "reward_score")
 _SLOT_KEYS = {"sglang": "sglang.max_running_requests", "vllm": "vllm.max_num_seqs"}
 """The key of the sequences that an engine generates at once, by the engine's name."""
 _ENGINES = tuple(_SLOT_KEYS)
+_BACKEND_NAMES = ("fsdp", "megatron", "archon", *_ENGINES)
 _SAMPLES, _PROMPTS, _PATH = "gconfig.n_samples", "train_dataset.batch_size", "train_dataset.path"
 _REWARD_NORM, _ADVANTAGE_NORM, _STALENESS = "actor.reward_norm", "actor.adv_norm", "rollout.max_head_offpolicyness"
 _FORMER_BACKENDS = "allocation_mode"
@@ -176,14 +177,20 @@ def _backend(config: TrainerConfig, model: str) -> _Backend:
     """
     model = "actor" if model == "ref" and not _has_group(config, "ref") else model
     key = f"{model}.backend"
-    if (text := config.value(key)) is not None:
-        return _parse_backend(key, text)
-    backends = _former_backends(config)
+    if (own := _own_backend(config, model)) is not None:
+        return _parse_backend(key, own)
+    backends, name = _former_backends(config), config.value(key)
     is_engine = model == "rollout"
-    named = next((backend for backend in backends if (backend.name in _ENGINES) is is_engine), None)
-    if named is None:
+    former = next((backend for backend in backends if (backend.name in _ENGINES) is is_engine), None)
+    if former is None:
         raise BadInput(f"{key} has no value, and the plan depends on it; give it as --set {key}=BACKEND:DEGREES.")
-    return named
+    return former if name is None else replace(former, name=name)
+
+
+def _own_backend(config: TrainerConfig, model: str) -> object:
+    """The value of a model's own key; None if it has none, or a name alone whose degrees `allocation_mode` has."""
+    text = config.value(f"{model}.backend")
+    return None if text in _BACKEND_NAMES and config.value(_FORMER_BACKENDS) else text
 
 
 def _former_backends(config: TrainerConfig) -> list[_Backend]:
@@ -194,7 +201,7 @@ def _former_backends(config: TrainerConfig) -> list[_Backend]:
 
 def _shares_ranks(config: TrainerConfig, model: str) -> bool:
     """True if a model is on the ranks of the actor."""
-    if config.value(f"{model}.backend") is None or not _has_group(config, model):
+    if _own_backend(config, model) is None or not _has_group(config, model):
         return True
     strategy, target = _strategy(config, model)
     return strategy == "colocation" and target != "rollout"
@@ -202,7 +209,7 @@ def _shares_ranks(config: TrainerConfig, model: str) -> bool:
 
 def _is_colocated(config: TrainerConfig) -> bool:
     """True if the engines are on the ranks of the actor, by the strategy of either or by `allocation_mode`."""
-    if config.value("rollout.backend") is None:
+    if _own_backend(config, "rollout") is None:
         return bool(re.search(r"\|(?!ffn)", str(config.value(_FORMER_BACKENDS))))
     placed = {model: _strategy(config, model) for model in ("rollout", "actor")}
     return placed["rollout"] == ("colocation", "actor") or placed["actor"] == ("colocation", "rollout")
@@ -726,7 +733,7 @@ AREAL = OtherTrainer(
         "AReaL adds the KL penalty to the reward of each token, for grpo too, and averages the loss over tokens.",
         "AReaL offloads a model as a whole, its weights and its optimizer.",
     ),
-    no_models={Role.REWARD: "it scores with a function and has no reward model"},
+    unsupported_roles={Role.REWARD: "it scores with a function and has no reward model"},
 )
 
 
