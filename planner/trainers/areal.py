@@ -761,7 +761,8 @@ def _notes(setup: TrainingSetup, _fields: Sequence[ParsedField]) -> Iterator[str
             "--set train_dataset.max_length=TOKENS."
         )
     yield from setup.notes()
-    if setup.algorithm in ("grpo", "rloo") and _has_group(config, _ADVANTAGE_NORM):
+    is_batch_wide = _has_group(config, _ADVANTAGE_NORM) and not _is_over_group(config, _ADVANTAGE_NORM)
+    if setup.algorithm in ("grpo", "rloo") and is_batch_wide:
         yield (
             f"{_ADVANTAGE_NORM}: advantages are normalised over the batch too, which {setup.algorithm} of a job does "
             "not do, at the same cost."
@@ -830,16 +831,22 @@ def _training_setup(config: TrainerConfig) -> TrainingSetup:
 def _estimator(config: TrainerConfig) -> Estimator:
     """The estimator of a configuration without a critic, from the normalisation of rewards and advantages. AReaL
     averages the loss over tokens."""
-    keys = ("mean_level", "mean_leave1out", "std_level")
-    mean, leaves_one_out, std = (config.value(f"{_REWARD_NORM}.{key}") for key in keys)
-    is_whitened = _has_group(config, _ADVANTAGE_NORM)
+    over_group = _is_over_group(config, _ADVANTAGE_NORM) and not _is_over_group(config, _REWARD_NORM)
+    normalised = _ADVANTAGE_NORM if over_group else _REWARD_NORM
+    leaves_one_out, std = (config.value(f"{normalised}.{key}") for key in ("mean_leave1out", "std_level"))
+    is_whitened = _has_group(config, _ADVANTAGE_NORM) and not over_group
     estimator = REINFORCE_ESTIMATOR
-    if _has_group(config, _REWARD_NORM) and mean == "group" and config.integer(_SAMPLES) > 1:
+    if _is_over_group(config, normalised) and config.integer(_SAMPLES) > 1:
         estimator = RLOO_ESTIMATOR if leaves_one_out else GRPO_ESTIMATOR
         if estimator is GRPO_ESTIMATOR and std is None:
             without_std = Estimator(algorithm="grpo", settings={"normalise_by_std": False})
             estimator = REINFORCE_BASELINE_ESTIMATOR if is_whitened else without_std
     return Estimator(algorithm=estimator.algorithm, settings={**estimator.settings, "loss_mean": "token"})
+
+
+def _is_over_group(config: TrainerConfig, norm: str) -> bool:
+    """True if rewards or advantages are compared with those of the other samples of their prompt."""
+    return _has_group(config, norm) and config.value(f"{norm}.mean_level") == "group"
 
 
 def _function_reward(config: TrainerConfig) -> FunctionReward:

@@ -320,7 +320,8 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
     ),
     (
         "layers are split over the stages of a pipeline as evenly as their number allows",
-        ("*pipeline_stage", "decoder-*-pipeline-num-layers", "*.pipeline_model_parallel_layout", "*virtual-*", "pipeline-model-parallel-layout"),
+        ("*pipeline_stage", "*.pipeline_model_parallel_layout",
+         "decoder-*-pipeline-num-layers", "*virtual-*", "pipeline-model-parallel-layout"),
     ),
     (
         "micro-batches are costed without padding",

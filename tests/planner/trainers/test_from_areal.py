@@ -70,6 +70,8 @@ def test_a_backend_is_a_layout(tmp_path: Path, backend: str, layout: str) -> Non
         ("reward_norm: {mean_level: group, std_level: null}", "grpo", {"grpo.normalise_by_std": False}),
         ("reward_norm: {mean_level: group, mean_leave1out: true, std_level: null}", "rloo", {}),
         ("adv_norm: {mean_level: batch}", "reinforce++", {}),
+        ("adv_norm: {mean_level: group, std_level: group}", "grpo", {}),
+        ("adv_norm: {mean_level: group, std_level: null}", "grpo", {"grpo.normalise_by_std": False}),
         (
             "reward_norm: {mean_level: group, std_level: null}, adv_norm: {mean_level: batch}",
             "reinforce++",
