@@ -65,9 +65,8 @@ def without_pandas(requirements: str, packages: list[dict[str, Any]]) -> str:
         unneeded = {name for gone in dropped for name in requires[gone]} - needed - dropped
     _, *entries = re.split(r"^(?=[\w.-]+==)", requirements, flags=re.M)
     kept = "".join(entry for entry in entries if not names(entry) & dropped)
-    return (
-        _HEADER.format(name="plan_without_pandas.txt").replace("--require-hashes", "--require-hashes --no-deps") + kept
-    )
+    header = _HEADER.format(name="plan_without_pandas.txt").replace("-hashes", "-hashes --no-deps")
+    return header + kept
 
 
 def resolved(extras: tuple[str, ...]) -> str:
