@@ -3,8 +3,8 @@
     pip wheel --no-deps --wheel-dir build . && python -m benchmarks.first_plan build/meshwright-*.whl
 
 With `--without-pandas`, the packages are those of `requirements/plan_without_pandas.txt`, which pip installs without
-looking at what they require. The plan is that of the 7B model of `examples/models` on eight H100, as `meshwright init` writes its job. The packages
-that the wheel requires come from pip's index or its cache.
+looking at what they require. The plan is that of the 7B model of `examples/models` on eight H100, as `meshwright init`
+writes its job. The packages that the wheel requires come from pip's index or its cache.
 """
 
 from __future__ import annotations
@@ -60,11 +60,8 @@ def measure(wheel: Path, directory: Path, *, without_pandas: bool = False) -> Fi
     program, empty = environment / "bin/meshwright", _sizes(environment)
     pip = (environment / "bin/pip", "install", "--quiet", "--disable-pip-version-check")
     pinned = (*pip, "--require-hashes", "--no-deps", "-r", _WITHOUT_PANDAS)
-    installs = (
-        {"packages": pinned, "wheel": (*pip, "--no-deps", wheel)} if without_pandas else {"install": (*pip, wheel)}
-    )
     steps: dict[str, tuple[object, ...]] = {
-        **installs,
+        **({"packages": pinned, "wheel": (*pip, "--no-deps", wheel)} if without_pandas else {"install": (*pip, wheel)}),
         "init": (program, "init", _MODEL, *_NUMBERS),
         "plan": (program, "plan", "job.yaml", "-o", "plan.json"),
         "explain": (program, "explain", "plan.json"),
