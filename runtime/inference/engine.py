@@ -82,8 +82,8 @@ class Generator(ReplicaEngine):
         `Sampling` documents the distribution that is sampled and `Stopping` what ends a response. Sequences in flight
         keep keys and values of older weights, so the distribution of their later tokens is that of no single version;
         with `recomputes_cache` the keys and values are recomputed with the new weights. One row of every `group_size`
-        rows of a prompt is prefilled; the others share its blocks. With `tool_turns` rollouts have several turns,
-        between which a tool answers.
+        rows of a prompt is prefilled; the others share its blocks. With `tool_turns` rollouts are multi-turn,
+        and a tool answers between two turns.
         """
         blocks_per_row = num_blocks_for(max_tokens)
         num_blocks = num_slots * blocks_per_row if num_blocks is None else num_blocks
