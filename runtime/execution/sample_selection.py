@@ -147,9 +147,9 @@ class WaveFilling:
         """
         if self._num_waves == self.sampling.max_waves:
             raise RunFailed(
-                f"step {self.step}: {len(self._kept)} of {self._num_sampled_prompts} groups have a signal, where a "
-                f"batch needs {self.sampling.num_groups} and dynamic sampling a share of {MIN_ACCEPTANCE:g} or more; give "
-                "prompts or rewards that distinguish samples, or plan the job without workload.dynamic_sampling"
+                f"step {self.step}: {len(self._kept)} of {self._num_sampled_prompts} groups have a signal, where "
+                f"a batch needs {self.sampling.num_groups} and dynamic sampling a share of {MIN_ACCEPTANCE:g} or more; "
+                "give prompts or rewards that distinguish samples, or plan the job without workload.dynamic_sampling"
             )
         size = self.sampling.num_prompts * self.sampling.num_sampled
         first = self._num_waves * size
