@@ -606,6 +606,9 @@ class RankMemory(Generic[N]):
 ENGINE_PROCESS = "engine process"
 """Name of the term for the process of an engine without its model."""
 
+ENGINE_WEIGHTS = "weights of the engine"
+"""Name of the term for the copy of the weights in the process of an engine."""
+
 WEIGHT_BUCKET_BYTES = 64 * 2**20
 """Bytes of weights in transit to an engine at a time, unless a single tensor is larger."""
 
@@ -641,7 +644,7 @@ class GenerationMemory(RankMemory[float]):
         weights_bytes = self._part.num_params * self._size
         largest_tensor = self._model.padded_vocab_size * self._model.hidden_size * self._size
         tally.add(ENGINE_PROCESS, self._process_bytes)
-        tally.add("weights of the engine", weights_bytes)
+        tally.add(ENGINE_WEIGHTS, weights_bytes)
         tally.add("weights on their way", 2 * min(weights_bytes, max(WEIGHT_BUCKET_BYTES, largest_tensor)))
 
     @cached_property

@@ -1,7 +1,7 @@
 """An engine in a process beside a rank, in the interpreter of its own environment: its start, weights, rounds and end.
 
 Everything that goes wrong with the process ends the run with one sentence (`RunFailed`): it ended, it does not answer,
-it refuses something, or it is of another version.
+it refuses something, it is out of memory, or it is of another version.
 """
 
 from __future__ import annotations
@@ -101,6 +101,10 @@ class EngineSettings:
     """Bytes of the KV cache."""
     temperature: float
     """The logits are divided by it before anything else: log-probabilities are of softmax(logits / temperature)."""
+    enable_chunked_prefill: bool = False
+    enable_prefix_caching: bool = True
+    enforce_eager: bool = True
+    """These three are arguments of vLLM (`planner.plan.vllm_settings`)."""
     shard: EngineShard = EngineShard()
     """The shard of the model; vLLM takes whole weights and keeps its part of them."""
     adapter: EngineAdapter | None = None
@@ -290,6 +294,8 @@ class EngineProcess:
             self._fail(f"sent {error}; its server and this program are of different versions")
         except (EOFError, OSError):
             self._fail(self._end())
+        if answer["kind"] == "error" and answer.get("out_of_memory"):
+            self._fail(f"ran out of memory ({answer.get('error')}); plan for more memory or fewer generation_slots")
         if answer["kind"] == "error":
             self._fail(f"refused: {answer.get('error')}")
         if answer["kind"] != kind:
@@ -303,7 +309,10 @@ class EngineProcess:
         code = self._process.poll()
         if code is None:
             return "closed its connection"
-        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        if code >= 0:
+            return f"ended with exit code {code}"
+        hint = ", which the kernel sends when memory runs out" if code == -signal.SIGKILL else ""
+        return f"was ended by {signal.Signals(-code).name}{hint}"
 
     def _fail(self, reason: str) -> None:
         """End the process and raise RunFailed."""

@@ -18,12 +18,13 @@ A message is a header (`_HEADER`) and a JSON object. The rank asks, and the proc
 | `end_weights` | | the version, -1 after `base` |
 | `step` | requests to add, ids of requests to abort | the tokens of one round, and the version that sampled them |
 
-An answer with the key `error` is a refusal, in one sentence.
+An answer with the key `error` is a refusal, in one sentence; `out_of_memory` says whether memory was the reason.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import logging
 import mmap
@@ -136,7 +137,7 @@ def serve(connection: socket.socket, memory: int, start: Callable[[Message], Ser
         except (EOFError, OSError):
             raise
         except Exception as error:
-            write_message(connection, "error", error=sentence_of(error))
+            _refuse(connection, error)
             return
         write_message(connection, "started", **engine.facts)
         version = -1
@@ -146,7 +147,8 @@ def serve(connection: socket.socket, memory: int, start: Callable[[Message], Ser
                 if message["kind"] in ("base", "weights"):
                     is_adapter = settings["adapter"] and message["kind"] == "weights"
                     load = engine.load_adapter if is_adapter else engine.load
-                    load(_received(connection, memory))
+                    with _naming_the_weight(_received(connection, memory)) as tensors:
+                        load(tensors)
                     version = message.get("version", version)
                     write_message(connection, "loaded", version=version)
                 else:
@@ -156,7 +158,40 @@ def serve(connection: socket.socket, memory: int, start: Callable[[Message], Ser
             except (EOFError, OSError):
                 raise
             except Exception as error:
-                write_message(connection, "error", error=sentence_of(error))
+                _refuse(connection, error)
+
+
+def _refuse(connection: socket.socket, error: Exception) -> None:
+    write_message(connection, "error", error=sentence_of(error), out_of_memory=_is_out_of_memory(error))
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """True for the errors of Python, of torch on a CPU and of torch on a GPU that an allocation has failed."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    reasons = (os.strerror(errno.ENOMEM).lower(), "can't allocate memory", "not enough memory", "bad_alloc")
+    return isinstance(error, RuntimeError | OSError) and any(reason in str(error).lower() for reason in reasons)
+
+
+@contextmanager
+def _naming_the_weight(tensors: Iterator[tuple[str, Any]]) -> Iterator[Iterator[tuple[str, Any]]]:
+    """Context that yields the tensors; an error in it gets the name of the tensor that was taken last."""
+    last = ""
+
+    def taken() -> Iterator[tuple[str, Any]]:
+        nonlocal last
+        for last, tensor in tensors:
+            yield last, tensor
+        last = ""
+
+    try:
+        yield taken()
+    except (EOFError, OSError):
+        raise
+    except Exception as error:
+        if not last or _is_out_of_memory(error):
+            raise
+        raise ValueError(f"the weight {last} was not taken, {sentence_of(error)}") from error
 
 
 def _expect(message: Message, kind: str) -> Message:
@@ -180,8 +215,8 @@ def _received(connection: socket.socket, memory: int) -> Iterator[tuple[str, Any
 
 
 def sentence_of(error: BaseException) -> str:
-    """Return an exception as one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    """Return an exception as one line, by its name alone if it says nothing."""
+    return " ".join((f"{type(error).__name__}: {error}" if str(error) else type(error).__name__).split())
 
 
 def main(start: Callable[[Message], ServedEngine]) -> None:
@@ -229,15 +264,13 @@ class VllmEngine:
                     max_model_len=settings["max_tokens"],
                     max_num_seqs=settings["num_slots"],
                     max_num_batched_tokens=settings["max_round_tokens"],
-                    # Part of a prefill would set back the random numbers of its request, which fails on a CPU
-                    # (v1/worker/gpu_model_runner.py of vLLM 0.32).
-                    enable_chunked_prefill=False,
+                    enable_chunked_prefill=settings["enable_chunked_prefill"],
                     block_size=settings["block_tokens"],
                     kv_cache_memory_bytes=settings["cache_bytes"],
-                    enable_prefix_caching=True,
+                    enable_prefix_caching=settings["enable_prefix_caching"],
                     # Before the filters top_k and top_p, and before a temperature of the request, which is therefore 1.
                     logprobs_mode="raw_logprobs",
-                    enforce_eager=True,
+                    enforce_eager=settings["enforce_eager"],
                     **(self._adapter.arguments if self._adapter else {}),
                     tensor_parallel_size=shard["tp"],
                     distributed_executor_backend=_shard_executor(shard) if shard["tp"] > 1 else None,

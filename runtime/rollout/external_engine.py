@@ -15,12 +15,13 @@ import torch.distributed as dist
 from meshwright.planner.job.engine_limits import vllm_violations
 from meshwright.planner.job.job import Job
 from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.vllm_settings import vllm_settings
 from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.frameworks import OWN_ENGINES
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_parts.adapter import Linear
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.packing import BLOCK_TOKENS, max_prefill_tokens
+from meshwright.profiles.packing import BLOCK_TOKENS
 from meshwright.profiles.stages import GENERATE, Role
 from meshwright.runtime.inference.engine_process import (
     MIN_ANSWER_SECONDS,
@@ -122,16 +123,20 @@ def start_engine(plan: Plan, job: Job, directory: Path, out: Path, num_tokens: i
         return None
     require_none(vllm_violations(plan.facts), "engine vllm")
     actor, workload, schedule = facts.models.spec(Role.ACTOR), facts.workload.wave, placement.schedule
-    dtype = DTYPES[facts.precision]
+    dtype, arguments = DTYPES[facts.precision], vllm_settings(facts, schedule)
+    assert arguments is not None
     cached_tokens = (workload.cache_need(schedule, layout.dp).blocks + 1) * BLOCK_TOKENS  # one is vLLM's own
     token_bytes = cached_token_bytes(actor, layout.tp, dtype)
     settings = EngineSettings(
         model=str((directory / job.models.source(Role.ACTOR).path).resolve()),
         config={"vocab_size": num_tokens},
         dtype=str(dtype).removeprefix("torch."),
-        max_tokens=workload.max_tokens,
-        num_slots=schedule.generation_slots,
-        max_round_tokens=max_prefill_tokens(schedule.generation_slots, workload.max_tokens),
+        max_tokens=arguments.max_model_len,
+        num_slots=arguments.max_num_seqs,
+        max_round_tokens=arguments.max_num_batched_tokens,
+        enable_chunked_prefill=arguments.enable_chunked_prefill,
+        enable_prefix_caching=arguments.enable_prefix_caching,
+        enforce_eager=arguments.enforce_eager,
         block_tokens=BLOCK_TOKENS,
         cache_bytes=cached_tokens * token_bytes,
         temperature=job.settings.temperature,
