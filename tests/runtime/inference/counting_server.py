@@ -15,8 +15,10 @@ from typing import Any
 from meshwright.runtime.inference import engine_server
 from meshwright.runtime.inference.engine_server import Message
 
-DIES, HANGS, REFUSES, EXITS, IS_NEWER, GARBLES = 901, 902, 903, 904, 905, 906
+DIES, HANGS, REFUSES, EXITS, IS_NEWER, GARBLES, STARVES, GROWS = 901, 902, 903, 904, 905, 906, 907, 908
 MODULUS = 100
+MAX_ELEMENTS = 1000
+"""Larger weights are refused, without a word."""
 
 
 @dataclass
@@ -38,7 +40,10 @@ class CountingEngine:
     def load(self, tensors: Iterator[tuple[str, Any]]) -> None:
         if self.settings["model"] == "frozen":
             raise ValueError("its weights are frozen")
-        self.total = self.base = sum(int(tensor.sum()) for _, tensor in tensors)
+        self.total = self.base = 0
+        for _, tensor in tensors:
+            assert tensor.numel() < MAX_ELEMENTS
+            self.total = self.base = self.total + int(tensor.sum())
 
     def load_adapter(self, tensors: Iterator[tuple[str, Any]]) -> None:
         self.total = self.base + sum(int(tensor.sum()) for _, tensor in tensors)
@@ -66,6 +71,10 @@ def misbehave(token: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if token == HANGS:
         time.sleep(600)
+    if token == STARVES:
+        bytearray(2**62)
+    if token == GROWS:  # the words of torch on a CPU
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8192 bytes.")
     if token == EXITS:
         os._exit(7)
     if token == REFUSES:
