@@ -16,8 +16,8 @@ import numpy as np
 from meshwright.cost_models import communication
 from meshwright.cost_models.communication import Groups, Network, groups_of
 from meshwright.cost_models.compute import AnalyticShard, Pass, PassColumns, Shard
-from meshwright.cost_models.cost import Cost, Memory, TermSums, cost_of, least_trusted
-from meshwright.cost_models.generation_cost import Generation, Work, generation_work
+from meshwright.cost_models.cost import Cost, Memory, Tally, TermSums, cost_of, least_trusted
+from meshwright.cost_models.generation_cost import ENGINE_SLEEP, ENGINE_WAKE, Generation, Work, generation_work
 from meshwright.cost_models.kernels import element_bytes
 from meshwright.cost_models.lower_bounds import (
     RoundKinds,
@@ -465,6 +465,15 @@ class AnalyticModel(QueryLoop):
             stage, shards, offload, cluster=self._cluster, efficiency=self._efficiency, element_bytes=self._size
         )
 
+    def _sleep_seconds(self, query: StageQuery) -> Cost:
+        """Return the seconds in which an engine in its own process takes its cache and frees it: bytes / rate."""
+        rates, tally = self._engine.sleep if self._engine and self._operators.process_bytes else None, Tally()
+        if rates:
+            num_bytes = self._layout_memory(query).kv_cache_bytes(query.schedule)
+            tally.add(ENGINE_WAKE, num_bytes / rates.taken_bytes_per_second)
+            tally.add(ENGINE_SLEEP, num_bytes / rates.freed_bytes_per_second)
+        return tally.cost()
+
     def _generation_seconds(self, query: StageQuery) -> Cost:
         replica, overlap = self._replica(query)
         num_rows, num_slots, pp, same_prompt, _ = replica
@@ -484,6 +493,7 @@ class AnalyticModel(QueryLoop):
         if need.preemptions:
             mean_prompt = self._workload.prompt_lengths.mean
             cost += generation.preemption(need.preemptions, need.preempted_tokens, mean_prompt)
+        cost += self._sleep_seconds(query)
         num_in_flight = min(overlap.in_flight(num_rows) - num_rows, num_slots)
         if not (query.recomputes_cache and num_in_flight):
             return cost

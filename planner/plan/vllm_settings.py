@@ -34,8 +34,11 @@ class VllmSettings:
 
 def vllm_settings(facts: Facts, schedule: Schedule) -> VllmSettings | None:
     """Return the settings with which `run` starts vLLM for a schedule of generation; None where `run` does not."""
-    if not generates_with_vllm(facts):
-        return None
+    return engine_arguments(facts, schedule) if generates_with_vllm(facts) else None
+
+
+def engine_arguments(facts: Facts, schedule: Schedule) -> VllmSettings:
+    """Return the settings of an engine in its own process for a schedule of generation."""
     slots, longest = schedule.generation_slots, facts.workload.max_tokens
     return VllmSettings(
         max_num_seqs=slots, max_model_len=longest, max_num_batched_tokens=max_prefill_tokens(slots, longest)

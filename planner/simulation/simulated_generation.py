@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost_models.generation_cost import ENGINE_LOAD, RECOMPUTATION
+from meshwright.cost_models.generation_cost import OUTSIDE_ROUNDS, RECOMPUTATION
 from meshwright.cost_models.period_ends import DeliveryRule, FirstEnded, WholeStep
 from meshwright.cost_models.protocol import Memo
 from meshwright.cost_models.sampling_waves import WAVE_REWARDS
@@ -91,7 +91,7 @@ class SynchronousGeneration:
             prompts=prompts,
             responses=responses,
             sampled=responses,
-            seconds=tuple(self._level * result.seconds + placement.cost.amount(ENGINE_LOAD) for result in results),
+            seconds=tuple(self._level * result.seconds + placement.cost.amount(*OUTSIDE_ROUNDS) for result in results),
             live=tuple(result.live for result in results),
             held=tuple(result.held for result in results),
             tokens_by_staleness={staleness_of_period(self._plan, step, step): int(responses.sum())},
@@ -122,7 +122,7 @@ class InFlightGeneration:
             for _ in range(layout.dp)
         ]
         self._pacers = [Pacer(plan) for _ in range(layout.dp)]
-        self._load_seconds = placement.cost.amount(ENGINE_LOAD)
+        self._load_seconds = placement.cost.amount(*OUTSIDE_ROUNDS)
         self._recompute_seconds = placement.cost.amount(RECOMPUTATION)
         """Planned seconds of recomputing the cache in a period; the first one starts with nothing in flight."""
         self._generated: list[Generated] = []

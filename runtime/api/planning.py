@@ -10,7 +10,7 @@ from typing import TypeAlias, TypedDict
 from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.analysis.wave_size import best_wave, plan_chooses_wave, with_average_wave
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.job.engine_limits import engines_of, vllm_violations
+from meshwright.planner.job.engine_limits import engine_violations, engines_of
 from meshwright.planner.job.job import Facts, Job
 from meshwright.planner.plan.cost_queries import CostModelBuilder
 from meshwright.planner.plan.pins import forbidden, parse_pins
@@ -21,7 +21,7 @@ from meshwright.planner.search.search_control import ProgressCallback as SearchP
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.frameworks import VLLM, EngineName
+from meshwright.profiles.frameworks import NOT_RUN, EngineName
 from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.table import Table
 from meshwright.profiles.workload import ObservedLengths, workload_with_lengths
@@ -115,8 +115,8 @@ def _fastest_engine(
     options: list[EngineOption] = []
     for index, engine in enumerate(engines):
         with_engine = facts.model_copy(update={"engine": engine})
-        violations = tuple(vllm_violations(with_engine)) if engine == VLLM else ()
-        if violations:
+        never_run = [f"{NOT_RUN[engine]}; name it as engine to plan with it."] if engine in NOT_RUN else []
+        if violations := [*engine_violations(with_engine), *never_run]:
             options.append(EngineOption(engine=engine, reason=violations[0]))
             continue
         of_engine = _share_of_time(limits, len(engines) - index)

@@ -23,12 +23,15 @@ from torch import Tensor
 
 from meshwright.cost_models.memory_cost import WEIGHT_BUCKET_BYTES
 from meshwright.profiles.errors import RunFailed
+from meshwright.profiles.frameworks import NOT_RUN
 from meshwright.runtime.device.used_memory import resident_bytes
 from meshwright.runtime.inference import engine_server
 from meshwright.runtime.inference.engine_server import Message, MessageError, read_message, write_message
 
 VLLM_SERVER = Path(engine_server.__file__)
 """The program that serves vLLM."""
+SGLANG_SERVER = Path(engine_server.__file__).with_name("sglang_server.py")
+"""The program that serves SGLang."""
 
 BUCKET_BYTES = WEIGHT_BUCKET_BYTES
 """Bytes of weights that are in the shared memory at a time, unless a single tensor is larger."""
@@ -99,6 +102,10 @@ class EngineSettings:
     """Tokens of a KV block."""
     cache_bytes: int
     """Bytes of the KV cache."""
+    cache_tokens: int = 0
+    """Tokens of the KV cache, by which SGLang is told its size."""
+    device: int = 0
+    """The number of the GPU of this rank on its node."""
     temperature: float
     """The logits are divided by it before anything else: log-probabilities are of softmax(logits / temperature)."""
     enable_chunked_prefill: bool = False
@@ -120,7 +127,9 @@ class EngineFacts:
     kernels: str
 
     def __str__(self) -> str:
-        return f"{self.engine} {self.version} ({self.kernels})"
+        what = f"{self.engine} {self.version} ({self.kernels})"
+        warnings = [f"NOT RUN before: {warning}" for name, warning in NOT_RUN.items() if name == self.engine]
+        return "; ".join((what, *warnings))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,6 +274,16 @@ class EngineProcess:
         answer = self._answer("sampled")
         self._require_version(answer, self._version)
         return [Sampled(*row) for row in answer["rows"]]
+
+    def sleep(self) -> int:
+        """Make the engine free the memory of its KV cache, which no request may use; return its bytes."""
+        self._send("sleep")
+        return int(self._answer("asleep")["num_bytes"])
+
+    def wake(self) -> None:
+        """Make the engine take the memory of its KV cache again. Raises RunFailed if there is none."""
+        self._send("wake")
+        self._answer("awake")
 
     def close(self) -> None:
         """End the process, if it has not ended."""

@@ -16,6 +16,8 @@ A message is a header (`_HEADER`) and a JSON object. The rank asks, and the proc
 | `weights` | the version of the weights that follow; with an adapter, its weights alone | none |
 | `bucket` | names, types, shapes and offsets of tensors in the shared memory | `taken`: the memory is free again |
 | `end_weights` | | the version, -1 after `base` |
+| `sleep` | | `asleep`: the number of bytes of its KV cache that are free now |
+| `wake` | | `awake`: it has them again |
 | `step` | requests to add, ids of requests to abort | the tokens of one round, and the version that sampled them |
 
 An answer with the key `error` is a refusal, in one sentence; `out_of_memory` says whether memory was the reason.
@@ -53,6 +55,8 @@ _HEADER = struct.Struct(">4sHI")
 """A mark, the version of the format, and the number of bytes that follow."""
 _READ_BYTES = 2**20
 _PR_SET_PDEATHSIG = 1
+_MADV_POPULATE_WRITE = 23
+"""The advice to take pages at once (linux/mman.h, since 5.14)."""
 
 Message: TypeAlias = dict[str, Any]
 
@@ -127,6 +131,14 @@ class ServedEngine(Protocol):
         whether it has ended."""
         ...
 
+    def sleep(self) -> int:
+        """Free the memory of the KV cache, which no request uses, and forget what was cached; return its bytes."""
+        ...
+
+    def wake(self) -> None:
+        """Take the memory of the KV cache again."""
+        ...
+
 
 def serve(connection: socket.socket, memory: int, start: Callable[[Message], ServedEngine]) -> None:
     """Answer messages until the other side closes the connection."""
@@ -151,6 +163,11 @@ def serve(connection: socket.socket, memory: int, start: Callable[[Message], Ser
                         load(tensors)
                     version = message.get("version", version)
                     write_message(connection, "loaded", version=version)
+                elif message["kind"] == "sleep":
+                    write_message(connection, "asleep", num_bytes=engine.sleep())
+                elif message["kind"] == "wake":
+                    engine.wake()
+                    write_message(connection, "awake")
                 else:
                     asked = _expect(message, "step")
                     rows = engine.step(asked["add"], asked["abort"])
@@ -180,8 +197,9 @@ def _naming_the_weight(tensors: Iterator[tuple[str, Any]]) -> Iterator[Iterator[
 
     def taken() -> Iterator[tuple[str, Any]]:
         nonlocal last
-        for last, tensor in tensors:
-            yield last, tensor
+        for tensor in tensors:
+            last = tensor[0]
+            yield tensor
         last = ""
 
     try:
@@ -311,6 +329,19 @@ class VllmEngine:
         if not self._engine.reset_prefix_cache():
             raise ValueError("the prefix cache of the old weights is in use and cannot be dropped")
 
+    def sleep(self) -> int:
+        """Free the memory of the KV cache. Raises ValueError if requests use it.
+
+        vLLM's own sleep needs its allocator on a GPU; its CPU build ignores the call.
+        """
+        self._drop_cache()
+        [num_bytes] = self._engine.collective_rpc(_free_cache)
+        return int(num_bytes)
+
+    def wake(self) -> None:
+        """Take the memory of the KV cache again. Raises MemoryError if there is none."""
+        self._engine.collective_rpc(_take_cache)
+
     def step(self, added: Sequence[Message], aborted: Sequence[str]) -> list[Any]:
         if aborted:
             self._engine.abort_request(list(aborted))
@@ -410,6 +441,41 @@ def _unlink_shared_memory() -> None:
     for path in mapped:
         if path.startswith("/dev/shm/"):
             Path(path).unlink(missing_ok=True)
+
+
+def _free_cache(worker: Any) -> int:
+    """Give the pages of the KV cache back to the kernel, and return their bytes; its addresses stay."""
+    return sum(_advise(start, num_bytes, mmap.MADV_DONTNEED) for start, num_bytes in _cache_pages(worker))
+
+
+def _take_cache(worker: Any) -> None:
+    """Take pages for the KV cache, filled with zeros. A kernel before Linux 5.14 takes each when it is written."""
+    for start, num_bytes in _cache_pages(worker):
+        _advise(start, num_bytes, _MADV_POPULATE_WRITE)
+
+
+def _cache_pages(worker: Any) -> list[tuple[int, int]]:
+    """Return the address and the bytes of the whole pages in each storage of the KV cache."""
+    storages = {cache.untyped_storage().data_ptr(): cache.untyped_storage() for cache in worker.model_runner.kv_caches}
+    pages = []
+    for address, storage in storages.items():
+        start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (address + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE
+        pages.append((start, max(0, end - start)))
+    return pages
+
+
+def _advise(start: int, num_bytes: int, advice: int) -> int:
+    """Give the kernel an advice on whole pages; return their bytes, 0 if it does not know the advice. Raises
+    MemoryError if it has no pages, OSError for any other failure."""
+    if not ctypes.CDLL(None, use_errno=True).madvise(ctypes.c_void_p(start), ctypes.c_size_t(num_bytes), advice):
+        return num_bytes
+    number = ctypes.get_errno()
+    if number == errno.EINVAL:
+        return 0
+    if number in (errno.ENOMEM, errno.EAGAIN):
+        raise MemoryError(f"{num_bytes} bytes of the KV cache cannot be taken")
+    raise OSError(number, "madvise")
 
 
 def _divide_logits(worker: Any, temperature: float) -> None:

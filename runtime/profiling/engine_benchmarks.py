@@ -48,7 +48,7 @@ from meshwright.runtime.model.adapters import is_adapter_parameter
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
 from meshwright.runtime.profiling.bench import is_over, merge_ranks, row_lengths
-from meshwright.runtime.rollout.external_engine import VLLM_VERSION, cached_token_bytes, engine_adapter, shard_of_rank
+from meshwright.runtime.rollout.external_engine import VERSIONS, cached_token_bytes, engine_adapter, shard_of_rank
 from meshwright.runtime.training.weight_copies import DTYPES
 
 _SWEEPS = 3
@@ -207,7 +207,7 @@ class EngineBench:
 
     def start(self) -> tuple[str, str]:
         """Wait until the engine runs, and give it weights; return its version and its kernels."""
-        facts = self._process.wait_until_ready(VLLM_VERSION)
+        facts = self._process.wait_until_ready(VERSIONS[self._engine.name])
         model = build_model(self._spec, build_mesh(self._layout, 0), dtype=self._dtype)
         assert isinstance(model, Decoder)  # its layout has no pipeline
         self._model = model

@@ -17,7 +17,7 @@ from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.search.re_evaluate import re_evaluate
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.frameworks import EAGER, VLLM
+from meshwright.profiles.frameworks import EAGER, NOT_RUN, SGLANG, VLLM
 from meshwright.profiles.harness import TimingResult, generation_points, points, record
 from meshwright.profiles.stages import GENERATE, Role
 from meshwright.profiles.table import EngineTimings, Table, WeightLoad, shape_of
@@ -144,6 +144,22 @@ def test_other_facts_drop_what_was_known_of_the_engines() -> None:
     more = FACTS.model_copy(update={"workload": FACTS.workload.model_copy(update={"batch_size": 16}), "engine": VLLM})
     assert plan.engine_options is not None
     assert re_evaluate(plan, more, cost_model_of(more)).engine_options is None
+
+
+def test_an_engine_that_was_never_tried_is_said_to_be_so_and_is_not_chosen_by_a_plan() -> None:
+    device = FACTS.cluster.device.model_copy(update={"kind": "cuda"})
+    on_gpus = FACTS.model_copy(update={"cluster": FACTS.cluster.model_copy(update={"device": device})})
+    chosen = api.plan(on_gpus, engines=(EAGER, SGLANG), limits=LOOSE)
+    assert isinstance(chosen, api.Plan)
+    choice = engine_choice(chosen)
+    assert choice is not None
+    assert chosen.facts.engine == EAGER
+    assert choice.excluded == {SGLANG: f"{NOT_RUN[SGLANG]}; name it as engine to plan with it."}
+    named = api.plan(on_gpus.model_copy(update={"engine": SGLANG}), limits=LOOSE)
+    assert isinstance(named, api.Plan)
+    choice = engine_choice(named)
+    assert choice is not None
+    assert list(choice.sentences)[1:] == [f"engine sglang: {NOT_RUN[SGLANG]}"]
 
 
 DEGREES = {

@@ -28,6 +28,7 @@ class CountingEngine:
     base: int = 0
     """The weights below an adapter."""
     requests: dict[str, Message] = field(default_factory=dict)
+    is_asleep: bool = False
 
     def __post_init__(self) -> None:
         if self.settings["model"] == "broken":
@@ -48,7 +49,16 @@ class CountingEngine:
     def load_adapter(self, tensors: Iterator[tuple[str, Any]]) -> None:
         self.total = self.base + sum(int(tensor.sum()) for _, tensor in tensors)
 
+    def sleep(self) -> int:
+        assert not self.requests
+        self.is_asleep = True
+        return int(self.settings["cache_bytes"])
+
+    def wake(self) -> None:
+        self.is_asleep = False
+
     def step(self, added: Sequence[Message], aborted: Sequence[str]) -> list[Any]:
+        assert not self.is_asleep, "it has no cache"
         for name in aborted:
             del self.requests[name]
         for request in added:

@@ -101,6 +101,16 @@ def test_an_aborted_request_gets_no_more_tokens(engine: EngineProcess) -> None:
     assert [row.id for row in engine.step(aborted=["a"])] == ["b"]
 
 
+def test_an_engine_samples_only_while_it_has_its_cache(engine: EngineProcess) -> None:
+    assert engine.sleep() == SETTINGS.cache_bytes
+    engine.wake()
+    assert [row.id for row in engine.step([request_of(1)])] == ["a"]
+    engine.step(aborted=["a"])
+    engine.sleep()
+    with pytest.raises(RunFailed, match="refused: AssertionError: it has no cache"):
+        engine.step([request_of(1)])
+
+
 def test_weights_of_several_buckets_and_types_arrive_whole(
     lasting: EngineProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:

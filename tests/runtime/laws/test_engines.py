@@ -265,7 +265,7 @@ def leave_no_memory(engine: psutil.Process) -> None:
 @pytest.mark.parametrize(
     ("fault", "pins", "says"),
     [
-        (kill, TWO_REPLICAS, "was ended by SIGKILL, which the kernel sends when memory runs out; what it printed is in"),
+        (kill, TWO_REPLICAS, "was ended by SIGKILL, which the kernel sends when memory runs out; what it printed is"),
         (kill, TWO_SHARDS, "was ended by SIGKILL"),
         (stop, TWO_REPLICAS, "did not answer within 45 s and was ended; what it printed is in"),
         (leave_no_memory, TWO_REPLICAS, "ran out of memory ("),
