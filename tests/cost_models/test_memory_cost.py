@@ -95,7 +95,7 @@ def test_an_engine_in_its_own_process_holds_a_second_copy_all_the_time_and_its_c
 
 
 def test_an_engine_in_its_own_process_takes_and_frees_its_cache_at_its_rates(
-    long_tail: Workload, query: Callable[..., StageQuery]
+    long_tail: Workload, query: Callable[..., StageQuery], a100s: Callable[..., Cluster]
 ) -> None:
     cluster, vllm = local_cluster(4), engine_named("vllm")
     asked, rates = query("actor_generate", "tp2,dp2", slots=8), vllm.sleep

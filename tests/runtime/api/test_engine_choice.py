@@ -12,7 +12,8 @@ from meshwright import api
 from meshwright.cost_models.generation_cost import ENGINE_LOAD
 from meshwright.planner.analysis.explain import explain
 from meshwright.planner.analysis.optional_features import engine_choice
-from meshwright.planner.job.engine_limits import engines_of
+from meshwright.planner.job.engine_limits import engine_violations, engines_of
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.search.re_evaluate import re_evaluate
 from meshwright.profiles.algorithms import PPO_GRAPH
@@ -22,7 +23,8 @@ from meshwright.profiles.harness import TimingResult, generation_points, points,
 from meshwright.profiles.stages import GENERATE, Role
 from meshwright.profiles.table import EngineTimings, Table, WeightLoad, shape_of
 from tests.cost_models.tables import PROVENANCE
-from tests.planner.jobs import quantised_facts, small_facts
+from tests.planner.jobs import adapted_facts, critic_free_facts, quantised_facts, small_facts
+from tests.planner.plan.test_engine_rules import TURNS
 from tests.runtime.checkpoints import name_end_tokens, write_checkpoint
 from tests.runtime.command import Call
 from tests.runtime.small_job import VOCAB_SIZE, write_job
@@ -52,6 +54,10 @@ def table_with(vllm_factor: float) -> Table:
     )
     provenance = PROVENANCE.model_copy(update={"device": "toy", "kind": "cpu", "precision": "bf16", "num_ranks": 2})
     return Table(provenance=provenance, measurements=tuple(measured), engines=(timings,))
+
+
+def with_workload(facts: Facts, **changes: object) -> Facts:
+    return facts.model_copy(update={"workload": facts.workload.model_copy(update=changes)})
 
 
 @cache
@@ -144,6 +150,44 @@ def test_other_facts_drop_what_was_known_of_the_engines() -> None:
     more = FACTS.model_copy(update={"workload": FACTS.workload.model_copy(update={"batch_size": 16}), "engine": VLLM})
     assert plan.engine_options is not None
     assert re_evaluate(plan, more, cost_model_of(more)).engine_options is None
+
+
+APART = (f"{GENERATE}.pool=0:1", "actor_train.pool=1:1")
+FORMS: dict[str, tuple[Facts, tuple[str, ...]]] = {
+    "an adapter": (adapted_facts(FACTS), ()),
+    "turns": (with_workload(FACTS, turns=TURNS), ()),
+    "turns ahead": (with_workload(FACTS, turns=TURNS).model_copy(update={"staleness": 1}), ()),
+    "streams": (FACTS, (*APART, "ref_logprob.pool=1:1", "ref_logprob.chunk_tokens=8")),
+    "batches in flight": (
+        FACTS.model_copy(update={"staleness": 2, "cache_after_refit": "recompute"}),
+        (*APART, f"{GENERATE}.batches_in_flight=2"),
+    ),
+}
+"""Jobs of GRPO on two ranks, and pins."""
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_plan_of_either_engine_is_found_and_one_of_them_chosen_for_jobs_of_every_form(name: str) -> None:
+    facts, pins = FORMS[name]
+    facts = critic_free_facts(facts=facts)
+    plan = api.plan(facts, engines=BOTH, pins=pins, limits=LOOSE)
+    assert isinstance(plan, api.Plan)
+    choice = engine_choice(plan)
+    assert choice is not None
+    assert (set(choice.step_seconds), choice.excluded) == (set(BOTH), {})
+    by_vllm = api.plan(facts.model_copy(update={"engine": VLLM}), pins=pins, limits=LOOSE)
+    assert isinstance(by_vllm, api.Plan)
+    assert not api.verify(by_vllm)
+    assert not [*engine_violations(by_vllm.facts)]
+
+
+def test_what_vllm_does_not_do_with_these_jobs_is_its_reason() -> None:
+    keeping = critic_free_facts(facts=FACTS.model_copy(update={"staleness": 2}))
+    plan = api.plan(keeping, engines=BOTH, pins=(*APART, f"{GENERATE}.batches_in_flight=2"), limits=LOOSE)
+    assert isinstance(plan, api.Plan)
+    choice = engine_choice(plan)
+    assert choice is not None
+    assert "give cache_after_refit: recompute, or use 1." in choice.excluded[VLLM]
 
 
 def test_an_engine_that_was_never_tried_is_said_to_be_so_and_is_not_chosen_by_a_plan() -> None:
