@@ -539,7 +539,8 @@ def _table(group: str) -> tuple[Row, ...]:
             reads.if_given(read_field)),
         Row("policy.generation.vllm_kwargs.max_num_batched_tokens", writes.VLLM_RULE, None, writes.vllm_argument),
         Row("policy.generation.vllm_kwargs.enable_chunked_prefill", writes.VLLM_RULE, None, writes.vllm_argument),
-        Row("policy.generation.vllm_kwargs.enable_prefix_caching", writes.VLLM_RULE, None, writes.vllm_argument),
+        # not enable_prefix_caching: NeMo-RL gives it to vLLM itself, and ends where vllm_kwargs has it a second time
+        # (models/generation/vllm/vllm_worker.py)
         Row("policy.generation.vllm_cfg.enforce_eager", writes.VLLM_RULE, None, writes.vllm_argument),
         Row("policy.generation.colocated.enabled", generation_pool,
             None, writes.of_plan(lambda plan: not plan.ahead[GENERATE]), "read with cluster.num_nodes"),
