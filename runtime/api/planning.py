@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeAlias, TypedDict
 
+from meshwright.cost_models.cost import least_trusted
+from meshwright.cost_models.generation_cost import ENGINE_SLEEP, ENGINE_WAKE
 from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.analysis.wave_size import best_wave, plan_chooses_wave, with_average_wave
 from meshwright.planner.compile import compile_plan
@@ -149,7 +151,8 @@ def _share_of_time(limits: Limits | None, num_searches: int) -> Limits | None:
 
 def _option(engine: EngineName, answer: Plan | NoPlan) -> EngineOption:
     if isinstance(answer, Plan):
-        source = answer.placement(GENERATE).cost.source
+        terms = answer.placement(GENERATE).cost.terms
+        source = least_trusted(term.source for term in terms if term.name not in (ENGINE_WAKE, ENGINE_SLEEP))
         return EngineOption(engine=engine, period_seconds=answer.period_seconds, source=source)
     sentences = " ".join(limit.sentence for limit in answer.limits)
     return EngineOption(engine=engine, reason=sentences or "no plan was found within the limits of the search.")

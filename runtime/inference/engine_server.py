@@ -146,7 +146,7 @@ def serve(connection: socket.socket, memory: int, start: Callable[[Message], Ser
         try:
             settings = _expect(read_message(connection), "start")
             engine = start(settings)
-        except (EOFError, OSError):
+        except (EOFError, ConnectionError):
             raise
         except Exception as error:
             _refuse(connection, error)
@@ -172,7 +172,7 @@ def serve(connection: socket.socket, memory: int, start: Callable[[Message], Ser
                     asked = _expect(message, "step")
                     rows = engine.step(asked["add"], asked["abort"])
                     write_message(connection, "sampled", version=version, rows=rows)
-            except (EOFError, OSError):
+            except (EOFError, ConnectionError):
                 raise
             except Exception as error:
                 _refuse(connection, error)
@@ -204,7 +204,7 @@ def _naming_the_weight(tensors: Iterator[tuple[str, Any]]) -> Iterator[Iterator[
 
     try:
         yield taken()
-    except (EOFError, OSError):
+    except (EOFError, ConnectionError):
         raise
     except Exception as error:
         if not last or _is_out_of_memory(error):

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.layout_and_schedule_rules import layout_rules
-from meshwright.profiles.frameworks import EngineName
+from meshwright.profiles.frameworks import EngineName, EngineSleep
 from meshwright.profiles.harness import (
     TimingResult,
     clock_timer,
@@ -149,6 +149,7 @@ def measure_engine(facts: Facts, table: Table, engine: TimedEngine, seconds: flo
                 loads.append(bench.measure_load())
             measured += bench.measure_points(points, time.monotonic() + seconds / len(points_of))
             process_bytes = max(process_bytes, bench.process_bytes())
+            sleep = bench.measure_sleep()
         finally:
             bench.close()
         version, names = kernels
@@ -160,6 +161,7 @@ def measure_engine(facts: Facts, table: Table, engine: TimedEngine, seconds: flo
             measurements=tuple(measured),
             loads=tuple(loads),
             process_bytes=process_bytes,
+            sleep=sleep,
         )
         known = _merged(known, new) if known else new
     assert known is not None
@@ -255,6 +257,20 @@ class EngineBench:
             spread_seconds=sample.spread_seconds,
             repeats=sample.repeats,
         )
+
+    def measure_sleep(self) -> EngineSleep:
+        """Time how fast the KV cache is freed and taken again, by medians of the slowest rank. Collective."""
+        seconds = []
+        for _ in range(_REPEATS):
+            start = time.perf_counter()
+            freed = self._process.sleep()
+            asleep = time.perf_counter()
+            self._process.wake()
+            seconds.append((asleep - start, time.perf_counter() - asleep))
+        slowest = torch.tensor(seconds).median(dim=0).values
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        freeing, taking = slowest.tolist()
+        return EngineSleep(freed_bytes_per_second=freed / freeing, taken_bytes_per_second=freed / taking)
 
     def _measure(self, point: Point) -> Measurement:
         if point.timed_pass is TimedPass.PREFILL:

@@ -5,6 +5,7 @@ Prompts that begin with one of these tokens make it fail. The environment of the
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import time
@@ -15,7 +16,7 @@ from typing import Any
 from meshwright.runtime.inference import engine_server
 from meshwright.runtime.inference.engine_server import Message
 
-DIES, HANGS, REFUSES, EXITS, IS_NEWER, GARBLES, STARVES, GROWS = 901, 902, 903, 904, 905, 906, 907, 908
+DIES, HANGS, REFUSES, EXITS, IS_NEWER, GARBLES, STARVES, GROWS, MAPS = 901, 902, 903, 904, 905, 906, 907, 908, 909
 MODULUS = 100
 MAX_ELEMENTS = 1000
 """Larger weights are refused, without a word."""
@@ -85,6 +86,8 @@ def misbehave(token: int) -> None:
         bytearray(2**62)
     if token == GROWS:  # the words of torch on a CPU
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8192 bytes.")
+    if token == MAPS:
+        mmap.mmap(-1, 2**50)
     if token == EXITS:
         os._exit(7)
     if token == REFUSES:
