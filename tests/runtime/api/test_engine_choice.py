@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from meshwright import api
-from meshwright.cost_models.generation_cost import ENGINE_LOAD
+from meshwright.cost_models.cost import Source
+from meshwright.cost_models.generation_cost import ENGINE_LOAD, ENGINE_SLEEP, ENGINE_WAKE
 from meshwright.planner.analysis.explain import explain
 from meshwright.planner.analysis.optional_features import engine_choice
 from meshwright.planner.job.engine_limits import engine_violations, engines_of
@@ -18,7 +19,7 @@ from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.search.re_evaluate import re_evaluate
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.frameworks import EAGER, NOT_RUN, SGLANG, VLLM
+from meshwright.profiles.frameworks import EAGER, NOT_RUN, SGLANG, VLLM, EngineSleep
 from meshwright.profiles.harness import TimingResult, generation_points, points, record
 from meshwright.profiles.stages import GENERATE, Role
 from meshwright.profiles.table import EngineTimings, Table, WeightLoad, shape_of
@@ -52,6 +53,7 @@ def table_with(vllm_factor: float) -> Table:
             for shape in shapes
             for depth in depths
         ),
+        sleep=EngineSleep(freed_bytes_per_second=3e9, taken_bytes_per_second=1e9),
     )
     provenance = PROVENANCE.model_copy(update={"device": "toy", "kind": "cpu", "precision": "bf16", "num_ranks": 2})
     return Table(provenance=provenance, measurements=tuple(measured), engines=(timings,))
@@ -101,6 +103,14 @@ def test_the_load_of_weights_is_in_the_simulated_generation_once() -> None:
     assert plan.placement(GENERATE).cost.amount(ENGINE_LOAD) == pytest.approx(1e-3)
     steps = api.simulate(plan, table_with(0.2), steps=2).steps
     assert steps.seconds[-1] == pytest.approx(plan.period_seconds, rel=1e-3)  # all responses have the same length
+
+
+def test_the_sleep_of_an_engine_is_costed_as_it_was_timed() -> None:
+    plan = planned(0.2)
+    terms = {term.name: term for term in plan.placement(GENERATE).cost.terms}
+    wake, sleep = terms[ENGINE_WAKE], terms[ENGINE_SLEEP]
+    assert wake.amount == pytest.approx(3 * sleep.amount)
+    assert {wake.source, sleep.source} == {Source.MEASURED}
 
 
 def test_engines_share_the_time_of_a_search() -> None:

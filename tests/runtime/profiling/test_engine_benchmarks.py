@@ -99,6 +99,7 @@ def test_all_points_of_a_job_are_timed_and_only_missing_ones_again(engine: str, 
     assert {one.point.timed_pass for one in found.measurements} == {TimedPass.PREFILL, TimedPass.DECODE}
     assert all(one.seconds and one.repeats >= 3 for one in found.measurements)
     assert (found.load_seconds(shape, 3) or 0.0) > 0.0
+    assert found.sleep is not None
     assert 2**24 < (found.process_bytes or 0.0) < 2**30
     table = EMPTY.with_timings(found)
     assert missing_of_engine(facts, table, VLLM) == ((), ())
