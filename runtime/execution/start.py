@@ -52,7 +52,7 @@ from meshwright.runtime.records.record import Recorder
 from meshwright.runtime.records.run_directory import RunFile, read_run_file
 from meshwright.runtime.records.run_lines import elapsed_seconds, observations
 from meshwright.runtime.rollout.controllers import RunControllers
-from meshwright.runtime.rollout.external_engine import VERSIONS, give_base, start_engine
+from meshwright.runtime.rollout.external_engine import VERSIONS, send_base_weights, start_engine
 from meshwright.runtime.rollout.prompts import PromptData, read_data
 from meshwright.runtime.training.checkpoint import Saver
 from meshwright.runtime.training.offload import OffloadedStages
@@ -297,7 +297,7 @@ def _engine_facts(plan: Plan, models: Models, control: dist.ProcessGroup) -> Eng
     engine, mine = models.engine, None
     if engine:
         mine = engine.wait_until_ready(VERSIONS[plan.facts.engine])
-        give_base(engine, models.copies[plan.copy_of(GENERATE)])
+        send_base_weights(engine, models.copies[plan.copy_of(GENERATE)])
         engine.sleep()
     by_rank: list[EngineFacts | None] = [None] * dist.get_world_size()
     dist.all_gather_object(by_rank, mine, group=control)

@@ -84,7 +84,7 @@ def test_an_engine_in_its_own_process_holds_a_second_copy_all_the_time_and_its_c
     embedding = 4 * llama.padded_vocab_size * llama.hidden_size
     assert theirs.resident.amount("engine process") == vllm.process_bytes > 2**28
     assert theirs.resident.amount("weights of the engine") == weights == theirs.resident.amount("weights")
-    assert theirs.resident.amount("weights on their way") == 2 * embedding
+    assert theirs.resident.amount("weights in transit") == 2 * embedding
     assert theirs.transient == ours.transient
     assert theirs.resident.total == ours.resident.total + vllm.process_bytes + weights + 2 * embedding
     assert bytes_of(theirs).weights == weights  # of which one copy may be shared with another stage
