@@ -23,6 +23,7 @@ from meshwright.planner.plan.layout_and_schedule_rules import in_flight
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.packing import assigned_rows, micro_batches
 from meshwright.profiles.stages import GENERATE, Role, Stage, field_type
+from meshwright.profiles.trace import FREED_BYTES
 from meshwright.runtime.device import host
 from meshwright.runtime.device.used_memory import peak_bytes, reset_peak
 from meshwright.runtime.environment.environment import Environment, require_scores, reward_metrics
@@ -398,6 +399,8 @@ class MegatronDevice:
             refit.wait()
         with self._peak() as facts:
             result = self._stages.run(stage, batch)
+        if facts:  # an engine beside the rank has freed its cache before the measurement
+            facts["memory_bytes"] += result.facts.get(FREED_BYTES, 0.0)
         if self._period + 1 in self._steps:
             for refit in outgoing:
                 refit.start_send()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -21,12 +22,15 @@ from meshwright.profiles.schedule import WhileWaiting
 from meshwright.profiles.stages import GENERATE, RESPONSE_LENGTHS, SAMPLED_LENGTHS, SEQUENCE_DIGESTS
 from meshwright.profiles.trace import (
     CALL_SECONDS,
+    FREED_BYTES,
     NUM_CALLS,
     NUM_LIVE,
     NUM_PROMPT_TOKENS,
     NUM_SAMPLED_TOKENS,
     NUM_SAMPLES,
     NUM_TOOL_TOKENS,
+    SLEEP_SECONDS,
+    WAKE_SECONDS,
 )
 from meshwright.runtime.environment.environment import Environment
 from meshwright.runtime.environment.samples import RewardSample, ToolCall
@@ -149,7 +153,25 @@ class GenerationStage:
         """Sample with the current weights until this replica's rows are complete; return statistics of the responses.
 
         Every rank of the replica then holds all of its rows, whose tokens are stamped with the version of the weights.
+        An engine in its own process has the memory of its KV cache only during this time.
         """
+        if self._engine is None:
+            return self._sample(batch)
+        started = time.perf_counter()
+        self._engine.wake()
+        woken = time.perf_counter()
+        facts = self._sample(batch)
+        sampled = time.perf_counter()
+        freed = self._engine.sleep()
+        return {
+            **facts,
+            WAKE_SECONDS: woken - started,
+            SLEEP_SECONDS: time.perf_counter() - sampled,
+            FREED_BYTES: float(freed),
+        }
+
+    def _sample(self, batch: StepExperience) -> dict[str, float]:
+        """Sample as `run` does, with an engine that is awake."""
         mesh = self._copy.mesh
         version = self._copy.version.agreed_version(mesh, batch.step)
         scoring = self._scoring
