@@ -89,7 +89,8 @@ TURNS = ToolTurns(
 RULED = [
     pytest.param(key, kind, id=key)
     for key, kind in LEAVES
-    if rule_of(key) and (".adapter." not in key or key.startswith("models.actor."))  # no other model may have one
+    if rule_of(key)
+    and (".adapter." not in key or key.startswith("models.actor."))  # others have none
 ]
 
 
