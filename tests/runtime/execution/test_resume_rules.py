@@ -89,8 +89,7 @@ TURNS = ToolTurns(
 RULED = [
     pytest.param(key, kind, id=key)
     for key, kind in LEAVES
-    if rule_of(key)
-    and (".adapter." not in key or key.startswith("models.actor."))  # others have none
+    if rule_of(key) and (".adapter." not in key or key.startswith("models.actor."))  # others have none
 ]
 
 
