@@ -17,7 +17,12 @@ from meshwright.runtime.execution.request import RunRequest
 from tests.reference.low_rank import AdaptedPPO, AdaptedReference
 from tests.runtime.adapting import compare_adapter, started
 from tests.runtime.compared import judged, settings_of
-from tests.runtime.laws.test_reference import compare_experience_of_ppo, compare_updates_of_ppo, settings_of_ppo
+from tests.runtime.laws.test_reference import (
+    PPO,
+    compare_experience_of_ppo,
+    compare_updates_of_ppo,
+    settings_of_ppo,
+)
 from tests.runtime.observed import Observed
 from tests.runtime.plans_by_hand import Where
 from tests.runtime.refereed import Distances, Runs, drawn_in, request_of, requests_of
@@ -115,7 +120,7 @@ def _request(directory: Path, name: str, case: Case) -> RunRequest:
     job["workload"] |= {"response": {"max": MAX_RESPONSE, "fixed": 8}, "batch_size": BATCH}
     if name in OF_PPO:
         job["models"]["critic"] = {"path": "values", "adapter": adapter}
-        job |= {"algorithm": "ppo", "ppo": {**SETTINGS, "critic_learning_rate": 3e-3}}
+        job |= {"algorithm": "ppo", "ppo": {**PPO, "actor_learning_rate": 3e-3, "critic_learning_rate": 3e-3}}
     else:
         job["workload"]["group_size"] = GROUP
         job |= {"algorithm": "grpo", "grpo": {**SETTINGS, **case.more}, "staleness": case.steps_ahead}
