@@ -18,8 +18,9 @@ from meshwright.cost_models.sampling_waves import WAVE_REWARDS, processes_all_sa
 from meshwright.planner.job.job import Facts
 from meshwright.planner.job.rewards_and_tools import HostWorkers
 from meshwright.planner.plan.evaluate import evaluate
-from meshwright.planner.plan.plan import Edge, Plan
+from meshwright.planner.plan.plan import Edge, EngineOption, Plan
 from meshwright.planner.plan.reward_workers import LATENCY, UNDER_WAY, host_seconds, reward_tail_of
+from meshwright.profiles.frameworks import NOT_RUN, EngineName
 from meshwright.profiles.packing import rows_per_replica
 from meshwright.profiles.stages import GENERATE, Role
 from meshwright.profiles.workload import Workload
@@ -270,7 +271,7 @@ class EngineChoice:
     no plan.
     """
 
-    engine: str
+    engine: EngineName
     step_seconds: Mapping[str, float]
     equations: tuple[str, ...]
     excluded: Mapping[str, str]
@@ -282,6 +283,8 @@ class EngineChoice:
         slower = ", ".join(f"{name} would take {seconds:.3f} s" for name, seconds in others.items())
         taken = f"a step takes {self.step_seconds[self.engine]:.3f} s"
         yield f"engine {self.engine}: {taken}; {slower}" if slower else f"engine {self.engine}: {taken}"
+        if self.engine in NOT_RUN:
+            yield f"engine {self.engine}: {NOT_RUN[self.engine]}"
         for name, reason in self.excluded.items():
             yield f"engine {name} is excluded: {reason}"
         if others and self.equations:
@@ -292,13 +295,15 @@ class EngineChoice:
 
 
 def engine_choice(plan: Plan) -> EngineChoice | None:
-    """Return the engines that a plan was chosen among; None if the job names one."""
-    if plan.engine_options is None:
+    """Return the engines that a plan was chosen among; None if the job names one that was tried."""
+    if plan.engine_options is None and plan.facts.engine not in NOT_RUN:
         return None
-    planned = [option for option in plan.engine_options if option.period_seconds is not None]
+    named = EngineOption(engine=plan.facts.engine, period_seconds=plan.period_seconds)
+    options = plan.engine_options or (named,)
+    planned = [option for option in options if option.period_seconds is not None]
     return EngineChoice(
         engine=plan.facts.engine,
         step_seconds={one.engine: one.period_seconds for one in planned if one.period_seconds is not None},
         equations=tuple(one.engine for one in planned if one.source is Source.ANALYTIC),
-        excluded={one.engine: one.reason for one in plan.engine_options if one.reason is not None},
+        excluded={one.engine: one.reason for one in options if one.reason is not None},
     )

@@ -62,8 +62,8 @@ _CACHE = (
 )
 _ENGINE = (
     "generation engine: our own, eager or with decode steps as CUDA graphs (the default on a GPU for models without "
-    "experts), vllm, which run starts on CPUs, or another trainer's, which can only be planned for; auto: the one of "
-    "our own and those in engines with the fastest plan"
+    "experts), vllm, which run starts on CPUs, sglang, with which run was not tried, or trtllm, which can only be "
+    "planned for; auto: the one of our own and those in engines with the fastest plan"
 )
 AUTO: Final = "auto"
 """The engine of a job that leaves the choice to the plan."""

@@ -52,7 +52,7 @@ from meshwright.runtime.records.record import Recorder
 from meshwright.runtime.records.run_directory import RunFile, read_run_file
 from meshwright.runtime.records.run_lines import elapsed_seconds, observations
 from meshwright.runtime.rollout.controllers import RunControllers
-from meshwright.runtime.rollout.external_engine import VLLM_VERSION, give_base, start_engine
+from meshwright.runtime.rollout.external_engine import VERSIONS, send_base_weights, start_engine
 from meshwright.runtime.rollout.prompts import PromptData, read_data
 from meshwright.runtime.training.checkpoint import Saver
 from meshwright.runtime.training.offload import OffloadedStages
@@ -293,18 +293,20 @@ def connect(request: RunRequest, inputs: Inputs, models: Models, progress: Progr
         executor=executor_with(transport),
         evaluator=executor_with(evaluating),
         next_plan=NextPlan.for_rank(request, steps.start),
-        engine_facts=_engine_facts(models.engine, models.copies[plan.copy_of(GENERATE)], control),
+        engine_facts=_engine_facts(plan, models, control),
     )
     dist.barrier(group=control)
     return connections
 
 
-def _engine_facts(engine: EngineProcess | None, copy: WeightCopy, control: dist.ProcessGroup) -> EngineFacts | None:
-    """Wait until the engines of all ranks have started, and give them the base weights, which no refit sends. Return
-    what the engines are; None without engines. `copy` has the weights with which this rank generates."""
-    mine = engine.wait_until_ready(VLLM_VERSION) if engine else None
+def _engine_facts(plan: Plan, models: Models, control: dist.ProcessGroup) -> EngineFacts | None:
+    """Wait until the engines of all ranks have started, and give them the base weights, which no refit sends. They
+    sleep until they generate. Return what the engines are; None without engines."""
+    engine, mine = models.engine, None
     if engine:
-        give_base(engine, copy)
+        mine = engine.wait_until_ready(VERSIONS[plan.facts.engine])
+        send_base_weights(engine, models.copies[plan.copy_of(GENERATE)])
+        engine.sleep()
     by_rank: list[EngineFacts | None] = [None] * dist.get_world_size()
     dist.all_gather_object(by_rank, mine, group=control)
     return next((facts for facts in by_rank if facts), None)
