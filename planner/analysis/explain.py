@@ -32,6 +32,7 @@ from meshwright.planner.plan.evaluate import task_name_of as task_name
 from meshwright.planner.plan.plan import Plan, Pool
 from meshwright.planner.plan.reward_workers import host_seconds
 from meshwright.profiles.hardware import max_usable_bytes
+from meshwright.profiles.stages import Role
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,14 +93,16 @@ class Explanation:
     latencies: CallLatencies | None = None
     engine: EngineChoice | None = None
     adapter: AdapterSummary | None = None
+    critic_adapter: AdapterSummary | None = None
     best: BestSamples | None = None
     quantised: QuantisedCopy | None = None
 
     @property
     def sentences(self) -> Iterator[str]:
-        """Report lines on the choice of an engine, an adapter, 8-bit floats, best-of-n, rewards on hosts and latencies
+        """Report lines on the choice of an engine, adapters, 8-bit floats, best-of-n, rewards on hosts and latencies
         of calls, where the plan has them."""
-        for part in (self.engine, self.adapter, self.quantised, self.best, self.rewards, self.latencies):
+        adapters = (self.adapter, self.critic_adapter)
+        for part in (self.engine, *adapters, self.quantised, self.best, self.rewards, self.latencies):
             yield from part.sentences if part else ()
 
 
@@ -131,6 +134,7 @@ def explain(plan: Plan) -> Explanation:
         latencies=call_latencies(plan.facts),
         engine=engine_choice(plan),
         adapter=adapter_summary(plan),
+        critic_adapter=adapter_summary(plan, Role.CRITIC),
         best=best_samples(plan),
         quantised=quantised_copy(plan),
     )

@@ -25,6 +25,7 @@ from meshwright.planner.plan.plan import Plan, Refit, Solver
 from meshwright.planner.report.formatting import ranks, schedule, search_work, size
 from meshwright.planner.search.no_plan import NoPlan
 from meshwright.profiles.model_shape import run_violations
+from meshwright.profiles.stages import Role
 
 _MAX_PARTS = 8
 """Largest number of rows in the table of memory by part; --json has them all."""
@@ -55,6 +56,7 @@ def print_plan(plan: Plan, path: Path) -> None:
     for analysis in (
         engine_choice(plan),
         adapter_summary(plan),
+        adapter_summary(plan, Role.CRITIC),
         quantised_copy(plan),
         rewards,
         latencies,
