@@ -73,14 +73,16 @@ class StageRunner:
         control: RunControllers,
         out: Path,
         environment: Environment | None = None,
+        evaluating: Mapping[str, Environment] | None = None,
         tools: ToolWorkers | None = None,
         engine: EngineProcess | None = None,
     ) -> None:
         """`steps` are those of the run and `out` is its directory.
 
         Held-out batches may run in addition; they never stream.
-        `environment` is set on ranks that own the responses they generate, `tools` on the rank of a replica that calls
-        them, `engine` on a rank that generates with an engine in another process.
+        `environment`, and `evaluating` for the held-out sets that have rewards of their own, are set on ranks that own
+        the responses they generate, `tools` on the rank of a replica that calls them, `engine` on a rank that generates
+        with an engine in another process.
         """
         self._host_memory, self._control = host_memory, control
         self._plan, self._job, self._data, self._steps = plan, job, data, steps
@@ -95,6 +97,7 @@ class StageRunner:
                 steps=steps,
                 streaming=streaming,
                 environment=environment,
+                evaluating=evaluating,
                 tools=tools,
                 engine=engine,
             )
