@@ -188,8 +188,8 @@ def test_refused_weights_say_why(tmp_path: Path) -> None:
 def test_a_weight_that_is_refused_is_named(tmp_path: Path) -> None:
     process = start(tmp_path)
     process.wait_until_ready()
-    tensors = [("first", torch.zeros(3)), ("second", torch.zeros(counting_server.MAX_ELEMENTS))]
-    with pytest.raises(RunFailed, match="refused: ValueError: the weight second was not taken, AssertionError;"):
+    tensors = [("known", torch.zeros(3)), (counting_server.UNKNOWN, torch.zeros(3))]
+    with pytest.raises(RunFailed, match="refused: ValueError: the weight unknown was not taken, AssertionError;"):
         process.take_weights(0, tensors)
 
 
