@@ -16,7 +16,18 @@ from typing import Any
 from meshwright.runtime.inference import engine_server
 from meshwright.runtime.inference.engine_server import Message
 
-DIES, HANGS, REFUSES, EXITS, IS_NEWER, GARBLES, STARVES, GROWS, MAPS = 901, 902, 903, 904, 905, 906, 907, 908, 909
+DIES, HANGS, REFUSES, EXITS, IS_NEWER, GARBLES, STARVES, GROWS, MAPS, COMPILES = (
+    901,
+    902,
+    903,
+    904,
+    905,
+    906,
+    907,
+    908,
+    909,
+    910,
+)
 MODULUS = 100
 UNKNOWN = "unknown"
 """The name of a weight that is refused, without a word."""
@@ -88,6 +99,8 @@ def misbehave(token: int) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8192 bytes.")
     if token == MAPS:
         mmap.mmap(-1, 2**50)
+    if token == COMPILES:  # the words of oneDNN
+        raise RuntimeError("could not create a primitive")
     if token == EXITS:
         os._exit(7)
     if token == REFUSES:

@@ -152,6 +152,10 @@ def test_a_start_says_what_runs(tmp_path: Path) -> None:
     [
         (counting_server.DIES, "was ended by SIGKILL, which the kernel sends when memory runs out;"),
         (counting_server.STARVES, "ran out of memory (MemoryError); plan for more memory or fewer generation_slots;"),
+        (
+            counting_server.COMPILES,
+            "ran out of memory (RuntimeError: could not create a primitive); plan for more memory",
+        ),
         (counting_server.MAPS, "ran out of memory (OSError: [Errno 12] Cannot allocate memory); plan for more memory"),
         (counting_server.GROWS, "ran out of memory (RuntimeError: DefaultCPUAllocator: can't allocate memory"),
         (counting_server.EXITS, "ended with exit code 7"),
