@@ -188,8 +188,8 @@ def _is_out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error).lower()
     reasons = (os.strerror(errno.ENOMEM).lower(), "can't allocate memory", "not enough memory", "bad_alloc")
-    # oneDNN says this where it has no memory for the code of a kernel that it has found; if there is none for a shape, it
-    # is the "primitive descriptor" that could not be created.
+    # oneDNN says this where it has no memory for the code of a kernel; if it has no kernel for a shape, it is the
+    # "primitive descriptor" that could not be created.
     has_no_code = text.endswith("could not create a primitive")
     return isinstance(error, RuntimeError | OSError) and (has_no_code or any(reason in text for reason in reasons))
 

@@ -28,6 +28,12 @@ DIES, HANGS, REFUSES, EXITS, IS_NEWER, GARBLES, STARVES, GROWS, MAPS, COMPILES =
     909,
     910,
 )
+RAISED = {
+    REFUSES: ValueError("a prompt that it does not take"),
+    GROWS: RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8192 bytes."),
+    COMPILES: RuntimeError("could not create a primitive"),
+}
+"""Errors in the words of torch on a CPU and of oneDNN, and one that has nothing to do with memory."""
 MODULUS = 100
 UNKNOWN = "unknown"
 """The name of a weight that is refused, without a word."""
@@ -95,16 +101,12 @@ def misbehave(token: int) -> None:
         time.sleep(600)
     if token == STARVES:
         bytearray(2**62)
-    if token == GROWS:  # the words of torch on a CPU
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8192 bytes.")
     if token == MAPS:
         mmap.mmap(-1, 2**50)
-    if token == COMPILES:  # the words of oneDNN
-        raise RuntimeError("could not create a primitive")
     if token == EXITS:
         os._exit(7)
-    if token == REFUSES:
-        raise ValueError("a prompt that it does not take")
+    if token in RAISED:
+        raise RAISED[token]
     if token == IS_NEWER:
         engine_server.PROTOCOL_VERSION = 2
     if token == GARBLES:
