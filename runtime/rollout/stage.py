@@ -299,8 +299,8 @@ class GenerationStage:
         """Keep a generator after a period if sequences are in flight, or if its CUDA graphs are worth their memory."""
         self._generator = generator if generator.in_flight else None
         self._idle = None
-        if isinstance(generator, Generator) and generator.replays and keeps_generator(self._plan):
-            self._idle = None if generator.in_flight or self._tool_turns else generator
+        if isinstance(generator, Generator) and generator.replays and not (generator.in_flight or self._tool_turns):
+            self._idle = generator if keeps_generator(self._plan) else None
 
     def _new_generator(self, group_size: int = 1) -> ReplicaEngine:
         workload, schedule = self._plan.facts.workload.wave, self._plan.placement(GENERATE).schedule
