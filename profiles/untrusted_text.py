@@ -114,7 +114,7 @@ def json_value(text: str, what: str) -> Any:
         line = _line_of_number(text, str(error))
         raise BadInput(f"{what}: {error} at line {line} is not a finite number; write one.") from None
     except ValueError as error:
-        raise BadInput(f"{what} is not JSON: {error}.") from None
+        raise BadInput(f"{what} is not JSON: {error}; correct it there, or write the file anew.") from None
     except RecursionError:
         raise BadInput(f"{what} is nested too deep; use at most {_MAX_DEPTH} levels.") from None
 
