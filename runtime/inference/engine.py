@@ -133,6 +133,11 @@ class Generator(ReplicaEngine):
         )
 
     @property
+    def replays(self) -> bool:
+        """True if decode steps are recorded as CUDA graphs, which read this generator's cache."""
+        return isinstance(self._step, GraphedDecodeStep)
+
+    @property
     def in_flight(self) -> tuple[Prompt, ...]:
         """The prompts that are admitted and not delivered: first the ended, then the live, paused and waiting ones."""
         ended, live = ([sequence.prompt for sequence in sequences] for sequences in (self._flight.ended, self._live()))
@@ -187,7 +192,7 @@ class Generator(ReplicaEngine):
             period.delivery,
             process_sampled=lambda group: self._process_sampled(group, version, stream),
             step=self._step_group,
-            multi_step=lambda max_rounds: 0 if stream else self._multi_step(max_rounds, version),
+            multi_step=lambda max_rounds: self._multi_step(max_rounds, version, stream),
             min_rounds=period.min_rounds,
         )
         self._relay.flush()
@@ -302,15 +307,19 @@ class Generator(ReplicaEngine):
             self._tool_turns.wait_for_answer()
         return scheduled.num_new
 
-    def _multi_step(self, max_rounds: int | None, version: int) -> int:
+    def _multi_step(self, max_rounds: int | None, version: int, stream: Listener | None) -> int:
         """Run decode rounds in which nothing can be admitted and no sequence reaches its length limit; return how many.
         A round that samples an end token is the last, and is left to `_process_sampled`."""
         group = self._flight.groups[0]
         if not self._can_multi_step or not group.live or self.scheduler.can_schedule(group):
             return 0
+        if stream is not None and stream.needs_each_round:
+            return 0
         sampled = self._sampled[group.first_slot]
         assert sampled is not None, "a single stage has what it sampled"
         count, self._sampled[group.first_slot] = self._ahead.run(group, sampled, max_rounds, version)
+        if stream is not None and count:
+            stream.on_rounds(len(group.live), count)
         return count
 
     @torch.no_grad()
