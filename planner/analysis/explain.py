@@ -19,12 +19,14 @@ from meshwright.planner.analysis.optional_features import (
     EngineChoice,
     HostRewards,
     QuantisedCopy,
+    SkippedLogprobs,
     adapter_summary,
     best_samples,
     call_latencies,
     engine_choice,
     host_rewards,
     quantised_copy,
+    skipped_logprobs,
 )
 from meshwright.planner.plan.evaluate import Task, ranks_of, resident_bytes, tasks
 from meshwright.planner.plan.evaluate import items as items_of
@@ -94,12 +96,14 @@ class Explanation:
     adapter: AdapterSummary | None = None
     best: BestSamples | None = None
     quantised: QuantisedCopy | None = None
+    old_logprobs: SkippedLogprobs | None = None
 
     @property
     def sentences(self) -> Iterator[str]:
-        """Report lines on the choice of an engine, an adapter, 8-bit floats, best-of-n, rewards on hosts and latencies
-        of calls, where the plan has them."""
-        for part in (self.engine, self.adapter, self.quantised, self.best, self.rewards, self.latencies):
+        """Report lines on the choice of an engine, an adapter, 8-bit floats, old log-probabilities, best-of-n, rewards
+        on hosts and latencies of calls, where the plan has them."""
+        parts = (self.engine, self.adapter, self.quantised, self.old_logprobs, self.best, self.rewards, self.latencies)
+        for part in parts:
             yield from part.sentences if part else ()
 
 
@@ -133,6 +137,7 @@ def explain(plan: Plan) -> Explanation:
         adapter=adapter_summary(plan),
         best=best_samples(plan),
         quantised=quantised_copy(plan),
+        old_logprobs=skipped_logprobs(plan),
     )
 
 

@@ -17,6 +17,7 @@ from meshwright.planner.analysis.optional_features import (
     engine_choice,
     host_rewards,
     quantised_copy,
+    skipped_logprobs,
 )
 from meshwright.planner.analysis.plan_summary import NextLayout, PlanSummary
 from meshwright.planner.analysis.wave_size import sampled_waves
@@ -56,6 +57,7 @@ def print_plan(plan: Plan, path: Path) -> None:
         engine_choice(plan),
         adapter_summary(plan),
         quantised_copy(plan),
+        skipped_logprobs(plan),
         rewards,
         latencies,
         sampled_waves(plan),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from meshwright.planner.job.algorithm_settings import Distill
+from meshwright.planner.job.graph_losses import PROXIMAL, old_logprobs_field
 from meshwright.planner.job.job import Job
 from meshwright.profiles.stages import REWARDS, TEACHER_LOGPROBS
 from meshwright.runtime.messages.experience import StepExperience
@@ -15,9 +16,7 @@ from meshwright.runtime.records.record import EvaluationRecord
 from meshwright.runtime.records.version_gap import Gap
 from meshwright.runtime.training.versions import generator_gap
 
-_STUDENT = "proximal_logprobs"
-
-EVALUATED_FIELDS = ("tokens", "scores", _STUDENT, *TEACHER_LOGPROBS.values())
+EVALUATED_FIELDS = ("tokens", "scores", PROXIMAL, *TEACHER_LOGPROBS.values())
 """Fields that an evaluation reads; it runs the stages that write them."""
 
 
@@ -39,7 +38,7 @@ class HeldOutPart:
     def of(cls, batch: StepExperience, job: Job) -> HeldOutPart:
         """Return the part that this rank holds of an evaluated batch."""
         experience, weights = batch.experience, torch.tensor(job.reward_weights)
-        fields = (_STUDENT, *TEACHER_LOGPROBS.values()) if isinstance(job.settings, Distill) else ()
+        fields = (old_logprobs_field(job), *TEACHER_LOGPROBS.values()) if isinstance(job.settings, Distill) else ()
         return cls(
             scores={row: float(experience.get("scores", row)) for row in experience.rows("scores")},
             rewards={row: float(experience.get(REWARDS, row) @ weights) for row in experience.rows(REWARDS)},
@@ -49,7 +48,7 @@ class HeldOutPart:
                 if experience.rows(field)
             },
             lengths={row: batch.length(row) - batch.prompt_length(row) for row in experience.rows("tokens")},
-            gap=generator_gap(batch, experience.rows(_STUDENT), batch.step),
+            gap=generator_gap(batch, experience.rows(PROXIMAL), batch.step),
         )
 
 
@@ -58,7 +57,7 @@ def evaluation_of(parts: Sequence[HeldOutPart], step: int, job: Job) -> Evaluati
     lengths = {row: length for part in parts for row, length in part.lengths.items()}
     gap = sum((part.gap for part in parts), start=Gap())
     if isinstance(job.settings, Distill):
-        scores = _by_teachers(parts, job.settings)
+        scores = _by_teachers(parts, job.settings, old_logprobs_field(job))
         return EvaluationRecord.of(step, scores, lengths, gap, by_teachers=True)
     return EvaluationRecord.of(step, _total_rewards(parts, job), lengths, gap)
 
@@ -71,13 +70,13 @@ def _total_rewards(parts: Sequence[HeldOutPart], job: Job) -> dict[int, float]:
     return {row: weight * scores.get(row, 0.0) + rewards.get(row, 0.0) for row in scores.keys() | rewards.keys()}
 
 
-def _by_teachers(parts: Sequence[HeldOutPart], settings: Distill) -> dict[int, float]:
+def _by_teachers(parts: Sequence[HeldOutPart], settings: Distill, student_field: str) -> dict[int, float]:
     """Return the mean of log p(teachers) - log p(student) per token in nats, by sequence."""
     logprobs: dict[str, dict[int, float]] = {}
     for part in parts:
         for field, rows in part.logprobs.items():
             logprobs.setdefault(field, {}).update(rows)
-    student = logprobs.pop(_STUDENT)
+    student = logprobs.pop(student_field)
     shares = settings.shares(len(logprobs))
     teachers = [logprobs[field] for field in TEACHER_LOGPROBS.values() if field in logprobs]
     return {
