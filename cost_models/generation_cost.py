@@ -45,6 +45,13 @@ SCHEDULING = "scheduling"
 ENGINE_LOAD = "weights to the engine"
 """Name of the term for the measured load of weights into an engine in its own process, at the start of a period."""
 
+ENGINE_WAKE, ENGINE_SLEEP = "cache taken", "cache freed"
+"""Names of the terms for an engine in its own process that takes the memory of its KV cache before a run of the stage,
+and frees it afterwards."""
+
+OUTSIDE_ROUNDS = (ENGINE_LOAD, ENGINE_WAKE, ENGINE_SLEEP)
+"""Names of the terms for what such an engine does once a period, before and after its rounds."""
+
 _SAMPLED_BYTES = 16
 """Bytes of a sampled token and its log-probability, both sent in fp64."""
 
@@ -89,7 +96,7 @@ class Generation:
     network: Network
     element_bytes: int
     framework: Framework
-    shares_rounds: bool = False
+    has_mixed_batches: bool = False
     """True if a prefill and a decode step of one round are one pass, and what a round takes for any number of tokens is
     in the seconds of both. It is taken to be the decode step of one row."""
 
@@ -97,7 +104,7 @@ class Generation:
         """Return the seconds of prefills and decode rounds on the slowest pipeline stage, and of the host."""
         tally, framework = Tally(), self.framework
         for timed_pass, load in work.loads:
-            is_shared = self.shares_rounds and timed_pass is TimedPass.DECODE
+            is_shared = self.has_mixed_batches and timed_pass is TimedPass.DECODE
             self._add(tally, timed_pass, _without_shared(load, work.num_shared) if is_shared else load)
         host_seconds = work.host_iterations * framework.round_seconds + work.num_sampled * framework.row_seconds
         if framework.overlapped_host:

@@ -37,6 +37,10 @@ or in the wave, and their tokens."""
 NUM_PROMPT_TOKENS = "num_prompt_tokens"
 """Fact of the generation of one wave of dynamic sampling, in addition to the sampled tokens: tokens of the prompts."""
 
+WAKE_SECONDS, SLEEP_SECONDS, FREED_BYTES = "wake_seconds", "sleep_seconds", "freed_bytes"
+"""Facts of a generation by an engine in its own process: the seconds in which it takes the memory of its KV cache
+before the first round and frees it after the last, and the bytes that it frees."""
+
 NUM_LIVE = "num_live_sequences"
 """Fact of a span: mean number of sequences in flight on its rank's replica over the span."""
 

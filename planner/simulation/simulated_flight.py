@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost_models.generation_cost import ENGINE_LOAD
+from meshwright.cost_models.generation_cost import OUTSIDE_ROUNDS
 from meshwright.cost_models.period_ends import DeliveryRule
 from meshwright.cost_models.protocol import StageQuery
 from meshwright.planner.job.job import Facts
@@ -68,7 +68,7 @@ class RoundTimes:
 
     prefill: Grid
     round_: Grid
-    shares_rounds: bool = False
+    has_mixed_batches: bool = False
     """True if the prefill and the decode step of a round are one pass."""
 
     def refill(self, rows: Numbers, tokens: Numbers, decoding: NDArray[np.bool_], context: Numbers) -> Numbers:
@@ -79,7 +79,7 @@ class RoundTimes:
         taken to be those of a decode step of one row, as in `Generation`.
         """
         seconds = self.prefill(rows, tokens)
-        if self.shares_rounds:
+        if self.has_mixed_batches:
             seconds = seconds - decoding * self.round_(np.ones_like(context), context)
         return seconds
 
@@ -96,11 +96,11 @@ def round_times(facts: Facts, query: StageQuery, remodel: CostModelBuilder) -> R
         grid_query = replace(query, schedule=Schedule(generation_slots=num_rows), max_deferral=0)
         for j, length in enumerate(lengths):
             costs = (remodel(_with(facts, query, num_rows, length, n)).seconds(grid_query) for n in (1, 3))
-            first, third = (cost.total - cost.amount(ENGINE_LOAD) for cost in costs)
+            first, third = (cost.total - cost.amount(*OUTSIDE_ROUNDS) for cost in costs)
             prefills[i, j], rounds[i, j] = first, (third - first) / 2
     axes = np.array(rows, dtype=float), np.array(lengths, dtype=float)
-    shares_rounds = remodel(facts).shares_rounds(query)
-    return RoundTimes(prefill=Grid(*axes, prefills), round_=Grid(*axes, rounds), shares_rounds=shares_rounds)
+    has_mixed_batches = remodel(facts).has_mixed_batches(query)
+    return RoundTimes(prefill=Grid(*axes, prefills), round_=Grid(*axes, rounds), has_mixed_batches=has_mixed_batches)
 
 
 def _with(facts: Facts, query: StageQuery, num_rows: int, prompt: int, response: int) -> Facts:

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost_models.generation_cost import ENGINE_LOAD, RECOMPUTATION
+from meshwright.cost_models.generation_cost import RECOMPUTATION
 from meshwright.cost_models.period_ends import DeliveryRule, FirstEnded, WholeStep
 from meshwright.cost_models.protocol import Memo
 from meshwright.cost_models.sampling_waves import WAVE_REWARDS
@@ -39,6 +39,7 @@ from meshwright.planner.simulation.simulated_flight import (
 )
 from meshwright.profiles.packing import replica_rows, rows_per_prompt
 from meshwright.profiles.stages import GENERATE
+from meshwright.profiles.workload import Workload
 
 Lengths: TypeAlias = NDArray[np.int64]
 
@@ -54,7 +55,8 @@ _NUM_SPLITS = 33
 
 @dataclass(frozen=True, kw_only=True)
 class Generated:
-    """The sequences that are delivered as one step, in tokens, and the generation of each replica.
+    """The sequences that are delivered as one step, in tokens, and the generation of each replica, without the load of
+    weights of an engine in its own process.
 
     `sampled` has each sequence's sampled tokens, without tool tokens. `live` has each replica's mean number of live
     sequences (those in a slot) over its rounds, `held` the KV blocks that they held (empty if not known).
@@ -91,7 +93,7 @@ class SynchronousGeneration:
             prompts=prompts,
             responses=responses,
             sampled=responses,
-            seconds=tuple(self._level * result.seconds + placement.cost.amount(ENGINE_LOAD) for result in results),
+            seconds=tuple(self._level * result.seconds for result in results),
             live=tuple(result.live for result in results),
             held=tuple(result.held for result in results),
             tokens_by_staleness={staleness_of_period(self._plan, step, step): int(responses.sum())},
@@ -122,7 +124,6 @@ class InFlightGeneration:
             for _ in range(layout.dp)
         ]
         self._pacers = [Pacer(plan) for _ in range(layout.dp)]
-        self._load_seconds = placement.cost.amount(ENGINE_LOAD)
         self._recompute_seconds = placement.cost.amount(RECOMPUTATION)
         """Planned seconds of recomputing the cache in a period; the first one starts with nothing in flight."""
         self._generated: list[Generated] = []
@@ -140,10 +141,7 @@ class InFlightGeneration:
             prompts=np.array([sequence.prompt_tokens for sequence in delivered]),
             responses=responses,
             sampled=responses,
-            seconds=tuple(
-                self._level * result.seconds + self._load_seconds + self._recompute_seconds * (step > 0)
-                for result in results
-            ),
+            seconds=tuple(self._level * result.seconds + self._recompute_seconds * (step > 0) for result in results),
             live=tuple(result.live for result in results),
             held=tuple(result.held for result in results),
             tokens_by_staleness=self._tokens_by_staleness(step, delivered),
@@ -334,7 +332,7 @@ def sample_waves(plan: Plan, *, seed: int, step: int) -> StepWaves:
     while missing and len(kept) < _MAX_WAVES:
         groups = np.flatnonzero(rng.random(size) < share)
         chosen = rng.permutation(groups)[:missing]  # unlike in a run, groups are sorted by length here
-        kept.append((chosen[:, None] * workload.group_size + np.arange(workload.group_size)).ravel())
+        kept.append(_random_samples(workload, chosen, rng))
         missing -= len(chosen)
     return StepWaves(tuple(kept))
 
@@ -418,8 +416,15 @@ class BestOfGeneration:
     def kept(self, step: int) -> NDArray[np.int64]:
         """Return the rows that are trained on, ascending; rows of a prompt are adjacent."""
         workload = self._plan.facts.workload
-        candidates, per_prompt = workload.candidates, workload.group_size
-        rng = np.random.default_rng([self._seed, step, 3])
-        orders = rng.random((candidates.num_prompts, candidates.group_size)).argsort(axis=1)
-        chosen = np.sort(orders[:, :per_prompt], axis=1)
-        return (np.arange(candidates.num_prompts)[:, None] * candidates.group_size + chosen).ravel()
+        return _random_samples(workload, np.arange(workload.num_prompts), np.random.default_rng([self._seed, step, 3]))
+
+
+def _random_samples(workload: Workload, prompts: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return the rows of the samples of these prompts that are trained on, ascending within a prompt: with best-of-n
+    a random choice, all equally likely, and otherwise all."""
+    num_sampled, num_kept = workload.candidates.group_size, workload.group_size
+    if num_sampled == num_kept:
+        samples = np.arange(num_kept)[None, :]
+    else:
+        samples = np.sort(rng.random((len(prompts), num_sampled)).argsort(axis=1)[:, :num_kept], axis=1)
+    return (prompts[:, None] * num_sampled + samples).ravel()

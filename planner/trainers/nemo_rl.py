@@ -94,6 +94,8 @@ _DEFAULTS = ("grpo_math_1B.yaml", "ppo_math_1B.yaml")
 _OTHER_PREFIXES = ("dpo.", "sft.", "distillation.", "teacher.", "teachers.", "rm.", "eval.")
 """Prefixes of keys that configure training other than reinforcement learning."""
 
+_GRPO_FILES = re.compile(r"grpo|dapo|cispo|gspo|prorl")
+"""Names of base files whose loss or sampling is a variant of GRPO; they configure the same program."""
 _OTHER_FILES = re.compile(r"^(dpo|sft|distillation|rm|eval)\b|^(dpo|sft|distillation|rm)_")
 """Names of files that configure training other than reinforcement learning."""
 
@@ -226,11 +228,15 @@ def _read_pools(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
 
 def _layout(config: TrainerConfig, model: str, num_ranks: int) -> Layout:
     sp = bool(config.value(f"{model}.megatron_cfg.sequence_parallel"))
-    return layout_of(_degrees(config, model), num_ranks, sp=sp)
+    return layout_of(_degrees(config, model), num_ranks, keys=_degree_keys(model), sp=sp)
 
 
 def _degrees(config: TrainerConfig, model: str) -> dict[str, int]:
-    return {axis: config.integer(f"{model}.megatron_cfg.{name}") for axis, name in MEGATRON_SIZES.items()}
+    return {axis: config.integer(key) for axis, key in _degree_keys(model).items()}
+
+
+def _degree_keys(model: str) -> dict[str, str]:
+    return {axis: f"{model}.megatron_cfg.{name}" for axis, name in MEGATRON_SIZES.items()}
 
 
 def _expert_notes(setup: TrainingSetup) -> Iterator[str]:
@@ -246,7 +252,7 @@ def _read_layout(model: str) -> Read:
 
     def read(setup: TrainingSetup, _row: Row) -> Iterator[ParsedField]:
         layout = _layout(setup.config, model, _num_train_ranks(setup.config))
-        keys = tuple(f"{model}.megatron_cfg.{name}" for name in MEGATRON_SIZES.values())
+        keys = tuple(_degree_keys(model).values())
         for stage in setup.stages(*_STAGES[model]):
             yield ParsedField(f"{stage}.layout", str(layout), keys)
 
@@ -543,6 +549,13 @@ def _table(group: str) -> tuple[Row, ...]:
             None, _write_engine_experts),
         Row("policy.generation.vllm_cfg.gpu_memory_utilization", f"{generation}: its weights and cache",
             reads.memory_share, writes.of_plan(engine_memory_share)),
+        Row("policy.generation.vllm_kwargs.max_num_seqs", f"{generation}.schedule.generation_slots",
+            reads.if_given(read_field)),
+        Row("policy.generation.vllm_kwargs.max_num_batched_tokens", writes.VLLM_RULE, None, writes.vllm_argument),
+        Row("policy.generation.vllm_kwargs.enable_chunked_prefill", writes.VLLM_RULE, None, writes.vllm_argument),
+        # not enable_prefix_caching: NeMo-RL gives it to vLLM itself, and ends where vllm_kwargs has it a second time
+        # (models/generation/vllm/vllm_worker.py)
+        Row("policy.generation.vllm_cfg.enforce_eager", writes.VLLM_RULE, None, writes.vllm_argument),
         Row("policy.generation.colocated.enabled", generation_pool,
             None, writes.of_plan(lambda plan: not plan.ahead[GENERATE]), "read with cluster.num_nodes"),
         Row(f"{group}.async_{group}.enabled", ahead,
@@ -734,7 +747,7 @@ def read_nemo_rl(path: Path, changed: Mapping[str, Any] | None = None) -> Parsed
 
 def _read_rl(config: TrainerConfig) -> ParsedConfig:
     """Read a configuration of ppo or grpo. Raises BadInput naming a key that a job cannot express."""
-    is_grpo = any(key.startswith("grpo.") for key in config.values) or any("grpo" in name for name in config.missing)
+    is_grpo = any(key.startswith("grpo.") for key in config.values) or any(map(_GRPO_FILES.search, config.missing))
     if is_grpo:
         config = replace(config, known=known_keys("nemo_rl_grpo"))
     group = "grpo" if is_grpo else "ppo"

@@ -102,9 +102,9 @@ class OtherTrainer:
     trainer's deployment modes for a job, `settings` the keys for a plan that one of them can express, and `files`
     the texts of the export by file name, the launch script first. `remarks` are sentences on what the user has to add,
     `algorithms` the ones whose settings can be written, and `supports_fp8` says whether generation with FP8 weights
-    can be written. `no_models` has the reason for each role whose model the trainer does not have. `old_logprobs` has
-    the algorithms with which a key of the trainer takes the old log-probabilities from another source than a forward
-    pass of the actor before the updates.
+    can be written. `unsupported_roles` has the reason for each role whose model the trainer does not have.
+    `old_logprobs` has the algorithms with which a key of the trainer takes the old log-probabilities from another
+    source than a forward pass of the actor before the updates.
     """
 
     name: str
@@ -118,7 +118,7 @@ class OtherTrainer:
     remarks: tuple[str, ...] = ()
     algorithms: tuple[Algorithm, ...] = ("ppo",)
     supports_fp8: bool = False
-    no_models: Mapping[Role, str] = field(default_factory=dict)
+    unsupported_roles: Mapping[Role, str] = field(default_factory=dict)
     old_logprobs: Mapping[OldLogprobs, tuple[Algorithm, ...]] = field(default_factory=dict)
 
     def modes_for(self, facts: Facts) -> Iterator[DeploymentMode]:
@@ -139,7 +139,7 @@ class OtherTrainer:
 
     def require_expressible(self, facts: Facts) -> None:
         """Raises BadInput for a job that no exporter supports, for FP8 generation unless `supports_fp8`, for a model
-        among `no_models`, and for a source of old log-probabilities that is not among `old_logprobs`.
+        among `unsupported_roles`, and for a source of old log-probabilities that is not among `old_logprobs`.
 
         Unsupported are judges behind a URL, several rewards together, multi-turn rollouts, dynamic sampling, best-of
         sampling, adapters, teachers and a job's own graph.
@@ -159,7 +159,7 @@ class OtherTrainer:
                 f"old_logprobs={facts.old_logprobs} is not written for {self.name}, which has no key for it with "
                 f"algorithm={facts.algorithm}; plan and run the job here, or use recompute."
             )
-        for role, reason in self.no_models.items():
+        for role, reason in self.unsupported_roles.items():
             if role in facts.graph.roles:
                 raise BadInput(
                     f"models.{role} is not written for {self.name}: {reason}; plan and run the job here, or choose "

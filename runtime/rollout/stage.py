@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
 from meshwright.cost_models.period_ends import AllSequences
 from meshwright.planner.job.job import Job
+from meshwright.planner.plan.evaluate import keeps_generator
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.controllers import ControllerSetting, setting_facts
 from meshwright.profiles.frameworks import GRAPH
@@ -20,12 +22,15 @@ from meshwright.profiles.schedule import WhileWaiting
 from meshwright.profiles.stages import GENERATE, RESPONSE_LENGTHS, SAMPLED_LENGTHS, SEQUENCE_DIGESTS
 from meshwright.profiles.trace import (
     CALL_SECONDS,
+    FREED_BYTES,
     NUM_CALLS,
     NUM_LIVE,
     NUM_PROMPT_TOKENS,
     NUM_SAMPLED_TOKENS,
     NUM_SAMPLES,
     NUM_TOOL_TOKENS,
+    SLEEP_SECONDS,
+    WAKE_SECONDS,
 )
 from meshwright.runtime.environment.environment import Environment
 from meshwright.runtime.environment.samples import RewardSample, ToolCall
@@ -50,8 +55,9 @@ from meshwright.runtime.training.weight_copies import WeightCopy
 class GenerationStage:
     """One rank of the generation stage; every rank of its replica does the same.
 
-    A generator and its KV cache live only while sequences are in flight. So nothing cached under older weights can
-    reach a later sequence, and the memory is free between periods that leave nothing in flight.
+    A generator and its KV cache live while sequences are in flight, so the memory is free between periods that leave
+    nothing in flight. Where the plan leaves enough memory beside all other stages, a generator that replays CUDA graphs
+    is kept instead: recording them again takes as long as hundreds of decode steps.
     """
 
     def __init__(
@@ -64,17 +70,23 @@ class GenerationStage:
         steps: range,
         streaming: Streaming,
         environment: Environment | None = None,
+        evaluating: Mapping[str, Environment] | None = None,
         tools: ToolWorkers | None = None,
         engine: EngineProcess | None = None,
     ) -> None:
-        """`environment` scores the responses on the rank that owns its replica's responses; `tools` answer turns of
+        """`environment` scores the responses on the rank that owns its replica's responses, and `evaluating` those to
+        the held-out sets that have rewards of their own, by name; `tools` answer turns of
         rollouts on the rank that calls them for its replica. `streaming` lists the stages that read responses in
         chunks. `engine` generates instead of our own engine."""
         self._tools, self._engine = tools, engine
         self._scoring = Scoring(environment, data) if environment else None
+        self._evaluating = {name: Scoring(one, data) for name, one in (evaluating or {}).items()}
         self._plan, self._job, self._data, self._copy = plan, job, data, copy
         self._admission = Admission(plan, data, copy.mesh.dp_rank, steps)
         self._generator: ReplicaEngine | None = None
+        """The generator with sequences in flight."""
+        self._idle: Generator | None = None
+        """A generator that is kept with nothing in flight."""
         self._tool_turns: ToolTurns | None = None
         self._resumed: dict[int, ResumedSample] = {}
         """Samples made under another plan for prompts that are not admitted yet, by sample id."""
@@ -141,11 +153,31 @@ class GenerationStage:
         """Sample with the current weights until this replica's rows are complete; return statistics of the responses.
 
         Every rank of the replica then holds all of its rows, whose tokens are stamped with the version of the weights.
+        An engine in its own process has the memory of its KV cache only during this time.
         """
+        if self._engine is None:
+            return self._sample(batch)
+        started = time.perf_counter()
+        self._engine.wake()
+        woken = time.perf_counter()
+        facts = self._sample(batch)
+        sampled = time.perf_counter()
+        freed = self._engine.sleep()
+        return {
+            **facts,
+            WAKE_SECONDS: woken - started,
+            SLEEP_SECONDS: time.perf_counter() - sampled,
+            FREED_BYTES: float(freed),
+        }
+
+    def _sample(self, batch: StepExperience) -> dict[str, float]:
+        """Sample as `run` does, with an engine that is awake."""
         mesh = self._copy.mesh
         version = self._copy.version.agreed_version(mesh, batch.step)
+        scoring = self._scoring
         if batch.held_out:
-            prompts = replica_share(self._data.held_out_batch(), mesh.dp_rank, mesh.layout.dp)
+            scoring = self._evaluating.get(batch.held_out, scoring)
+            prompts = replica_share(self._data.held_out_batch(batch.held_out), mesh.dp_rank, mesh.layout.dp)
             responses = self._new_generator().generate(prompts, version=version)
             facts: dict[str, float] = {}
             rows = tuple(response.row for response in responses)
@@ -162,9 +194,9 @@ class GenerationStage:
             self._record_delivered(batch.step, {row: sample_id for sample_id, row in delivered.items()})
             for sending in self._sending:
                 sending.sender.end({self._number(r.prompt): row for row, r in zip(rows, responses, strict=True)})
-        if self._scoring:
-            self._scoring.on_round((), responses)
-            self._scoring.deliver(batch, delivered)
+        if scoring:
+            scoring.on_round((), responses)
+            scoring.deliver(batch, delivered)
         for row, response in zip(rows, responses, strict=True):
             _put_response(batch, row, response)
         return {
@@ -190,7 +222,7 @@ class GenerationStage:
     def _run_period(self, step: int, version: int) -> tuple[tuple[Response, ...], dict[str, float]]:
         """Run the period that delivers `step`; return its responses and its statistics, such as the mean number of live
         sequences."""
-        generator = self._generator or self._new_generator(self._rows_per_prompt)
+        generator = self._take_generator()
         admitted, rounds = self._admission.admit(step), _Rounds()
         resumed = self._take_resumed(admitted.prompts)
         ended = [
@@ -210,7 +242,7 @@ class GenerationStage:
             resumed=resumed,
         )
         delivered = self._admission.record_delivered(responses)
-        self._generator = generator if generator.in_flight else None
+        self._put_back(generator)
         live = {NUM_LIVE: self._mean_live(rounds)}
         return responses, live | delivered | (setting_facts(self._setting) if self._setting else {})
 
@@ -222,12 +254,14 @@ class GenerationStage:
         self._wave_prompts_before = {s: number for s, number in self._wave_prompts_before.items() if s > trained}
         prompts = self._data.wave(batch.step, batch.rows, self._num_wave_prompts)
         self._num_wave_prompts += len(prompts) // self._data.group_size
-        responses = self._new_generator(self._rows_per_prompt).run_period(
+        generator = self._take_generator()
+        responses = generator.run_period(
             replica_share(prompts, mesh.dp_rank, mesh.layout.dp, self._data.group_size),
             version=version,
             delivery=AllSequences(),
             stream=Listeners((rounds, *((self._scoring,) if self._scoring else ()))),
         )
+        self._put_back(generator)
         return responses, {
             NUM_LIVE: self._mean_live(rounds),
             NUM_SAMPLES: float(len(responses)),
@@ -255,6 +289,17 @@ class GenerationStage:
         """Return the mean number of live sequences of this replica over the decode rounds."""
         slots = self._plan.placement(GENERATE).schedule.generation_slots
         return rounds.mean_live_per_group * min(self._copy.mesh.layout.pp, slots)
+
+    def _take_generator(self) -> ReplicaEngine:
+        """Return the generator with sequences in flight, the one that is kept, or a new one."""
+        generator, self._idle = self._generator or self._idle, None
+        return generator or self._new_generator(self._rows_per_prompt)
+
+    def _put_back(self, generator: ReplicaEngine) -> None:
+        """Keep a generator after a period if sequences are in flight, or if its CUDA graphs are worth their memory."""
+        self._generator = generator if generator.in_flight else None
+        replays = isinstance(generator, Generator) and generator.replays and not self._tool_turns
+        self._idle = generator if replays and not generator.in_flight and keeps_generator(self._plan) else None
 
     def _new_generator(self, group_size: int = 1) -> ReplicaEngine:
         workload, schedule = self._plan.facts.workload.wave, self._plan.placement(GENERATE).schedule
@@ -331,6 +376,8 @@ class GenerationStage:
 class Scoring:
     """Passes responses to the environment as they end."""
 
+    needs_each_round = False
+
     def __init__(self, environment: Environment, data: PromptData) -> None:
         self._environment, self._data = environment, data
 
@@ -338,6 +385,9 @@ class Scoring:
         """Start scoring the responses that ended, if it has not started."""
         for response in ended:
             self._environment.start_scoring(response.prompt.sample_id, functools.partial(self._sample, response))
+
+    def on_rounds(self, _num_live: int, _num_rounds: int) -> None:
+        """Do nothing: no response ends in these rounds."""
 
     def deliver(self, batch: StepExperience, rows: Mapping[int, int]) -> None:
         """Assign scores to rows of the batch; `rows` maps the sample id of a prompt to its row."""
@@ -350,7 +400,7 @@ class Scoring:
 def reward_sample(data: PromptData, prompt: Prompt, tokens: tuple[int, ...]) -> RewardSample:
     """Return the input of a reward function: a prompt and the tokens of its response, as ids and as text."""
     return RewardSample(
-        id=f"{'held out' if prompt.sample_id < 0 else prompt.step}/{prompt.row}",
+        id=f"{_source(data, prompt)}/{prompt.row}",
         prompt=data.text(prompt.tokens),
         response=data.text(tokens),
         prompt_ids=prompt.tokens,
@@ -360,15 +410,25 @@ def reward_sample(data: PromptData, prompt: Prompt, tokens: tuple[int, ...]) -> 
     )
 
 
+def _source(data: PromptData, prompt: Prompt) -> str:
+    """Return the step of a training prompt, or the name of a held-out prompt's set, with spaces."""
+    return str(prompt.step) if prompt.sample_id >= 0 else data.held_out_name(prompt.sample_id).replace("_", " ")
+
+
 class _Rounds:
     """Counts the decode rounds of groups of slots, and the live sequences in them."""
+
+    needs_each_round = False
 
     def __init__(self) -> None:
         self._num_rounds = self._num_tokens = 0
 
     def on_round(self, live: Sequence[SampledSequence], ended: Sequence[Response]) -> None:
-        self._num_rounds += 1
-        self._num_tokens += len(live) + len(ended)
+        self.on_rounds(len(live) + len(ended), 1)
+
+    def on_rounds(self, num_live: int, num_rounds: int) -> None:
+        self._num_rounds += num_rounds
+        self._num_tokens += num_rounds * num_live
 
     @property
     def mean_live_per_group(self) -> float:
