@@ -19,12 +19,14 @@ from meshwright.planner.analysis.optional_features import (
     EngineChoice,
     HostRewards,
     QuantisedCopy,
+    SkippedLogprobs,
     adapter_summary,
     best_samples,
     call_latencies,
     engine_choice,
     host_rewards,
     quantised_copy,
+    skipped_logprobs,
 )
 from meshwright.planner.plan.evaluate import Task, ranks_of, resident_bytes, tasks
 from meshwright.planner.plan.evaluate import items as items_of
@@ -96,13 +98,14 @@ class Explanation:
     critic_adapter: AdapterSummary | None = None
     best: BestSamples | None = None
     quantised: QuantisedCopy | None = None
+    old_logprobs: SkippedLogprobs | None = None
 
     @property
     def sentences(self) -> Iterator[str]:
-        """Report lines on the choice of an engine, adapters, 8-bit floats, best-of-n, rewards on hosts and latencies
-        of calls, where the plan has them."""
-        adapters = (self.adapter, self.critic_adapter)
-        for part in (self.engine, *adapters, self.quantised, self.best, self.rewards, self.latencies):
+        """Report lines on the choice of an engine, adapters, 8-bit floats, old log-probabilities, best-of-n, rewards on
+        hosts and latencies of calls, where the plan has them."""
+        copies = (self.adapter, self.critic_adapter, self.quantised)
+        for part in (self.engine, *copies, self.old_logprobs, self.best, self.rewards, self.latencies):
             yield from part.sentences if part else ()
 
 
@@ -137,6 +140,7 @@ def explain(plan: Plan) -> Explanation:
         critic_adapter=adapter_summary(plan, Role.CRITIC),
         best=best_samples(plan),
         quantised=quantised_copy(plan),
+        old_logprobs=skipped_logprobs(plan),
     )
 
 

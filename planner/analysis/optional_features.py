@@ -1,6 +1,6 @@
-"""Summaries of the optional features of a plan: adapter, generation weights in 8-bit floats, best-of-n, rewards on
-hosts, the latencies that a job does not state, and the choice of an engine. Each is None for a plan without the
-feature.
+"""Summaries of the optional features of a plan: adapter, generation weights in 8-bit floats, old log-probabilities
+without a pass of their own, best-of-n, rewards on hosts, the latencies that a job does not state, and the choice of an
+engine. Each is None for a plan without the feature.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from meshwright.planner.job.rewards_and_tools import HostWorkers
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.plan import Edge, EngineOption, Plan
 from meshwright.planner.plan.reward_workers import LATENCY, UNDER_WAY, host_seconds, reward_tail_of
+from meshwright.profiles.algorithms import OldLogprobs
 from meshwright.profiles.frameworks import NOT_RUN, EngineName
 from meshwright.profiles.packing import rows_per_replica
 from meshwright.profiles.stages import GENERATE, Role
@@ -120,6 +121,33 @@ def quantised_copy(plan: Plan) -> QuantisedCopy | None:
         precision=facts.precision,
         casts_up=facts.cluster.kind == "cpu",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkippedLogprobs:
+    """The source of the log-probabilities before the updates of a plan that computes them in no pass of their own."""
+
+    source: OldLogprobs
+
+    @property
+    def sentences(self) -> Iterator[str]:
+        """Report lines."""
+        if self.source == "training":
+            yield (
+                "no pass for old log-probabilities: they are those of the forward pass of the only update, where the "
+                "ratio is 1"
+            )
+        else:
+            yield (
+                "no pass for old log-probabilities: they are those that the generation recorded, and ratios are "
+                "truncated at importance_cap; a run measures their gap to the trainer's (generator_gap)"
+            )
+
+
+def skipped_logprobs(plan: Plan) -> SkippedLogprobs | None:
+    """Return the source of the old log-probabilities; None if the actor computes them in a pass of its own."""
+    source = plan.facts.old_logprobs
+    return None if source == "recompute" else SkippedLogprobs(source=source)
 
 
 @dataclass(frozen=True, kw_only=True)

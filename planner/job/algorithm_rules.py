@@ -8,7 +8,7 @@ from typing import TypeAlias, get_args
 
 from meshwright.planner.job.algorithm_settings import LearningSettings
 from meshwright.planner.job.custom_graph import OwnGraph, is_same_graph
-from meshwright.profiles.algorithms import GROUP_ALGORITHMS, Algorithm, graph_of
+from meshwright.profiles.algorithms import GROUP_ALGORITHMS, Algorithm, OldLogprobs, graph_of
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import ENVIRONMENT, TEACHERS, Role, StageGraph
 from meshwright.profiles.workload import Workload
@@ -24,6 +24,7 @@ def graph_for(
     *,
     has_environment: bool = False,
     ref_is_base: bool = False,
+    old_logprobs: OldLogprobs = "recompute",
 ) -> StageGraph:
     """The stage graph of a job that has models of these roles."""
     if isinstance(algorithm, OwnGraph):
@@ -38,6 +39,7 @@ def graph_for(
         num_teachers=max(1, sum(role in TEACHERS for role in roles)),
         has_waves=workload.dynamic_sampling is not None,
         has_filter=workload.best_of is not None,
+        old_logprobs=old_logprobs,
     )
     return replace(graph, selects_samples=True) if workload.selects_samples else graph
 

@@ -33,6 +33,13 @@ from meshwright.planner.job.custom_graph import OwnGraph
 from meshwright.planner.job.engine_environments import EngineEnvironments
 from meshwright.planner.job.evaluation import Evaluation, evaluation_violations
 from meshwright.planner.job.limits import judge_violations, position_violations, require_within_limits
+from meshwright.planner.job.old_logprobs import (
+    OLD_LOGPROBS,
+    OldLogprobsChoice,
+    old_logprobs_violations,
+    resolved_old_logprobs,
+    reward_penalty_violations,
+)
 from meshwright.planner.job.rewards_and_tools import Reward, RewardLoad, Tool, from_plan, require_unique_names
 from meshwright.planner.job.sections import (
     AnyClusterSpec,
@@ -44,7 +51,7 @@ from meshwright.planner.job.sections import (
     require_one_vocabulary,
 )
 from meshwright.planner.job.tokenizer_facts import TokenizerFacts, read_tokenizer_facts, tokenizer_violations
-from meshwright.profiles.algorithms import Algorithm
+from meshwright.profiles.algorithms import Algorithm, OldLogprobs
 from meshwright.profiles.documents import Difference, Document, differences, digest, read_yaml
 from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.frameworks import EAGER, EngineName, own_engine, require_graph_support
@@ -128,6 +135,7 @@ class Job(Document):
     staleness: int = Field(default=0, ge=0, le=8, description=_STALENESS)
     controllers: bool = Field(default=False, description=_CONTROLLERS)
     cache_after_refit: CacheAfterRefit = Field(default="keep", description=_CACHE)
+    old_logprobs: OldLogprobsChoice = Field(default="recompute", description=OLD_LOGPROBS)
     engine: EngineName | Literal["auto"] | None = Field(default=None, description=_ENGINE)
     engines: EngineEnvironments = Field(default=EngineEnvironments(), description=_ENGINES)
     generation_weights: GenerationWeights | None = Field(default=None, description=_GENERATION_WEIGHTS)
@@ -185,7 +193,19 @@ class Job(Document):
         require_reference(self.own_key, self.settings, self.models.roles)
         if isinstance(self.settings, Distill):
             require_teacher_weights(self.settings.teacher_weights, self.models.roles)
-        return self._without_default_penalty()
+        job = self._without_default_penalty()
+        for sentence in job._old_logprobs_violations():
+            raise ValueError(sentence)
+        return job
+
+    def _old_logprobs_violations(self) -> Iterator[str]:
+        yield from old_logprobs_violations(self.resolved_old_logprobs, self.algorithm, self.workload)
+        yield from reward_penalty_violations(self.resolved_old_logprobs, self.settings, self.own_key, self.models.roles)
+
+    @property
+    def resolved_old_logprobs(self) -> OldLogprobs:
+        """The source of the log-probabilities before the updates, with auto resolved."""
+        return resolved_old_logprobs(self.old_logprobs, self.algorithm, self.workload, self.settings, self.models.roles)
 
     def _without_default_penalty(self) -> Self:
         """The job with a KL coefficient of 0 if it has no reference and does not give the coefficient."""
@@ -349,6 +369,7 @@ class Facts(Document):
     staleness: int = Field(default=0, ge=0, le=8, description=_STALENESS)
     controllers: bool = Field(default=False, description=_CONTROLLERS)
     cache_after_refit: CacheAfterRefit = Field(default="keep", description=_CACHE)
+    old_logprobs: OldLogprobs = Field(default="recompute", description=OLD_LOGPROBS)
     engine: EngineName = Field(default=EAGER, description="generation engine")
     generation_weights: GenerationWeights | None = Field(default=None, description=_GENERATION_WEIGHTS)
     rewards: tuple[RewardLoad, ...] = Field(default=(), max_length=16, description=_LOADS)
@@ -363,6 +384,8 @@ class Facts(Document):
         if self.generation_weights:
             require_quantisable(self.models.actor, self.cluster, self.precision, self.engine)
         require_ref_is_base(self.models.by_name, self.graph.train_stage, ref_is_base=self.ref_is_base)
+        for sentence in old_logprobs_violations(self.old_logprobs, self.algorithm, self.workload):
+            raise ValueError(sentence)
         return self
 
     @cached_property
@@ -374,6 +397,7 @@ class Facts(Document):
             self.workload,
             has_environment=bool(self.rewards),
             ref_is_base=self.ref_is_base,
+            old_logprobs=self.old_logprobs,
         )
         return graph.with_quantised(GENERATE) if self.generation_weights else graph
 
@@ -422,6 +446,7 @@ def resolve(job: Job, directory: Path) -> Facts:
         staleness=job.staleness,
         controllers=job.controllers,
         cache_after_refit=job.cache_after_refit,
+        old_logprobs=job.resolved_old_logprobs,
         engine=own_engine_name if job.engine is None or job.engine == AUTO else job.engine,
         generation_weights=job.generation_weights,
         rewards=tuple(reward.load for reward in job.rewards),

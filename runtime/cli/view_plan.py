@@ -17,6 +17,7 @@ from meshwright.planner.analysis.optional_features import (
     engine_choice,
     host_rewards,
     quantised_copy,
+    skipped_logprobs,
 )
 from meshwright.planner.analysis.plan_summary import NextLayout, PlanSummary
 from meshwright.planner.analysis.wave_size import sampled_waves
@@ -58,6 +59,7 @@ def print_plan(plan: Plan, path: Path) -> None:
         adapter_summary(plan),
         adapter_summary(plan, Role.CRITIC),
         quantised_copy(plan),
+        skipped_logprobs(plan),
         rewards,
         latencies,
         sampled_waves(plan),

@@ -76,6 +76,7 @@ def others(facts: Facts) -> dict[str, object]:
         "staleness": 2,
         "controllers": True,
         "cache_after_refit": "recompute",
+        "old_logprobs": "generator",
         "engine": "vllm",
         "generation_weights": "fp8",
         "rewards": (Reward(name="exact", function="exact_match").load,),
