@@ -37,8 +37,23 @@ or in the wave, and their tokens."""
 NUM_PROMPT_TOKENS = "num_prompt_tokens"
 """Fact of the generation of one wave of dynamic sampling, in addition to the sampled tokens: tokens of the prompts."""
 
+NUM_ROW_ROUNDS = "num_row_rounds"
+"""Fact of a generation with drafts: its decode rounds, counted once for each sequence."""
+
 NUM_LIVE = "num_live_sequences"
 """Fact of a span: mean number of sequences in flight on its rank's replica over the span."""
+
+
+def num_drafted(position: int) -> str:
+    """Return the name of a fact of a generation with drafts: rounds that verified a token at this position of a draft,
+    from 0, those before it being accepted."""
+    return f"num_drafted_{position}"
+
+
+def num_accepted(position: int) -> str:
+    """Return the name of a fact of a generation with drafts: rounds that accepted the token at this position."""
+    return f"num_accepted_{position}"
+
 
 MAX_STEPS_AHEAD = 8
 """Upper bound on the steps by which stages run ahead: all lines of step s - 8 come before the first line of step s."""

@@ -18,6 +18,7 @@ from meshwright.profiles.kv_cache_size import Arrivals, CacheNeed, LiveTokens
 from meshwright.profiles.lengths import Histogram, LengthSpec
 from meshwright.profiles.packing import rows_per_prompt
 from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.speculation import NO_DRAFTS, DraftRound, Speculation
 
 _BEST_OF = "samples of each prompt that are generated and scored, of which the best group_size are trained on"
 
@@ -37,6 +38,9 @@ class Workload(Document):
     )
     dynamic_sampling: DynamicSampling | None = Field(
         default=None, description="prompts are sampled until enough groups have non-zero reward variance (DAPO)"
+    )
+    speculation: Speculation | None = Field(
+        default=None, description="acceptance of drafted tokens; without it no plan decodes speculatively"
     )
     num_minibatches: int = Field(default=1, gt=0, description="optimizer updates per pass over the batch")
     num_epochs: int = Field(default=1, gt=0, description="passes over the batch per step")
@@ -103,6 +107,12 @@ class Workload(Document):
             return self.candidates
         num_samples = self.dynamic_sampling.wave_size(self.num_prompts) * self.group_size
         return self.model_copy(update={"batch_size": num_samples, "dynamic_sampling": None, "num_minibatches": 1})
+
+    def draft_round(self, draft_tokens: int) -> DraftRound:
+        """Return what a sequence samples and verifies in a decode round with drafts of `draft_tokens` tokens."""
+        if not (draft_tokens and self.speculation):
+            return NO_DRAFTS
+        return self.speculation.round_of(draft_tokens)
 
     @property
     def num_prompts(self) -> int:
