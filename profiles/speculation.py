@@ -9,7 +9,6 @@ a_i).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 from typing import NamedTuple, Self
@@ -50,6 +49,11 @@ class Speculation(Document):
                 raise ValueError(f"acceptance of token {position} is {chance:g}; give a probability from 0 to 1")
         return self
 
+    def updated(self, observed: Speculation) -> Speculation:
+        """Return the observed acceptance, followed by the stated one of positions that were not drafted."""
+        acceptance = observed.acceptance + self.acceptance[len(observed.acceptance) :]
+        return Speculation(acceptance=acceptance, drafted=observed.drafted)
+
     @property
     def max_draft(self) -> int:
         """The most tokens of a draft whose acceptance is known."""
@@ -59,17 +63,3 @@ class Speculation(Document):
         """Return the expected tokens of a decode round with drafts of `draft_tokens` tokens."""
         accepted = sum(accumulate(self.acceptance[:draft_tokens], mul))
         return DraftRound(1 + self.drafted * accepted, 1 + self.drafted * draft_tokens)
-
-
-def observed_speculation(num_rounds: float, drafted: Sequence[float], accepted: Sequence[float]) -> Speculation | None:
-    """Return the acceptance of a run whose sequences took `num_rounds` decode rounds together.
-
-    `drafted` counts the rounds that verified a token at each position of the draft, those before it being accepted, and
-    `accepted` the rounds that accepted it. None if nothing was drafted.
-    """
-    positions = [(tried, kept) for tried, kept in zip(drafted, accepted, strict=True) if tried]
-    if not positions or not num_rounds:
-        return None
-    return Speculation(
-        acceptance=tuple(kept / tried for tried, kept in positions), drafted=min(1.0, positions[0][0] / num_rounds)
-    )

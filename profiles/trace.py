@@ -50,6 +50,11 @@ def num_drafted(position: int) -> str:
     return f"num_drafted_{position}"
 
 
+def is_draft_count(name: str) -> bool:
+    """True if a fact counts decode rounds with drafts, or tokens drafted or accepted in them."""
+    return name == NUM_ROW_ROUNDS or name.startswith(("num_drafted_", "num_accepted_"))
+
+
 def num_accepted(position: int) -> str:
     """Return the name of a fact of a generation with drafts: rounds that accepted the token at this position."""
     return f"num_accepted_{position}"

@@ -181,7 +181,8 @@ def _arrivals(schedule: Schedule, dp: int) -> Arrivals:
 
 
 class ObservedLengths(Document):
-    """Observed lengths of prompts and responses, turns, and shares of groups with non-zero reward variance."""
+    """Observed lengths of prompts and responses, turns, shares of groups with non-zero reward variance, and acceptance
+    of drafts."""
 
     prompt: LengthSpec = Field(description="prompt lengths in tokens")
     response: LengthSpec = Field(description="response lengths in tokens; with turns, of one turn")
@@ -189,13 +190,16 @@ class ObservedLengths(Document):
     groups_with_signal: tuple[float, ...] = Field(
         default=(), description="share of groups with non-zero reward variance in each step, if it was recorded"
     )
+    speculation: Speculation | None = Field(
+        default=None, description="acceptance of drafted tokens, if it was recorded"
+    )
 
 
 def workload_with_lengths(workload: Workload, observed: ObservedLengths) -> Workload:
     """Return the workload with the observed length distributions, truncated at its own maximum lengths.
 
-    Its dynamic sampling gets the observed shares of groups. Raises BadInput if only one of workload and observation has
-    multi-turn rollouts.
+    Its dynamic sampling gets the observed shares of groups, its speculation the observed acceptance. Raises BadInput if
+    only one of workload and observation has multi-turn rollouts.
     """
     if workload.turns and not observed.turns:
         raise BadInput(
@@ -222,6 +226,8 @@ def workload_with_lengths(workload: Workload, observed: ObservedLengths) -> Work
         shares = tuple((max(MIN_ACCEPTANCE, share), 1.0) for share in observed.groups_with_signal)
         sampling = workload.dynamic_sampling.model_copy(update={"acceptance": None, "histogram": shares})
         update["dynamic_sampling"] = sampling
+    if workload.speculation and observed.speculation:
+        update["speculation"] = workload.speculation.updated(observed.speculation)
     return workload.model_copy(update=update)
 
 

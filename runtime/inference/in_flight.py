@@ -237,14 +237,14 @@ def _pack_history(history: Sequence[tuple[tuple[int, ...], int, tuple[int, ...]]
         tokens += (*new, *response)
         before = prompt
     if facts:
-        tensors["history/facts"] = torch.tensor(facts, dtype=torch.int64).T
-        tensors["history/tokens"] = torch.tensor(tokens, dtype=torch.int32)
+        tensors["history/responses/facts"] = torch.tensor(facts, dtype=torch.int64).T
+        tensors["history/responses/tokens"] = torch.tensor(tokens, dtype=torch.int32)
 
 
 def _unpack_history(tensors: Mapping[str, Tensor]) -> tuple[tuple[tuple[int, ...], int, tuple[int, ...]], ...]:
-    if "history/facts" not in tensors:
+    if "history/responses/facts" not in tensors:
         return ()
-    facts, tokens = tensors["history/facts"].T.tolist(), tensors["history/tokens"].tolist()
+    facts, tokens = tensors["history/responses/facts"].T.tolist(), tensors["history/responses/tokens"].tolist()
     history, prompt, first = list[tuple[tuple[int, ...], int, tuple[int, ...]]](), (), 0
     for step, num_prompt, num_response in facts:
         prompt = tuple(tokens[first : first + num_prompt]) or prompt

@@ -9,8 +9,12 @@ import pytest
 
 from meshwright.profiles.documents import parse
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.speculation import DraftRound, Speculation, observed_speculation
-from meshwright.profiles.workload import Workload
+from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.observations import draft_counts, observed_speculation
+from meshwright.profiles.speculation import DraftRound, Speculation
+from meshwright.profiles.stages import GENERATE
+from meshwright.profiles.trace import Span
+from meshwright.profiles.workload import ObservedLengths, Workload, workload_with_lengths
 
 
 def test_a_round_samples_one_token_and_the_accepted_drafts() -> None:
@@ -47,6 +51,36 @@ def test_a_workload_states_no_acceptance_unless_it_says_so() -> None:
 
 
 def test_a_run_observes_the_acceptance_of_each_position() -> None:
-    observed = observed_speculation(100, (80, 40, 0), (40, 30, 0))
-    assert observed == Speculation(acceptance=(0.5, 0.75), drafted=0.8)
-    assert observed_speculation(100, (0, 0), (0, 0)) is None
+    """Two ranks of a replica record the same; the share of rounds with a draft is that of the first position."""
+    facts = {"num_row_rounds": 100.0, "num_drafted_0": 80.0, "num_accepted_0": 40.0, "num_drafted_1": 40.0}
+    facts |= {"num_accepted_1": 30.0, "num_drafted_2": 0.0, "num_accepted_2": 0.0, "num_tokens": 7.0}
+    spans = [
+        Span(
+            step=0,
+            instruction=GENERATE,
+            kind="stage",
+            rank=rank,
+            start_seconds=0,
+            end_seconds=1,
+            clock="measured",
+            facts=facts,
+        )
+        for rank in (0, 1)
+    ]
+    counts = draft_counts(spans)
+    assert counts["num_row_rounds"] == 200
+    assert "num_tokens" not in counts
+    assert observed_speculation(counts) == Speculation(acceptance=(0.5, 0.75), drafted=0.8)
+    assert observed_speculation({}) is None
+
+
+def test_observed_lengths_replace_the_stated_acceptance_as_far_as_drafts_went() -> None:
+    lengths = LengthSpec(max=8, fixed=4)
+    workload = Workload(batch_size=4, prompt=lengths, response=lengths, speculation=Speculation(acceptance=(0.5,) * 4))
+    observed = ObservedLengths(
+        prompt=lengths, response=lengths, speculation=Speculation(acceptance=(0.9, 0.8), drafted=0.7)
+    )
+    updated = workload_with_lengths(workload, observed)
+    assert updated.speculation == Speculation(acceptance=(0.9, 0.8, 0.5, 0.5), drafted=0.7)
+    plain = workload.model_copy(update={"speculation": None})
+    assert workload_with_lengths(plain, observed).speculation is None
