@@ -21,6 +21,7 @@ EngineName: TypeAlias = Literal["meshwright-eager", "meshwright-graph", "vllm", 
 EAGER: EngineName = "meshwright-eager"
 GRAPH: EngineName = "meshwright-graph"
 VLLM: EngineName = "vllm"
+SGLANG: EngineName = "sglang"
 
 OWN_ENGINES: tuple[EngineName, ...] = (EAGER, GRAPH)
 """The engines of this project."""

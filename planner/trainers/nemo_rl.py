@@ -132,7 +132,7 @@ def _mode(name: str, pool_pins: tuple[str, ...], *, steps_ahead: int = 0) -> Dep
         name=name,
         pins=(
             *pool_pins,
-            *no_overlap(),
+            *no_overlap(has_drafts=True),
             f"{GENERATE}.cp=1",
             *pin_value("micro_batch_tokens", 0, ppo_stages()),
             "reward_score.pp=1",
@@ -535,6 +535,7 @@ def _table(group: str) -> tuple[Row, ...]:
             None, _write_engine_experts),
         Row("policy.generation.vllm_cfg.gpu_memory_utilization", f"{generation}: its weights and cache",
             reads.memory_share, writes.of_plan(engine_memory_share)),
+        *writes.ngram_rows("+policy.generation.vllm_kwargs.speculative_config"),
         Row("policy.generation.colocated.enabled", generation_pool,
             None, writes.of_plan(lambda plan: not plan.ahead[GENERATE]), "read with cluster.num_nodes"),
         Row(f"{group}.async_{group}.enabled", ahead,
