@@ -102,13 +102,14 @@ class WorkloadSplits(NamedTuple):
     generation, and multi-turn rollouts if the workload has turns.
 
     `generation_works` is keyed by rows, slots, overlap, pipeline stages, rows of a prompt, the maximum tokens of a
-    prefill, and the tokens of a draft; `tables` by the table, the rows of a replica, cp, and which chunks are read.
+    prefill, the tokens of a draft, and whether they are verified together; `tables` by the table, the rows of a
+    replica, cp, and which chunks are read.
     """
 
     batches: MicroBatchCache
     streams: StreamingCache
     periods: SteadyState
-    generation_works: Memo[tuple[int, int, Overlap, int, int, int | None, int], Work]
+    generation_works: Memo[tuple[int, int, Overlap, int, int, int | None, int, bool], Work]
     tables: Memo[tuple[ScheduleTable, int, int, ChunkFunction], TablePasses]
     rollouts: RolloutCosts | None
 
@@ -191,6 +192,7 @@ class AnalyticModel(QueryLoop):
             delta_by_torch=framework is None,
         )
         self._engine = engine
+        self._verifies_together = engine is not None and engine.verifies_together
         generates = engine or (None if framework else engine_named(EAGER))
         self._generation_framework = generates.framework_on(cluster.device.kind) if generates else self._framework
         self._has_own_engine = self._generation_framework is not self._framework
@@ -482,14 +484,29 @@ class AnalyticModel(QueryLoop):
             rounds = self._splits.periods.rounds(num_rows, num_slots, overlap)
             draft_round = self._workload.draft_round(draft_tokens)
             return generation_work(
-                rounds, num_slots, pp, same_prompt, max_tokens=max_prefill_tokens, draft_round=draft_round
+                rounds,
+                num_slots,
+                pp,
+                same_prompt,
+                max_tokens=max_prefill_tokens,
+                draft_round=draft_round,
+                verifies_together=self._verifies_together,
             )
 
         generation = self._generation(query)
         if self._splits.rollouts:
             cost = self._splits.rollouts.seconds(generation, replica)
         else:
-            key = num_rows, num_slots, overlap, pp, same_prompt, max_prefill_tokens, draft_tokens
+            key = (
+                num_rows,
+                num_slots,
+                overlap,
+                pp,
+                same_prompt,
+                max_prefill_tokens,
+                draft_tokens,
+                self._verifies_together,
+            )
             cost = generation.seconds(self._splits.generation_works.memoize(key, work))
         need = self._workload.cache_need(query.schedule, query.layout.dp)
         if need.preemptions:

@@ -238,10 +238,12 @@ def generation_work(
     *,
     max_tokens: int | None = None,
     draft_round: DraftRound = NO_DRAFTS,
+    verifies_together: bool = False,
 ) -> Work:
     """Return the rounds as passes of the groups of a pipeline of `pp` stages.
 
-    With drafts a decode step has a row for each token that a sequence verifies, and there are fewer of them.
+    With drafts a decode step has a row for each token that a sequence verifies, and there are fewer steps. Each row
+    reads the cache, or with `verifies_together` those of a sequence read it once.
 
     Prefills of more than `max_tokens` tokens are split. Of `rows_per_prompt` rows of one prompt the first to be
     admitted is prefilled; the others copy its keys and values, which is not costed. `tool_prefills` are prefills
@@ -250,7 +252,12 @@ def generation_work(
     num_groups, loads = min(pp, num_slots), []
     rounds = rounds.with_drafts(draft_round.sampled)
     if rounds.windows:
-        loads.append((TimedPass.DECODE, _decode_load(rounds.windows, num_groups, pp, draft_round.verified)))
+        loads.append(
+            (
+                TimedPass.DECODE,
+                _decode_load(rounds.windows, num_groups, pp, draft_round.verified, together=verifies_together),
+            )
+        )
     if rounds.first.calls or rounds.refills.calls:
         passes = [*tool_prefills, *_prefill_passes(_prefilled_prompts(rounds, rows_per_prompt), num_groups, pp)]
         loads.append(
@@ -271,14 +278,25 @@ def _without_shared(load: Load, num_shared: float) -> Load:
     return load._replace(passes=(*load.passes, (-num_shared, 1.0, 1.0, context))) if num_shared else load
 
 
-def _decode_load(windows: Sequence[RoundWindow], num_groups: int, pp: int, rows_of_sequence: float) -> Load:
-    """Return the decode passes: max(m, p) a round, with the live sequences spread over m groups."""
+def _decode_load(
+    windows: Sequence[RoundWindow], num_groups: int, pp: int, rows_of_sequence: float, *, together: bool
+) -> Load:
+    """Return the decode passes: max(m, p) a round, with the live sequences spread over m groups.
+
+    Where the `rows_of_sequence` rows of a sequence read its cache `together`, each of them counts as reading its part.
+    """
+    readers = rows_of_sequence if together else 1.0
     passes = []
     for rounds, decoding, context in windows:
         live = decoding if decoding > 1 else 1.0
         live_groups = num_groups if num_groups < live else live
         passes.append(
-            (rounds * (live_groups if live_groups > pp else pp), live / live_groups * rows_of_sequence, 1, context)
+            (
+                rounds * (live_groups if live_groups > pp else pp),
+                live / live_groups * rows_of_sequence,
+                1,
+                context / readers,
+            )
         )
     return _load(passes)
 

@@ -9,7 +9,9 @@ import pytest
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.protocol import StageQuery
 from meshwright.cost_models.rounds import batch_rounds
+from meshwright.profiles.frameworks import engine_named
 from meshwright.profiles.hardware import Cluster
+from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.speculation import Speculation
 from meshwright.profiles.workload import Workload
 
@@ -69,6 +71,21 @@ def test_drafts_are_worth_less_the_more_rows_decode(
     assert found == sorted(found)
     assert found[0] < 0.7
     assert found[-1] > 1  # compute is what a round of 512 x 5 rows takes
+
+
+def test_an_engine_that_reads_the_cache_of_a_sequence_once_gains_more_from_drafts(
+    a100s: Callable[[int], Cluster], query: Query, long_tail: Workload
+) -> None:
+    """Long prompts, so that the cache is most of what a round reads."""
+    workload = with_acceptance(long_tail.model_copy(update={"prompt": LengthSpec(max=4096, fixed=4096)}), (0.6,) * 4)
+    ratios = []
+    for together in (False, True):
+        engine = engine_named("vllm").model_copy(update={"verifies_together": together})
+        model = AnalyticModel(a100s(1), workload, "bf16", engine=engine)
+        plain, drafted = (model.seconds(query("actor_generate", "tp1", slots=32, draft_tokens=k)).total for k in (0, 4))
+        ratios.append(drafted / plain)
+    assert ratios[1] < 0.7
+    assert ratios[0] > 1
 
 
 def test_drafts_have_the_terms_of_a_generation_without(

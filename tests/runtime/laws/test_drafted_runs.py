@@ -56,7 +56,7 @@ def test_drafts_change_nothing_that_is_learned_and_their_acceptance_is_recorded(
     workload = workload_with_lengths(drafted.plan.facts.workload, read_lengths(drafted.out, {}))
     assert workload.speculation is not None
     assert workload.speculation.acceptance[:DRAFT] != tuple(ACCEPTANCE["acceptance"][:DRAFT])
-    assert workload.speculation.acceptance[DRAFT:] == (0.5,)  # not drafted: as the job states it
+    assert workload.speculation.acceptance[DRAFT:] == (0.5, 0.5)  # not drafted: as the job states it
 
 
 @pytest.mark.check_all
