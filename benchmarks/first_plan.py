@@ -2,8 +2,9 @@
 
     pip wheel --no-deps --wheel-dir build . && python -m benchmarks.first_plan build/meshwright-*.whl
 
-The plan is that of the 7B model of `examples/models` on eight H100, as `meshwright init` writes its job. The packages
-that the wheel requires come from pip's index or its cache.
+With `--without-pandas`, the packages are those of `requirements/plan_without_pandas.txt`, which pip installs without
+looking at what they require. The plan is that of the 7B model of `examples/models` on eight H100, as `meshwright init`
+writes its job. The packages that the wheel requires come from pip's index or its cache.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-_MODEL = Path(__file__).parents[1] / "examples/models/llama-2-7b/config.json"
+_ROOT = Path(__file__).parents[1]
+_MODEL = _ROOT / "examples/models/llama-2-7b/config.json"
+_WITHOUT_PANDAS = _ROOT / "requirements/plan_without_pandas.txt"
 _NUMBERS = ("--device", "h100-sxm", "--batch", "512", "--prompt", "1024", "--response", "2048")
 
 
@@ -40,21 +43,25 @@ class FirstPlan:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.first_plan", description=__doc__.splitlines()[0])
     parser.add_argument("wheel", type=Path, help="the wheel of Meshwright")
+    parser.add_argument("--without-pandas", action="store_true", help="install the packages without pandas")
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        found = measure(parser.parse_args().wheel.resolve(), Path(directory))
+        found = measure(arguments.wheel.resolve(), Path(directory), without_pandas=arguments.without_pandas)
     for name, seconds in found.seconds.items():
         print(f"{name:8} {seconds:6.1f} s")
     print(f"{'all':8} {found.total_seconds:6.1f} s, of processors {found.processor_seconds:.1f} s")
     print(f"{found.installed_bytes / 1e6:.0f} MB, and {found.compiled_bytes / 1e6:.0f} MB of byte code")
 
 
-def measure(wheel: Path, directory: Path) -> FirstPlan:
+def measure(wheel: Path, directory: Path, *, without_pandas: bool = False) -> FirstPlan:
     """Install a wheel into an empty environment in `directory`, and plan a first job with it."""
     environment = directory / "environment"
     _run(sys.executable, "-m", "venv", environment, cwd=directory)
     program, empty = environment / "bin/meshwright", _sizes(environment)
+    pip = (environment / "bin/pip", "install", "--quiet", "--disable-pip-version-check")
+    pinned = (*pip, "--require-hashes", "--no-deps", "-r", _WITHOUT_PANDAS)
     steps: dict[str, tuple[object, ...]] = {
-        "install": (environment / "bin/pip", "install", "--quiet", "--disable-pip-version-check", wheel),
+        **({"packages": pinned, "wheel": (*pip, "--no-deps", wheel)} if without_pandas else {"install": (*pip, wheel)}),
         "init": (program, "init", _MODEL, *_NUMBERS),
         "plan": (program, "plan", "job.yaml", "-o", "plan.json"),
         "explain": (program, "explain", "plan.json"),

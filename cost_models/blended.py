@@ -103,7 +103,7 @@ class BlendedModel(AnalyticModel):
     def transfer_seconds(self, num_bytes: float) -> Cost:
         return _corrected_cost(super().transfer_seconds(num_bytes), self._table, Traffic.TRANSFER)
 
-    def shares_rounds(self, query: StageQuery) -> bool:
+    def has_mixed_batches(self, query: StageQuery) -> bool:
         """Return True if the rounds of an engine in its own process were timed for this shard of the model."""
         return self._timings is not None and self._timings.has_rounds_of(shape_of(query.model, query.layout.tp))
 
@@ -115,13 +115,13 @@ class BlendedModel(AnalyticModel):
 
     def _new_generation(self, query: StageQuery) -> Generation:
         generation = super()._new_generation(query)
-        if not self.shares_rounds(query):
+        if not self.has_mixed_batches(query):
             return generation
         return replace(  # timed rounds have in them what the engine's host and collectives add
             generation,
             groups=replace(generation.groups, tensor=Group(1, 1)),
             framework=generation.framework.model_copy(update={"round_seconds": 0.0, "row_seconds": 0.0}),
-            shares_rounds=True,
+            has_mixed_batches=True,
         )
 
     def _generation_seconds(self, query: StageQuery) -> Cost:

@@ -49,6 +49,9 @@ class Term:
     amount: float
     source: Source = Source.ANALYTIC
 
+    def scaled(self, factor: float) -> Term:
+        return Term(self.name, self.amount * factor, self.source)
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -73,7 +76,7 @@ class Cost:
         return Cost(self.terms + other.terms)
 
     def scaled(self, factor: float) -> Cost:
-        return Cost(tuple(Term(t.name, t.amount * factor, t.source) for t in self.terms))
+        return Cost(tuple(term.scaled(factor) for term in self.terms))
 
     def merged(self) -> Cost:
         """Return the cost with terms of the same name and source added together, in order of first appearance."""

@@ -90,7 +90,7 @@ class Generation:
     network: Network
     element_bytes: int
     framework: Framework
-    shares_rounds: bool = False
+    has_mixed_batches: bool = False
     """True if a prefill and a decode step of one round are one pass, and what a round takes for any number of tokens is
     in the seconds of both. It is taken to be the decode step of one row."""
 
@@ -98,7 +98,7 @@ class Generation:
         """Return the seconds of prefills and decode rounds on the slowest pipeline stage, and of the host."""
         tally, framework = Tally(), self.framework
         for timed_pass, load in work.loads:
-            is_shared = self.shares_rounds and timed_pass is TimedPass.DECODE
+            is_shared = self.has_mixed_batches and timed_pass is TimedPass.DECODE
             self._add(tally, timed_pass, _without_shared(load, work.num_shared) if is_shared else load)
         host_seconds = work.host_iterations * framework.round_seconds + work.num_sampled * framework.row_seconds
         if framework.overlapped_host:

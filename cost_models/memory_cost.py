@@ -642,7 +642,7 @@ class GenerationMemory(RankMemory[float]):
         largest_tensor = self._model.padded_vocab_size * self._model.hidden_size * self._size
         tally.add(ENGINE_PROCESS, self._process_bytes)
         tally.add("weights of the engine", weights_bytes)
-        tally.add("weights on their way", 2 * min(weights_bytes, max(WEIGHT_BUCKET_BYTES, largest_tensor)))
+        tally.add("weights in transit", 2 * min(weights_bytes, max(WEIGHT_BUCKET_BYTES, largest_tensor)))
 
     @cached_property
     def _shard(self) -> ModelSpec:

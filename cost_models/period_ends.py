@@ -14,7 +14,7 @@ The engine and the simulation (`planner.simulation.flight`) apply the rule after
 one replica. The cost model (`cost_models.steady_state`) knows in which round each sequence ends and applies the rule to
 arrays with a row for each replica (`PeriodEnds`). Both call `has_ended` and `is_delivered`, except where the end of a
 period is the largest of known rounds: batches in flight here, a synchronous generation in `cost_models.rounds`, and
-rollouts of several turns in `cost_models.rollout_cost` and `planner.simulation.simulated_rollouts`.
+multi-turn rollouts in `cost_models.rollout_cost` and `planner.simulation.simulated_rollouts`.
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ class ChoiceCosts(Protocol):
 class QueryLoop:
     """A mixin for cost models that have a method for one choice or refit only: it asks for several one by one."""
 
-    def shares_rounds(self, query: StageQuery) -> bool:
+    def has_mixed_batches(self, query: StageQuery) -> bool:
         """Return False: a prefill and a decode step are two passes."""
         del query
         return False
@@ -315,7 +315,7 @@ class CostModel(Protocol):
         """Return the totals of `memory` of several choices of the query's stage."""
         ...
 
-    def shares_rounds(self, query: StageQuery) -> bool:
+    def has_mixed_batches(self, query: StageQuery) -> bool:
         """Return True if a prefill and a decode step in one round of this generation are one pass."""
         ...
 
@@ -390,8 +390,8 @@ class DelegatingCostModel:
     def bytes_of_choices(self, query: StageQuery, choices: ChoiceTable) -> BytesColumns:
         return self._delegate().bytes_of_choices(query, choices)
 
-    def shares_rounds(self, query: StageQuery) -> bool:
-        return self._delegate().shares_rounds(query)
+    def has_mixed_batches(self, query: StageQuery) -> bool:
+        return self._delegate().has_mixed_batches(query)
 
     def refit_seconds(self, move: RefitQuery) -> Cost:
         return self._delegate().refit_seconds(move)

@@ -3,7 +3,7 @@
 In each round a live sequence samples one token, so a response of n tokens occupies a slot for n rounds, the first of
 which is its prefill. Sequences take free slots in their order of arrival (list scheduling; Graham, SIAM J. Appl. Math.
 17(2), 1969). `cost_models.steady_state` asks for them, and adds sequences that stay in flight between periods; for
-rollouts of several turns see `cost_models.rollout_cost`.
+multi-turn rollouts see `cost_models.rollout_cost`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 Generation and the reward model take a wave's seconds times the expected number of waves, one after the other: the next
 wave is sampled once the scores of the last one are known. Every wave waits for its host rewards, as long as the
-slowest call takes if all calls start at the end of generation. The other stages see only the batch. The transfer of
-groups that dynamic sampling drops is not costed. With best-of-n, a step has one wave: the samples of all prompts.
+slowest call takes if all calls start at the end of generation. An engine in its own process takes new weights once a
+step, in the first wave. The other stages see only the batch. The transfer of groups that dynamic sampling drops is not
+costed. With best-of-n, a step has one wave: the samples of all prompts.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.cost_models.cost import Cost, Memory, Term
+from meshwright.cost_models.generation_cost import ENGINE_LOAD
 from meshwright.cost_models.protocol import (
     BytesColumns,
     CostModel,
@@ -22,6 +24,7 @@ from meshwright.cost_models.protocol import (
     QueriedLayoutCosts,
     SecondsColumns,
     StageQuery,
+    queries_of,
 )
 from meshwright.profiles.choice_table import ChoiceTable
 from meshwright.profiles.environment.latency import Latencies
@@ -60,7 +63,7 @@ class WavesModel(DelegatingCostModel):
     def seconds(self, query: StageQuery) -> Cost:
         if not processes_all_samples(query.stage):
             return super().seconds(query)
-        cost = self.wave.seconds(query).scaled(self.num_waves)
+        cost = _each_wave(self.wave.seconds(query), self.num_waves)
         if query.stage.generates and self.reward_seconds:
             cost += Cost((Term(WAVE_REWARDS, self.num_waves * self.reward_seconds),))
         return cost
@@ -74,9 +77,10 @@ class WavesModel(DelegatingCostModel):
     def seconds_of_choices(self, query: StageQuery, choices: ChoiceTable) -> SecondsColumns:
         if not processes_all_samples(query.stage):
             return super().seconds_of_choices(query, choices)
-        seconds = self.num_waves * self.wave.seconds_of_choices(query, choices).seconds
         if query.stage.generates:
-            seconds = seconds + self.num_waves * self.reward_seconds
+            seconds = np.array([self.seconds(one).total for one in queries_of(query, choices)], dtype=np.float64)
+        else:
+            seconds = self.num_waves * self.wave.seconds_of_choices(query, choices).seconds
         return SecondsColumns(seconds, seconds)
 
     def bytes_of_choices(self, query: StageQuery, choices: ChoiceTable) -> BytesColumns:
@@ -86,6 +90,12 @@ class WavesModel(DelegatingCostModel):
 
     def on_layout(self, query: StageQuery) -> LayoutCosts:
         return QueriedLayoutCosts(self, query) if processes_all_samples(query.stage) else super().on_layout(query)
+
+
+def _each_wave(cost: Cost, num_waves: float) -> Cost:
+    """Return the cost of a step's waves from that of one; an engine in its own process takes new weights once a
+    step."""
+    return Cost(tuple(term if term.name == ENGINE_LOAD else term.scaled(num_waves) for term in cost.terms))
 
 
 def slowest_seconds(latencies: Sequence[Latencies], num_samples: int) -> float:

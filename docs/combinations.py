@@ -108,7 +108,7 @@ FEATURES = (
     Feature(
         "turns",
         "rollouts",
-        "several turns",
+        "multi-turn",
         workload={"turns": {"number": {"max": 2, "fixed": 2}, "result": {"max": 4, "fixed": 2}, "max_tokens": 200}},
     ),
     Feature("model", "scores", "reward model"),

@@ -37,23 +37,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, Self, TypeAlias, TypeVar
 
-from meshwright.profiles.hardware import Cluster
+from meshwright.profiles.hardware import Cluster, Device
 from meshwright.profiles.layout import Layout, divisors, layout_violations
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Mode, Role, StageGraph
 from meshwright.profiles.table import Collective, Exchange, Measurement, Point, Shape, TimedPass, shape_of
 from meshwright.profiles.workload import Workload
 
-DEPTHS = {
-    "cpu": dict.fromkeys(TimedPass, (1, 4)),
-    "cuda": {timed_pass: (1, 8) if timed_pass is TimedPass.DECODE else (1, 2) for timed_pass in TimedPass},
-}
-"""Numbers of layers at which each pass is timed: two depths separate the time of a layer from that of embedding and
-head.
+_CPU_DEPTHS = (1, 4)
+_DECODE_DEPTHS = (1, 8)
+"""Numbers of layers at which passes are timed on a CPU, and decode steps on a GPU: two depths separate the time of a
+layer from that of embedding and head.
 
-The depths are further apart on a CPU, whose times are noisy and whose models are small, and for a decode step on a GPU,
-where a layer in a CUDA graph takes 0.05 ms and the host 0.4 +- 0.1 ms (hidden size 896, H200, 2026-11-26). A training
-pass of the largest models would not fit in memory with more layers."""
+A layer of a decode step in a CUDA graph takes 0.05 ms and the host 0.4 +- 0.1 ms (hidden size 896, H200, 2026-11-26),
+so the depths are apart."""
+
+_STATE_BYTES = 18
+"""Bytes of a parameter in training: bf16 weight, fp32 gradient, fp32 weight and two moments of AdamW."""
 
 _LADDER = 4
 """Ratio of consecutive row counts; times are nearly linear in rows, so a coarse grid interpolates well."""
@@ -253,10 +253,10 @@ def points(
         Point(
             shape=shape, num_layers=num_layers, timed_pass=timed_pass, rows=rows, tokens=tokens, context=context
         ): None
-        for shape, passes in _shapes(graph, specs, cluster).items()
-        for num_layers in sorted({depth for depths in DEPTHS[cluster.device.kind].values() for depth in depths})
-        for timed_pass in passes
-        if num_layers in DEPTHS[cluster.device.kind][timed_pass]
+        for shape, depths in _depths(graph, specs, cluster).items()
+        for num_layers in sorted({depth for both in depths.values() for depth in both})
+        for timed_pass in depths
+        if num_layers in depths[timed_pass]
         for rows, tokens, context in _grid(timed_pass, workload, cluster.device.kind, staleness)
     }
     return tuple(grid)
@@ -289,21 +289,49 @@ def exchanges(cluster: Cluster, num_ranks: int | None = None) -> tuple[Exchange,
     )
 
 
-def _shapes(graph: StageGraph, specs: Mapping[Role, ModelSpec], cluster: Cluster) -> dict[Shape, tuple[TimedPass, ...]]:
-    """The shapes of all legal tensor-parallel degrees, with the passes that some role runs on each."""
+def _depths(
+    graph: StageGraph, specs: Mapping[Role, ModelSpec], cluster: Cluster
+) -> dict[Shape, dict[TimedPass, tuple[int, int]]]:
+    """The shapes of all legal tensor-parallel degrees, with the passes that some role runs on each and their depths."""
     passes_by_shape: dict[Shape, set[TimedPass]] = {}
+    deepest: dict[Shape, int] = {}
     for stage in graph.stages:
         model = specs.get(stage.role)
         if model is None:
             continue
         for tp in divisors(cluster.ranks_per_node):
             if not layout_violations(Layout(tp=tp), model):
-                passes = passes_by_shape.setdefault(shape_of(model, tp), set())
+                shape = shape_of(model, tp)
+                passes = passes_by_shape.setdefault(shape, set())
                 passes.update(timed_pass for mode in stage.modes for timed_pass in _PASSES[mode])
+                deepest[shape] = max(deepest.get(shape, 0), max_timed_layers(model, tp, cluster.device))
     return {
-        shape: tuple(timed_pass for timed_pass in TimedPass if timed_pass in passes)
+        shape: {
+            timed_pass: _depths_of(timed_pass, cluster.device.kind, deepest[shape])
+            for timed_pass in TimedPass
+            if timed_pass in passes
+        }
         for shape, passes in passes_by_shape.items()
     }
+
+
+def max_timed_layers(model: ModelSpec, tp: int, device: Device) -> int:
+    """The most layers of one of `tp` shards of the model whose training state fits in half of the device's memory.
+
+    It is at least 2, and otherwise at most the model's number of layers. On a GPU the host launches a pass of few
+    layers while the device computes the head, and falls behind in a pass of many: log-probabilities of 24 layers of
+    hidden size 896 took 0.33 s where the times of one and of two layers predict 0.13 s (H200, 2026-11-27).
+    """
+    shard = model.shard(tp)
+    ends = shard.num_params - shard.num_layers * shard.layer_params
+    fitting = (device.memory_bytes / 2 / _STATE_BYTES - ends) / shard.layer_params
+    return max(2, min(model.num_layers, math.floor(fitting)))
+
+
+def _depths_of(timed_pass: TimedPass, kind: str, deepest: int) -> tuple[int, int]:
+    if kind == "cpu":
+        return _CPU_DEPTHS
+    return _DECODE_DEPTHS if timed_pass is TimedPass.DECODE else (1, deepest)
 
 
 def _grid(timed_pass: TimedPass, workload: Workload, kind: str, staleness: int) -> Iterator[tuple[int, int, int]]:

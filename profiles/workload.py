@@ -208,7 +208,7 @@ def workload_with_lengths(workload: Workload, observed: ObservedLengths) -> Work
         )
     if observed.turns and not workload.turns:
         raise BadInput(
-            "--from-trace has rollouts of several turns, and the job has no workload.turns; add it, with their maximum "
+            "--from-trace has multi-turn rollouts, and the job has no workload.turns; add it, with their maximum "
             "lengths."
         )
     update: dict[str, object] = {

@@ -2,7 +2,8 @@
 
 `plan.txt` has what planning takes, `run.txt` what running takes with every extra of a run, both for Linux and all
 supported versions of Python, at the versions in `constraints.txt`. `packages.json` has the licence of each package and
-what it requires.
+what it requires. `plan_without_pandas.txt` is `plan.txt` without pandas, which OR-Tools requires and only its own
+Python interface imports, and without what only pandas requires.
 """
 
 from __future__ import annotations
@@ -49,6 +50,23 @@ def main() -> None:
         for name, one in sorted(described.items())
     ]
     (FOLDER / "packages.json").write_text(json.dumps(packages, indent=1) + "\n")
+    (FOLDER / "plan_without_pandas.txt").write_text(without_pandas((FOLDER / "plan.txt").read_text(), packages))
+
+
+def without_pandas(requirements: str, packages: list[dict[str, Any]]) -> str:
+    """These requirements without pandas and without each package that no other one requires, for an installation
+    without dependencies."""
+    dropped: set[str] = set()
+    requires = {one["name"]: set(one["requires"]) for one in packages if one["plans"]}
+    unneeded = {"pandas"}
+    while unneeded:
+        dropped |= unneeded
+        needed = {name for user, used in requires.items() if user not in dropped for name in used}
+        unneeded = {name for gone in dropped for name in requires[gone]} - needed - dropped
+    _, *entries = re.split(r"^(?=[\w.-]+==)", requirements, flags=re.M)
+    kept = "".join(entry for entry in entries if not names(entry) & dropped)
+    header = _HEADER.format(name="plan_without_pandas.txt").replace("-hashes", "-hashes --no-deps")
+    return header + kept
 
 
 def resolved(extras: tuple[str, ...]) -> str:

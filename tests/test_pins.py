@@ -31,9 +31,9 @@ def pinned(name: str) -> str:
     return (REQUIREMENTS / name).read_text()
 
 
-def script() -> Any:
-    """The module that a build loads, which is in no package."""
-    spec = importlib.util.spec_from_file_location("sbom", REQUIREMENTS / "sbom.py")
+def script(name: str = "sbom") -> Any:
+    """A module that a build loads, which is in no package."""
+    spec = importlib.util.spec_from_file_location(name, REQUIREMENTS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -56,6 +56,17 @@ def test_each_requirement_is_pinned_with_hashes_at_the_version_of_the_constraint
     hashes = script().hashes_in(name)
     assert hashes.keys() == found.keys()
     assert [one for one, of_files in hashes.items() if not of_files] == []
+
+
+def test_the_pins_without_pandas_lack_it_and_what_only_it_requires() -> None:
+    packages = json.loads((REQUIREMENTS / "packages.json").read_text())
+    without = pinned("plan_without_pandas.txt")
+    assert without == script("make_pins").without_pandas(pinned("plan.txt"), packages)
+    assert versions(pinned("plan.txt")).keys() - versions(without).keys() == {"pandas", "python-dateutil", "tzdata"}
+    requires = {one["name"]: set(one["requires"]) for one in packages}
+    assert {(user, used) for user in versions(without) for used in requires[user] - versions(without).keys()} == {
+        ("ortools", "pandas")
+    }
 
 
 def test_the_bill_of_materials_has_every_package_with_its_licence_and_what_it_requires() -> None:

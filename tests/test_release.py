@@ -130,6 +130,13 @@ def test_from_the_wheel_to_an_explained_plan_is_a_minute_of_processors(made: Pat
 
 
 @pytest.mark.check_all
+def test_without_pandas_an_explained_plan_takes_less_than_200_megabytes(made: Path, tmp_path: Path) -> None:
+    found = first_plan.measure(next(made.glob("*.whl")), tmp_path, without_pandas=True)
+    assert found.processor_seconds < 60
+    assert found.installed_bytes < 175e6
+
+
+@pytest.mark.check_all
 def test_an_empty_environment_with_the_wheel_serves_the_explorer(installed: Path, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples/models/llama-2-7b", tmp_path / "model")
     run(

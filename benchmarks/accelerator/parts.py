@@ -38,6 +38,7 @@ class Part(NamedTuple):
 PARTS: dict[str, Part] = {
     "environment": Part("devices, versions, pins; a plan for a processor keeps off the GPU", 1.5, ("environment",)),
     "agreement": Part("log-probabilities against transformers, fp32 and bf16", 2, ("agreement",)),
+    "families": Part("small models of each family: scored, trained and generated from", 2, ("families",)),
     "ranks": Part("layouts of several ranks on one GPU against one rank", 2, ("ranks",)),
     "ceilings": Part("copy, matrix product and attention at their best", 1, ("ceilings",)),
     "shares": Part("decode steps and training as shares of what the device could do", 2, ("shares",)),

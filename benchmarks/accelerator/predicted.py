@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,6 +67,8 @@ def report(world: World, algorithm: str) -> str:
             )
         )
         tell("the run has ended, and its last checkpoint is written")
+        for name in ("trace.jsonl", "metrics.jsonl"):
+            shutil.copy(out / name, directory)
         return f"{asked}, planned at {plan.period_seconds:.3f} s a step.\n{_predicted(plan, table, out)}\n{_met(out)}"
 
 

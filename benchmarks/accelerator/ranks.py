@@ -45,8 +45,8 @@ from meshwright.runtime.training.weight_copies import DTYPES
 
 ONE_RANK = "tp1"
 LAYOUTS = {
-    "dense": ("tp2", "pp2", "dp2", "tp2,pp2", "tp2,sp", "cp2"),
     "experts": ("dp2,ep2", "tp2,ep2,etp1,sp", "tp2,dp2,ep2,sp"),
+    "dense": ("tp2", "pp2", "dp2", "tp2,pp2", "tp2,sp", "cp2"),
 }
 """That are compared with one rank, by model."""
 
@@ -360,15 +360,15 @@ def _learned(model: Decoder, spec: ModelSpec, mesh: Mesh, work: Work, kernels: C
     )
     mine = work.rows[mesh.dp_rank :: mesh.layout.dp]
     size = len(mine) // _PASSES
-    blocks = [_block(mine[first : first + size]) for first in range(0, len(mine), size)]
-    return trainer.train_step(blocks, functools.partial(_loss, spec, mesh, work.num_learned))["grad_norm"]
+    blocks = [learned_block(mine[first : first + size]) for first in range(0, len(mine), size)]
+    return trainer.train_step(blocks, functools.partial(share_of_loss, spec, mesh, work.num_learned))["grad_norm"]
 
 
-def _block(rows: Sequence[Tensor]) -> MicroBatch:
+def learned_block(rows: Sequence[Tensor]) -> MicroBatch:
     return MicroBatch.pack(rows, {"mask": [torch.arange(len(row)) < len(row) - 1 for row in rows]})
 
 
-def _loss(spec: ModelSpec, mesh: Mesh, num_tokens: int, output: Tensor, block: MicroBatch) -> LossShare:
+def share_of_loss(spec: ModelSpec, mesh: Mesh, num_tokens: int, output: Tensor, block: MicroBatch) -> LossShare:
     """Mean over all rows' tokens of -log p - entropy / 10, as this micro-batch's share of it."""
     targets = block.next_tokens.to(output.device).unsqueeze(0)
     logprobs, entropy = token_logprobs(output, targets, mesh.groups.tp, vocab_size=spec.vocab_size, with_entropy=True)

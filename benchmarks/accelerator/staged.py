@@ -44,7 +44,7 @@ def staged_backend() -> str:
 
 
 class StagedWork(dist.Work):
-    """Messages on their way between hosts, and what brings them back to the device."""
+    """Messages in transit between hosts, and what brings them back to the device."""
 
     def __init__(self, works: Sequence[dist.Work], bring_back: Callable[[], object], kept: object = None) -> None:
         """`kept` lives as long as the messages do."""

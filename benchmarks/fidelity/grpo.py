@@ -17,6 +17,7 @@ from benchmarks.fidelity.shapes import model_named, shape_key, with_repeated_key
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.communication import num_whole_tensors
 from meshwright.cost_models.cost import Cost, Tally
+from meshwright.cost_models.micro_batches import capped_micro_batches
 from meshwright.cost_models.params import fullest_part
 from meshwright.cost_models.protocol import StageQuery
 from meshwright.profiles.algorithms import PPO_GRAPH
@@ -26,6 +27,7 @@ from meshwright.profiles.layout import Layout, layers_per_stage, layout_violatio
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Recompute, Schedule
+from meshwright.profiles.stages import Role, Stage
 from meshwright.profiles.workload import Workload
 
 _ENGINE, _TRAINER, _SHARDING_TRAINER = "vllm-logprobs", "nemo-rl", "nemo-rl-dtensor"
@@ -40,6 +42,14 @@ _STAGE = "stage"
 """Column of the stage that a row is asked for."""
 
 _WEIGHT_BYTES = 2
+
+_SWAP_COPIES = 3
+"""Copies of a rank's weights for the log-probabilities of the reference (use_reference_model in
+models/policy/megatron_policy_worker.py)."""
+
+_PCIE_BYTES_PER_SECOND = 128.0e9
+"""The fastest PCIe link, one direction (6.0 x16); a faster host link is NVLink-C2C."""
+
 _CONFIG = re.compile(r"gen \[TP,PP\]=\[(\d+),(\d+)\] train \[TP,CP,EP,PP,VPP\]=\[([^\]]+)\]")
 _PROSE = re.compile(r"(DTensor|Megatron)(?: \(FSDP2\))?((?: (?:TP|EP|PP|CP)\d+| SP)*); gen TP(\d+)")
 _DEGREE = re.compile(r"(TP|EP|PP|CP)(\d+)")
@@ -191,7 +201,7 @@ class _Job:
         slots = min(rows, self._cached_rows(cluster, model), framework_named(_ENGINE).max_rows)
         schedule = Schedule(generation_slots=slots, batches_in_flight=batches_in_flight)
         query = StageQuery(stage=PPO_GRAPH.by_name["actor_generate"], model=model, layout=layout, schedule=schedule)
-        return self._model(cluster, _ENGINE).seconds(query).total
+        return self._model(cluster, _ENGINE, self.workload).seconds(query).total
 
     def _cached_rows(self, cluster: Cluster, model: ModelSpec) -> int:
         """Sequences of mean length whose keys and values fit beside the weights: blocks are given out as they grow
@@ -204,22 +214,54 @@ class _Job:
         return max(1, int(free / (per_token * self.workload.mean_tokens)))
 
     def _trainer_seconds(self, name: str, num_ranks: int) -> float:
-        """A pass of log-probabilities, or the updates; sequences are packed to the greatest length, so many rows run
-        together."""
+        """A pass of log-probabilities, or the updates; the reference takes the place of the actor for its own."""
         _require_legal(self.training, self.model)
         layout, cluster = _replicated(self.training, num_ranks), cluster_of(self.gpu, num_ranks)
-        together = self.workload.max_tokens / self.workload.mean_tokens
         stage = PPO_GRAPH.by_name[name]
-        rows = max(1, round(together * (1 if stage.trains else self.recipe.forward_rows)))
+        workload, max_tokens = self._packed(stage, layout)
         recompute = Recompute(self.recipe.recompute) if stage.trains else Recompute.NONE
-        schedule = Schedule(micro_batch_size=rows, recompute=recompute)
+        schedule = Schedule(micro_batch_size=0, micro_batch_tokens=max_tokens, recompute=recompute)
         query = StageQuery(stage=stage, model=self.model, layout=layout, schedule=schedule)
         trainer = _SHARDING_TRAINER if self.layers_are_sharded else _TRAINER
-        return self._model(cluster, trainer).seconds(query).total
+        seconds = self._model(cluster, trainer, workload).seconds(query).total
+        return seconds + (self._swap_seconds(cluster, layout) if stage.role is Role.REF else 0.0)
 
-    def _model(self, cluster: Cluster, framework: str) -> AnalyticModel:
+    def _packed(self, stage: Stage, layout: Layout) -> tuple[Workload, int]:
+        """The sequences of a stage, and the most tokens of a micro-batch, into which they are packed.
+
+        Pipeline stages exchange tensors of one size, for which each micro-batch is padded (NeMo-RL,
+        models/policy/megatron_policy_worker.py, pad_full_seq_to).
+        """
+        workload = self.workload
+        max_tokens = workload.max_tokens * (1 if stage.trains else self.recipe.forward_rows)
+        if layout.pp == 1:
+            return workload, max_tokens
+        minibatches = workload.num_minibatches if stage.trains else 1
+        rows = -(-workload.batch_size // (layout.dp * minibatches))
+        packed = capped_micro_batches(workload.sequence_lengths, rows, max_tokens)
+        number = max(1, round(sum(batch.number for batch in packed)))
+        together = max(1, round(rows / number))
+        response = max_tokens // together - workload.prompt.max
+        update = {
+            "batch_size": number * together * layout.dp * minibatches,
+            "response": LengthSpec(max=response, fixed=response),
+        }
+        return workload.model_copy(update=update), max_tokens
+
+    def _swap_seconds(self, cluster: Cluster, layout: Layout) -> float:
+        """The actor's weights go to the host, and those of the reference and then the actor's come from there.
+
+        Megatron's worker copies through memory that is not pinned. FSDP's pins it, and hosts behind NVLink-C2C need
+        not.
+        """
+        if self.layers_are_sharded or cluster.host.bytes_per_second > _PCIE_BYTES_PER_SECOND:
+            return 0.0
+        part = fullest_part(self.model, layout.tp, layout.pp, self.training.expert_replicas)
+        return _SWAP_COPIES * _WEIGHT_BYTES * part.num_params / assumed().nemo_rl.unpinned_bytes_per_second
+
+    def _model(self, cluster: Cluster, framework: str, workload: Workload) -> AnalyticModel:
         shifted = self.shift.framework(framework_named(framework))
-        return AnalyticModel(self.shift.cluster(cluster), self.workload, "bf16", framework=shifted)
+        return AnalyticModel(self.shift.cluster(cluster), workload, "bf16", framework=shifted)
 
 
 def _require_legal(layout: Layout, model: ModelSpec) -> None:

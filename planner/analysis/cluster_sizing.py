@@ -135,7 +135,7 @@ def fit(
         answer_to,
         settings,
         is_stopped=lambda: False,
-        on_done=lambda number: report("planning sizes", number, len(requested)),
+        on_done=lambda done: report("planning sizes", len(done), len(requested)),
     )
     answers = {size: found[index].answers[0] for index, size in enumerate(requested)}
     return Fit(

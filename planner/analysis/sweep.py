@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
 
 from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.analysis.plan_summary import RunCost, run_cost
@@ -14,9 +18,11 @@ from meshwright.planner.plan.cost_queries import CostModelBuilder
 from meshwright.planner.plan.evaluate import free_bytes
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.search.no_plan import NoPlan
+from meshwright.profiles.errors import BadInput
 from meshwright.profiles.hardware import MixedCluster
 from meshwright.profiles.html_tables import html_table
 from meshwright.profiles.uncertainty import Interval
+from meshwright.profiles.untrusted_text import MAX_JSON_BYTES, read_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,13 +57,15 @@ class Sweep:
     """The points of a sweep in the order of their settings.
 
     `price` is that of a GPU-hour, and costs are those of `num_steps` steps. `num_missing` points were not planned
-    before the sweep was stopped.
+    before the sweep was stopped. `digest` is that of all that its points depend on besides their settings; it is empty
+    for a sweep that no other one goes on from.
     """
 
     points: tuple[SweepPoint, ...]
     price: float | None
     num_steps: int
     num_missing: int = 0
+    digest: str = ""
 
     def _repr_html_(self) -> str:
         """The sweep in a notebook: a row for each point, from the cheapest on."""
@@ -114,7 +122,9 @@ def sweep_point(
     return SweepPoint(setting=setting, plan=swept, is_cut_short=is_cut_short)
 
 
-def sweep_of(points: Sequence[SweepPoint], *, price: float | None, num_steps: int, num_missing: int = 0) -> Sweep:
+def sweep_of(
+    points: Sequence[SweepPoint], *, price: float | None, num_steps: int, num_missing: int = 0, digest: str = ""
+) -> Sweep:
     """The sweep of these points, with those on the front marked."""
     objectives = [_objectives(point.plan) for point in points if point.plan]
     return Sweep(
@@ -127,7 +137,22 @@ def sweep_of(points: Sequence[SweepPoint], *, price: float | None, num_steps: in
         price=price,
         num_steps=num_steps,
         num_missing=num_missing,
+        digest=digest,
     )
+
+
+def sweep_json(sweep: Sweep) -> str:
+    """The text of a file with the points of a sweep."""
+    return f"{json.dumps(asdict(sweep), indent=2)}\n"
+
+
+def read_sweep(path: Path) -> Sweep:
+    """Read the points of a sweep that a file has. Raises BadInput for a file that is not one of a sweep."""
+    text = read_text(path, "sweep", MAX_JSON_BYTES)
+    try:
+        return TypeAdapter(Sweep).validate_json(text)
+    except ValidationError:
+        raise BadInput(f"{path} is not a sweep that `whatif --sweep` wrote; name a new file.") from None
 
 
 def is_undominated(amounts: tuple[float, ...], others: Iterable[tuple[float, ...]]) -> bool:

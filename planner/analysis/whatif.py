@@ -58,7 +58,8 @@ class Consequence:
     """The effect of one setting. Without `metrics` the placements are illegal or no plan was found, as `violations`
     says.
 
-    `extrapolated` names the tasks whose cost is extrapolated beyond the measurements.
+    `extrapolated` names the tasks whose cost is extrapolated beyond the measurements, and `notes` are caveats that the
+    setting brings and the plan's own job does not have.
     """
 
     setting: Setting
@@ -114,7 +115,7 @@ def whatif(
     """
     before = re_evaluate(plan, plan.facts, rebuild_cost_model(plan.facts))
     baseline = plan_metrics(before, price)
-    answers, max_ranks = [], 0
+    answers, max_ranks, known_notes = [], 0, set(_truncated_quantiles(plan.facts))
     for setting in settings:
         facts = with_setting(plan.facts, setting)
         max_ranks = max(max_ranks, facts.cluster.num_ranks)
@@ -133,7 +134,7 @@ def whatif(
                 metrics=consequence_metrics,
                 difference=consequence_metrics.minus(baseline) if consequence_metrics else None,
                 extrapolated=_extrapolated(after) if after else (),
-                notes=tuple(_truncated_quantiles(facts)),
+                notes=tuple(note for note in _truncated_quantiles(facts) if note not in known_notes),
             )
         )
     return WhatIf(

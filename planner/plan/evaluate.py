@@ -15,6 +15,7 @@ from typing import TypeAlias, TypeVar
 from meshwright.cost_models.cost import WEIGHTS
 from meshwright.planner.plan.plan import Edge, Placement, Plan, Refit
 from meshwright.profiles.hardware import AnyCluster
+from meshwright.profiles.stages import GENERATE
 
 _BISECTIONS = 60
 """Bisection steps after which a time is as exact as a float."""
@@ -217,6 +218,17 @@ def free_bytes(plan: Plan) -> int:
     """Bytes that the fullest rank has left; negative where it has too little memory."""
     rank = fullest_rank(plan.facts.cluster, plan.peak_bytes_per_rank)
     return plan.facts.cluster.usable_bytes(rank) - plan.peak_bytes_per_rank[rank]
+
+
+def keeps_generator(plan: Plan) -> bool:
+    """True if all that generation allocates while it runs fits beside the peak of every one of its ranks.
+
+    A generator, with its KV cache and its CUDA graphs, may then stay between two periods.
+    """
+    generation, cluster = plan.placement(GENERATE), plan.facts.cluster
+    ranks = plan.pool(generation.pool).ranks
+    free = min(cluster.usable_bytes(rank) - plan.peak_bytes_per_rank[rank] for rank in ranks)
+    return generation.transient.total <= free
 
 
 def host_bytes(plan: Plan) -> float:

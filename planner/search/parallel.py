@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
@@ -138,13 +138,13 @@ def map_in_processes(
     items: Sequence[Item],
     *,
     is_stopped: Callable[[], bool],
-    on_done: Callable[[int], None] = lambda _number: None,
+    on_done: Callable[[Mapping[int, Result]], None] = lambda _results: None,
 ) -> dict[int, Result]:
     """Return the result of `work` for each item, by its position; side effects of `work` on memory may be lost.
 
     Once `is_stopped` is true no item is started, the other processes are ended, and what is not done is absent. While
     several processes work, none of their searches forks another one. `on_done` is called in this process with the
-    number of finished items: once before the first, and whenever it has grown. An exception of `work` is raised.
+    results so far: once before the first, and whenever there may be more. An exception of `work` is raised.
     """
     num_processes = min(len(items), len(os.sched_getaffinity(0)), _MAX_PROCESSES) if _can_share() else 1
     items_out, items_in = os.pipe()
@@ -155,16 +155,16 @@ def map_in_processes(
     token = _processors_are_taken.set(num_processes > 1)
     try:
         workers += (_fork_worker(lambda index: work(items[index]), items_out) for _ in range(num_processes - 1))
-        on_done(0)
+        on_done(results)
         for index in _take_indices(items_out):
             if is_stopped():
                 break
             results[index] = work(items[index])
             _collect(workers, results, seconds=0.0)
-            on_done(len(results))
+            on_done(results)
         while not is_stopped() and any(worker.is_open for worker in workers):
             _collect(workers, results, seconds=_WAIT_SECONDS)
-            on_done(len(results))
+            on_done(results)
         _collect(workers, results, seconds=0.0)
     finally:
         _processors_are_taken.reset(token)
@@ -174,7 +174,7 @@ def map_in_processes(
     for index in range(len(items)):  # those with which another process failed
         if index not in results and not is_stopped():
             results[index] = work(items[index])
-            on_done(len(results))
+            on_done(results)
     return results
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost_models.generation_cost import ENGINE_LOAD
 from meshwright.cost_models.protocol import Memo
 from meshwright.cost_models.sampling_waves import processes_all_samples
 from meshwright.planner.job.reward_tail import response_ends, sampled_tail_seconds
@@ -116,6 +117,8 @@ class Sampled:
     def __init__(self, plan: Plan, rebuild_cost_model: CostModelBuilder, *, seed: int) -> None:
         self._plan, self._seed, self._workload = plan, seed, plan.facts.workload
         placement = plan.placement(GENERATE)
+        self._load_seconds = placement.cost.amount(ENGINE_LOAD)
+        """Seconds in which an engine in its own process takes a step's weights, once for all waves."""
         call = query_for_placement(plan, placement)
         level = placement.cost.total / rebuild_cost_model(plan.facts).seconds(call).total
         self._controlled = SimulatedControllers(plan, rebuild_cost_model) if Controllers(plan).is_active else None
@@ -147,7 +150,8 @@ class Sampled:
         generated = self._generation.of_step(step)
         setting = self._controlled.of_step(step) if self._controlled else None
         plan = self._controlled.plan_in(setting) if self._controlled and setting else self._plan
-        seconds = {GENERATE: generated.seconds, **refit_seconds(self._plan)}
+        generation = tuple(self._load_seconds + replica for replica in generated.seconds)
+        seconds = {GENERATE: generation, **refit_seconds(self._plan)}
         for placement in plan.placements:
             stage, lengths = plan.stage(placement.stage), generated.prompts + generated.responses
             if stage.trains:

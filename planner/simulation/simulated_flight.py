@@ -68,7 +68,7 @@ class RoundTimes:
 
     prefill: Grid
     round_: Grid
-    shares_rounds: bool = False
+    has_mixed_batches: bool = False
     """True if the prefill and the decode step of a round are one pass."""
 
     def refill(self, rows: Numbers, tokens: Numbers, decoding: NDArray[np.bool_], context: Numbers) -> Numbers:
@@ -79,7 +79,7 @@ class RoundTimes:
         taken to be those of a decode step of one row, as in `Generation`.
         """
         seconds = self.prefill(rows, tokens)
-        if self.shares_rounds:
+        if self.has_mixed_batches:
             seconds = seconds - decoding * self.round_(np.ones_like(context), context)
         return seconds
 
@@ -104,8 +104,8 @@ def round_times(facts: Facts, query: StageQuery, remodel: CostModelBuilder) -> R
             first, third = (cost.total - cost.amount(ENGINE_LOAD) for cost in costs)
             prefills[i, j], rounds[i, j] = first, (third - first) / 2
     axes = np.array(rows, dtype=float), np.array(lengths, dtype=float)
-    shares_rounds = remodel(facts).shares_rounds(query)
-    return RoundTimes(prefill=Grid(*axes, prefills), round_=Grid(*axes, rounds), shares_rounds=shares_rounds)
+    has_mixed_batches = remodel(facts).has_mixed_batches(query)
+    return RoundTimes(prefill=Grid(*axes, prefills), round_=Grid(*axes, rounds), has_mixed_batches=has_mixed_batches)
 
 
 def _with(facts: Facts, query: StageQuery, num_rows: int, prompt: int, response: int) -> Facts:

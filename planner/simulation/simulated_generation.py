@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost_models.generation_cost import ENGINE_LOAD, RECOMPUTATION
+from meshwright.cost_models.generation_cost import RECOMPUTATION
 from meshwright.cost_models.period_ends import DeliveryRule, FirstEnded, WholeStep
 from meshwright.cost_models.protocol import Memo
 from meshwright.cost_models.sampling_waves import WAVE_REWARDS
@@ -54,7 +54,8 @@ _NUM_SPLITS = 33
 
 @dataclass(frozen=True, kw_only=True)
 class Generated:
-    """The sequences that are delivered as one step, in tokens, and the generation of each replica.
+    """The sequences that are delivered as one step, in tokens, and the generation of each replica, without the load of
+    weights of an engine in its own process.
 
     `sampled` has each sequence's sampled tokens, without tool tokens. `live` has each replica's mean number of live
     sequences (those in a slot) over its rounds, `held` the KV blocks that they held (empty if not known).
@@ -91,7 +92,7 @@ class SynchronousGeneration:
             prompts=prompts,
             responses=responses,
             sampled=responses,
-            seconds=tuple(self._level * result.seconds + placement.cost.amount(ENGINE_LOAD) for result in results),
+            seconds=tuple(self._level * result.seconds for result in results),
             live=tuple(result.live for result in results),
             held=tuple(result.held for result in results),
             tokens_by_staleness={staleness_of_period(self._plan, step, step): int(responses.sum())},
@@ -122,7 +123,6 @@ class InFlightGeneration:
             for _ in range(layout.dp)
         ]
         self._pacers = [Pacer(plan) for _ in range(layout.dp)]
-        self._load_seconds = placement.cost.amount(ENGINE_LOAD)
         self._recompute_seconds = placement.cost.amount(RECOMPUTATION)
         """Planned seconds of recomputing the cache in a period; the first one starts with nothing in flight."""
         self._generated: list[Generated] = []
@@ -140,10 +140,7 @@ class InFlightGeneration:
             prompts=np.array([sequence.prompt_tokens for sequence in delivered]),
             responses=responses,
             sampled=responses,
-            seconds=tuple(
-                self._level * result.seconds + self._load_seconds + self._recompute_seconds * (step > 0)
-                for result in results
-            ),
+            seconds=tuple(self._level * result.seconds + self._recompute_seconds * (step > 0) for result in results),
             live=tuple(result.live for result in results),
             held=tuple(result.held for result in results),
             tokens_by_staleness=self._tokens_by_staleness(step, delivered),

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.cost_models.generation_cost import ENGINE_LOAD
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.simulation.simulated_flight import RoundTimes
 from meshwright.planner.simulation.simulated_generation import Generated, Lengths, staleness_of_period
@@ -91,7 +90,7 @@ class RolloutGeneration:
             prompts=np.array([one.prompt for one in rollouts]),
             responses=np.array([one.num_tokens for one in rollouts]),
             sampled=np.array([sum(one.sampled_tokens) for one in rollouts]),
-            seconds=tuple(self._level * seconds + placement.cost.amount(ENGINE_LOAD) for seconds, _ in results),
+            seconds=tuple(self._level * seconds for seconds, _ in results),
             live=tuple(live for _, live in results),
             held=(),
             tokens_by_staleness={staleness_of_period(self._plan, step, step): num_sampled},

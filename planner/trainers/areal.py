@@ -79,6 +79,7 @@ _ON_TRAINER = tuple(name for name in ppo_stages() if name != "reward_score")
 _SLOT_KEYS = {"sglang": "sglang.max_running_requests", "vllm": "vllm.max_num_seqs"}
 """The key of the sequences that an engine generates at once, by the engine's name."""
 _ENGINES = tuple(_SLOT_KEYS)
+_BACKEND_NAMES = ("fsdp", "megatron", "archon", *_ENGINES)
 _SAMPLES, _PROMPTS, _PATH = "gconfig.n_samples", "train_dataset.batch_size", "train_dataset.path"
 _REWARD_NORM, _ADVANTAGE_NORM, _STALENESS = "actor.reward_norm", "actor.adv_norm", "rollout.max_head_offpolicyness"
 _FORMER_BACKENDS = "allocation_mode"
@@ -176,14 +177,20 @@ def _backend(config: TrainerConfig, model: str) -> _Backend:
     """
     model = "actor" if model == "ref" and not _has_group(config, "ref") else model
     key = f"{model}.backend"
-    if (text := config.value(key)) is not None:
-        return _parse_backend(key, text)
-    backends = _former_backends(config)
+    if (own := _own_backend(config, model)) is not None:
+        return _parse_backend(key, own)
+    backends, name = _former_backends(config), config.value(key)
     is_engine = model == "rollout"
-    named = next((backend for backend in backends if (backend.name in _ENGINES) is is_engine), None)
-    if named is None:
+    former = next((backend for backend in backends if (backend.name in _ENGINES) is is_engine), None)
+    if former is None:
         raise BadInput(f"{key} has no value, and the plan depends on it; give it as --set {key}=BACKEND:DEGREES.")
-    return named
+    return former if name is None else replace(former, name=name)
+
+
+def _own_backend(config: TrainerConfig, model: str) -> object:
+    """The value of a model's own key; None if it has none, or a name alone whose degrees `allocation_mode` has."""
+    text = config.value(f"{model}.backend")
+    return None if text in _BACKEND_NAMES and config.value(_FORMER_BACKENDS) else text
 
 
 def _former_backends(config: TrainerConfig) -> list[_Backend]:
@@ -194,7 +201,7 @@ def _former_backends(config: TrainerConfig) -> list[_Backend]:
 
 def _shares_ranks(config: TrainerConfig, model: str) -> bool:
     """True if a model is on the ranks of the actor."""
-    if config.value(f"{model}.backend") is None or not _has_group(config, model):
+    if _own_backend(config, model) is None or not _has_group(config, model):
         return True
     strategy, target = _strategy(config, model)
     return strategy == "colocation" and target != "rollout"
@@ -202,7 +209,7 @@ def _shares_ranks(config: TrainerConfig, model: str) -> bool:
 
 def _is_colocated(config: TrainerConfig) -> bool:
     """True if the engines are on the ranks of the actor, by the strategy of either or by `allocation_mode`."""
-    if config.value("rollout.backend") is None:
+    if _own_backend(config, "rollout") is None:
         return bool(re.search(r"\|(?!ffn)", str(config.value(_FORMER_BACKENDS))))
     placed = {model: _strategy(config, model) for model in ("rollout", "actor")}
     return placed["rollout"] == ("colocation", "actor") or placed["actor"] == ("colocation", "rollout")
@@ -726,7 +733,7 @@ AREAL = OtherTrainer(
         "AReaL adds the KL penalty to the reward of each token, for grpo too, and averages the loss over tokens.",
         "AReaL offloads a model as a whole, its weights and its optimizer.",
     ),
-    no_models={Role.REWARD: "it scores with a function and has no reward model"},
+    unsupported_roles={Role.REWARD: "it scores with a function and has no reward model"},
 )
 
 
@@ -754,7 +761,8 @@ def _notes(setup: TrainingSetup, _fields: Sequence[ParsedField]) -> Iterator[str
             "--set train_dataset.max_length=TOKENS."
         )
     yield from setup.notes()
-    if setup.algorithm in ("grpo", "rloo") and _has_group(config, _ADVANTAGE_NORM):
+    is_batch_wide = _has_group(config, _ADVANTAGE_NORM) and not _is_over_group(config, _ADVANTAGE_NORM)
+    if setup.algorithm in ("grpo", "rloo") and is_batch_wide:
         yield (
             f"{_ADVANTAGE_NORM}: advantages are normalised over the batch too, which {setup.algorithm} of a job does "
             "not do, at the same cost."
@@ -823,16 +831,22 @@ def _training_setup(config: TrainerConfig) -> TrainingSetup:
 def _estimator(config: TrainerConfig) -> Estimator:
     """The estimator of a configuration without a critic, from the normalisation of rewards and advantages. AReaL
     averages the loss over tokens."""
-    keys = ("mean_level", "mean_leave1out", "std_level")
-    mean, leaves_one_out, std = (config.value(f"{_REWARD_NORM}.{key}") for key in keys)
-    is_whitened = _has_group(config, _ADVANTAGE_NORM)
+    over_group = _is_over_group(config, _ADVANTAGE_NORM) and not _is_over_group(config, _REWARD_NORM)
+    normalised = _ADVANTAGE_NORM if over_group else _REWARD_NORM
+    leaves_one_out, std = (config.value(f"{normalised}.{key}") for key in ("mean_leave1out", "std_level"))
+    is_whitened = _has_group(config, _ADVANTAGE_NORM) and not over_group
     estimator = REINFORCE_ESTIMATOR
-    if _has_group(config, _REWARD_NORM) and mean == "group" and config.integer(_SAMPLES) > 1:
+    if _is_over_group(config, normalised) and config.integer(_SAMPLES) > 1:
         estimator = RLOO_ESTIMATOR if leaves_one_out else GRPO_ESTIMATOR
         if estimator is GRPO_ESTIMATOR and std is None:
             without_std = Estimator(algorithm="grpo", settings={"normalise_by_std": False})
             estimator = REINFORCE_BASELINE_ESTIMATOR if is_whitened else without_std
     return Estimator(algorithm=estimator.algorithm, settings={**estimator.settings, "loss_mean": "token"})
+
+
+def _is_over_group(config: TrainerConfig, norm: str) -> bool:
+    """True if rewards or advantages are compared with those of the other samples of their prompt."""
+    return _has_group(config, norm) and config.value(f"{norm}.mean_level") == "group"
 
 
 def _function_reward(config: TrainerConfig) -> FunctionReward:

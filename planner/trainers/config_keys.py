@@ -9,6 +9,7 @@ those which were never read can be listed. `data/` has a file of keys for each t
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -53,6 +54,10 @@ class KnownKeys(Document):
         prefixes = (".".join(parents[: n + 1]) for n in range(len(parents)))
         return any(self.keys.get(prefix) == {} or prefix in self._open_mappings for prefix in prefixes)
 
+    def has_keys_below(self, key: str) -> bool:
+        """True if a key is a mapping, whose value has keys of its own."""
+        return self.keys.get(key) == {} or any(known.startswith(f"{key}.") for known in self.keys)
+
     @property
     def _open_mappings(self) -> frozenset[str]:
         """Mappings called `override_...`, which take keys of any name."""
@@ -84,6 +89,9 @@ _SELF = "_self_"
 """The entry of Hydra's `defaults` that represents the configuration itself."""
 _MAX_FILES = 32
 _MAX_DEPTH = 12
+_SIMILAR = 0.75
+"""Smallest similarity (difflib) of a key, and of each word in it, that is suggested in place of an unknown one."""
+_MAX_MATCHES = 10
 _MAX_YAML_WORD = 500
 """Characters of a word that is parsed as YAML; the library takes seconds over some longer ones."""
 
@@ -124,7 +132,8 @@ class TrainerConfig:
         """Split the keys that were not read in two: those that may change a step, as `key=value` with the reason why
         they are not read, and those that a plan does not depend on or that have their default.
 
-        `unused` are patterns of keys that other keys make unused, such as those of a model that the job lacks.
+        `unused` are patterns of keys that other keys make unused, such as those of a model that the job lacks. Raises
+        BadInput for a key that the user overrode and the trainer's known version does not have.
         """
         unused_patterns = tuple(unused)
 
@@ -134,25 +143,22 @@ class TrainerConfig:
 
         plain = [key for key in self.unread if is_plain(key)]
         reasons = reasons_not_read(trainer, (key for key in self.unread if key not in plain))
-        return {f"{key}={self.values[key]}": reason for key, reason in reasons.items()}, tuple(plain)
+        unknown = {key for key in self.unknown if reasons.get(key) == NO_FIELD}
+        named = {key: self._unknown_key(trainer, key) if key in unknown else reason for key, reason in reasons.items()}
+        return {f"{key}={self.values[key]}": reason for key, reason in named.items()}, tuple(plain)
 
-    def unknown_key_notes(self, trainer: str, ignored: Iterable[str]) -> Iterator[str]:
-        """Sentences on unknown keys: not in the trainer's known version, not read, not among the `ignored` ones, and
-        matched by no pattern of known meaning.
+    def _unknown_key(self, trainer: str, key: str) -> str:
+        """The reason why a key of no known meaning is not read: the trainer's known version does not have it.
 
-        Raises BadInput for an unknown key that the user overrode.
+        Raises BadInput for such a key that the user overrode.
         """
-        kinds = reasons_not_read(trainer, self.unknown)
-        known = {*self.read_keys, *ignored, *(key for key, reason in kinds.items() if reason != NO_FIELD)}
-        for key in self.unknown:
-            if key not in known:
-                if key in self.changed:
-                    raise BadInput(f"--set {key}: {trainer} {self.known.version} has no such key; {self._suggest(key)}")
-                yield f"{key} is not a key of {trainer} {self.known.version} and has no effect here."
-
-    def _suggest(self, key: str) -> str:
-        matches = difflib.get_close_matches(key, self.known.keys, n=1)
-        return f"did you mean {matches[0]!r}?" if matches else "leave it out, it would change nothing."
+        close = difflib.get_close_matches(key, self.known.keys, n=_MAX_MATCHES, cutoff=_SIMILAR)
+        match = next((known for known in close if _is_misspelt(key, known)), None)
+        suggestion = f"; did you mean {match!r}?" if match else ""
+        if key in self.changed:
+            way_out = suggestion or "; leave it out, it would change nothing."
+            raise BadInput(f"--set {key}: {trainer} {self.known.version} has no such key{way_out}")
+        return f"it is not a key of {trainer} {self.known.version}{suggestion}"
 
     def _has_default(self, key: str) -> bool:
         """True if a key has its default, which is None or False for one that the trainer's known version lacks."""
@@ -281,6 +287,15 @@ def read_flags(
     return _read_command(path, known, lambda words: _flags(words, current_names or {}), changed or {})
 
 
+def _is_misspelt(key: str, known: str) -> bool:
+    """True if a key has the words of a known one, each nearly as it is spelt there."""
+    words, known_words = (re.split(r"[._-]", name) for name in (key, known))
+    return len(words) == len(known_words) and all(
+        difflib.SequenceMatcher(None, word, other).ratio() >= _SIMILAR
+        for word, other in zip(words, known_words, strict=True)
+    )
+
+
 def read_changes(texts: Iterable[str]) -> dict[str, Any]:
     """The keys and values of `key=value` texts. Raises BadInput for a text of another form."""
     changes = {}
@@ -319,15 +334,23 @@ def _read_command(
         return max(candidates, key=lambda candidate: sum(map(known.knows, candidate[1][0])), default=((), ({}, {})))
 
     script = read_script(text, path)
-    command, (values, undecided) = with_most_keys(script.commands)
-    _, (first_branch_keys, _) = with_most_keys(read_script(text, path, first=True).commands)
+    commands = [command for command in script.commands if not _is_key(command[0])]
+    command, (values, undecided) = with_most_keys(commands)
+    first_branch = read_script(text, path, first=True).commands
+    _, (first_branch_keys, _) = with_most_keys([command for command in first_branch if not _is_key(command[0])])
     num_other_keys = sum(
         known.knows(key)
-        for command_words in script.commands
+        for command_words in commands
         if command_words is not command
         for key in extract(command_words)[0]
     )
     remarks = [*script.notes, *_undecided_words(command)]
+    remarks += (
+        f"{other[0].text} begins a command of its own, since a comment or the end of a line ends the one before it: no "
+        "program gets its keys, and they are not read."
+        for other in script.commands
+        if _is_key(other[0]) and any(map(known.knows, extract((Word(""), *other))[0]))
+    )
     if num_other_keys:
         remarks.append("the script runs several commands of the trainer: the one with the most keys is read.")
     config = TrainerConfig(
@@ -340,6 +363,11 @@ def _read_command(
         remarks=tuple(remarks),
     )
     return _override(_require_trainer_keys(path, config), changed)
+
+
+def _is_key(word: Word) -> bool:
+    """True if a word gives a key and cannot be the name of a program."""
+    return word.text.startswith("--") or bool(_OVERRIDE.match(word.text))
 
 
 def _undecided_words(command: Sequence[Word]) -> Iterator[str]:
@@ -355,7 +383,10 @@ def _overrides(command: Sequence[Word], known: KnownKeys) -> _CommandKeys:
     undecided: dict[str, str] = {}
     for word in command:
         match = _OVERRIDE.match(word.text)
-        if match and (match[1] in known.keys or "." in match[1]):
+        tree = _json_tree(match[2]) if match and not word.reasons and known.has_keys_below(match[1]) else {}
+        if match and tree:
+            values |= _leaves(tree, match[1])
+        elif match and (match[1] in known.keys or "." in match[1]):
             values[match[1]] = word.text.partition("=")[2] if word.reasons else _parse_scalar(match[2])
             undecided.pop(match[1], None)
             if word.reasons:
@@ -390,6 +421,15 @@ def _flags(command: Sequence[Word], current_names: Mapping[str, str]) -> _Comman
             else:
                 key = None
     return values, undecided
+
+
+def _json_tree(text: str) -> dict[str, Any]:
+    """The keys and values of a JSON object; empty for any other text."""
+    try:
+        tree = json.loads(text) if text.startswith("{") else {}
+    except (ValueError, RecursionError):
+        return {}
+    return tree if isinstance(tree, dict) else {}
 
 
 def _is_number(value: Any) -> bool:

@@ -225,7 +225,8 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
         "generation is synchronous or one step ahead",
         ("*partial*", "*in_flight_weight*", "*recompute_kv_cache*", "*max_off_policy*", "*hybrid_rollout.*",
          "*.sampler.*", "*parameter_sync_step", "*async_queue_size", "*drop_incomplete*", "buffer-*",
-         "*max_trajectory_age_steps", "mask-offpolicy-*", "*.max_staleness_steps",
+         "*max_trajectory_age_steps", "max-weight-staleness", "pause-generation-mode", "mask-offpolicy-*",
+         "*.max_staleness_steps",
          "*.num_parallel_generation_workers", "*.clear_kv_cache_on_weight_sync"),
     ),
     (
@@ -311,7 +312,8 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
     ),
     (
         "new weights are costed over the links between the GPUs that have them and those that take them",
-        ("*checkpoint_engine.*", "*refit_*", "update-weight-*", "custom-update-weight-*", "*.weight_sync_backend",
+        ("*checkpoint_engine.*", "*refit_*", "*delta_weight_sync.*",
+         "update-weight-*", "custom-update-weight-*", "*.weight_sync_backend",
          "*.weight_transfer_*", "*.weight_update_mode"),
     ),
     (
@@ -321,7 +323,8 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
     ),
     (
         "layers are split over the stages of a pipeline as evenly as their number allows",
-        ("*pipeline_stage", "decoder-*-pipeline-num-layers", "*virtual-*", "pipeline-model-parallel-layout"),
+        ("*pipeline_stage", "*.pipeline_model_parallel_layout",
+         "decoder-*-pipeline-num-layers", "*virtual-*", "pipeline-model-parallel-layout"),
     ),
     (
         "micro-batches are costed without padding",
@@ -348,7 +351,8 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
     (
         "the rows or tokens of a micro-batch are read by one key for each stage, where Megatron trains; elsewhere they "
         "stay free",
-        ("*_mb_tokens", "*sequence_packing*", "*dynamic_batching*", "balance-by-flops", "*micro_batch_size*",
+        ("*_mb_tokens", "*.mb_spec.*",
+         "*sequence_packing*", "*dynamic_batching*", "balance-by-flops", "*micro_batch_size*",
          "*micro-batch-size", "*max_token_len_per_gpu", "*logprob_batch_size"),
     ),
     (

@@ -92,6 +92,8 @@ _DEFAULTS = ("grpo_math_1B.yaml", "ppo_math_1B.yaml")
 _OTHER_PREFIXES = ("dpo.", "sft.", "distillation.", "teacher.", "teachers.", "rm.", "eval.")
 """Prefixes of keys that configure training other than reinforcement learning."""
 
+_GRPO_FILES = re.compile(r"grpo|dapo|cispo|gspo|prorl")
+"""Names of base files whose loss or sampling is a variant of GRPO; they configure the same program."""
 _OTHER_FILES = re.compile(r"^(dpo|sft|distillation|rm|eval)\b|^(dpo|sft|distillation|rm)_")
 """Names of files that configure training other than reinforcement learning."""
 
@@ -224,11 +226,15 @@ def _read_pools(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
 
 def _layout(config: TrainerConfig, model: str, num_ranks: int) -> Layout:
     sp = bool(config.value(f"{model}.megatron_cfg.sequence_parallel"))
-    return layout_of(_degrees(config, model), num_ranks, sp=sp)
+    return layout_of(_degrees(config, model), num_ranks, keys=_degree_keys(model), sp=sp)
 
 
 def _degrees(config: TrainerConfig, model: str) -> dict[str, int]:
-    return {axis: config.integer(f"{model}.megatron_cfg.{name}") for axis, name in MEGATRON_SIZES.items()}
+    return {axis: config.integer(key) for axis, key in _degree_keys(model).items()}
+
+
+def _degree_keys(model: str) -> dict[str, str]:
+    return {axis: f"{model}.megatron_cfg.{name}" for axis, name in MEGATRON_SIZES.items()}
 
 
 def _expert_notes(setup: TrainingSetup) -> Iterator[str]:
@@ -244,7 +250,7 @@ def _read_layout(model: str) -> Read:
 
     def read(setup: TrainingSetup, _row: Row) -> Iterator[ParsedField]:
         layout = _layout(setup.config, model, _num_train_ranks(setup.config))
-        keys = tuple(f"{model}.megatron_cfg.{name}" for name in MEGATRON_SIZES.values())
+        keys = tuple(_degree_keys(model).values())
         for stage in setup.stages(*_STAGES[model]):
             yield ParsedField(f"{stage}.layout", str(layout), keys)
 
@@ -722,7 +728,7 @@ def read_nemo_rl(path: Path, changed: Mapping[str, Any] | None = None) -> Parsed
 
 def _read_rl(config: TrainerConfig) -> ParsedConfig:
     """Read a configuration of ppo or grpo. Raises BadInput naming a key that a job cannot express."""
-    is_grpo = any(key.startswith("grpo.") for key in config.values) or any("grpo" in name for name in config.missing)
+    is_grpo = any(key.startswith("grpo.") for key in config.values) or any(map(_GRPO_FILES.search, config.missing))
     if is_grpo:
         config = replace(config, known=known_keys("nemo_rl_grpo"))
     group = "grpo" if is_grpo else "ppo"

@@ -210,12 +210,13 @@ def _read_pools(setup: TrainingSetup, _row: Row) -> Iterator[ParsedField]:
 
 def _read_layouts(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
     """Read the layouts of all stages, which have the same degrees of tensor parallelism and ring attention."""
-    keys = (row.key, "ds.ring_attn_size")
-    degrees, pools = dict(zip(("tp", "cp"), map(setup.config.integer, keys), strict=True)), _pools(setup)
+    keys = {"tp": row.key, "cp": "ds.ring_attn_size"}
+    degrees, pools = {axis: setup.config.integer(key) for axis, key in keys.items()}, _pools(setup)
     for model, stages in _STAGES.items():
         for stage in setup.stages(*stages):
             num_ranks = int(pools[model].partition(":")[2])
-            yield ParsedField(f"{stage}.layout", str(layout_of(degrees, num_ranks)), keys)
+            layout = layout_of(degrees, num_ranks, keys=keys)
+            yield ParsedField(f"{stage}.layout", str(layout), tuple(keys.values()))
 
 
 def _micro_batch_stages(setup: TrainingSetup, row: Row) -> tuple[str, ...]:
@@ -528,6 +529,8 @@ def _unused_keys(setup: TrainingSetup) -> Iterator[str]:
         yield from ("ref.*", "train.colocate_actor_ref")
     if setup.reward is not None:
         yield "reward.num_*"
+    if setup.config.value("train.dynamic_batch_enable"):
+        yield from ("train.micro_batch_size", "rollout.micro_batch_size")
     together = {"all": "*.num_*", "actor_ref": "ref.num_*", "critic_reward": "reward.num_*"}
     for name, pattern in together.items():
         if setup.config.value(f"train.colocate_{name}"):

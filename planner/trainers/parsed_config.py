@@ -64,17 +64,23 @@ class ParsedConfig:
         return cast(Algorithm, self.by_name.get("algorithm", "ppo"))
 
 
-def layout_of(degrees: Mapping[str, int], num_ranks: int, *, sp: bool = False) -> Layout:
+def layout_of(
+    degrees: Mapping[str, int], num_ranks: int, *, keys: Mapping[str, str] | None = None, sp: bool = False
+) -> Layout:
     """The layout of `num_ranks` ranks whose replicas have these degrees; etp=0 means etp=tp.
 
     Experts are sharded over whole replicas only: the given ep becomes gcd(ep, dp) or, where etp is 1 and tp divides
     ep, tp x gcd(ep / tp, dp) with whole experts on each rank. With ep > 1 there is no context parallelism, so its ranks
-    become replicas. Raises BadInput where the degrees do not divide the ranks.
+    become replicas. Raises BadInput where the degrees do not divide the ranks; it names them by `keys`, the trainer's
+    key of each axis.
     """
     ranks_per_replica = degrees.get("tp", 1) * degrees.get("pp", 1) * degrees.get("cp", 1)
     if ranks_per_replica < 1 or num_ranks % ranks_per_replica:
-        degrees_text = " x ".join(f"{axis}={degree}" for axis, degree in degrees.items() if axis in ("tp", "pp", "cp"))
-        raise BadInput(f"{degrees_text} does not divide the {num_ranks} ranks that it is for; give degrees that do.")
+        names = {axis: (keys or {}).get(axis, axis) for axis in ("tp", "pp", "cp") if degrees.get(axis, 1) != 1}
+        raise BadInput(
+            f"{' x '.join(f'{name}={degrees[axis]}' for axis, name in names.items())} does not divide the {num_ranks} "
+            "ranks of its pool; use degrees whose product does."
+        )
     tp, ep = degrees.get("tp", 1), degrees.get("ep", 1)
     cp = 1 if ep > 1 else degrees.get("cp", 1)
     dp = num_ranks // (tp * degrees.get("pp", 1) * cp)
@@ -274,7 +280,7 @@ class TrainingSetup:
         return ParsedConfig(
             fields=tuple(fields),
             steps_ahead=steps_ahead,
-            notes=(*notes, *self.config.unknown_key_notes(trainer, ignored), *self.config.notes),
+            notes=(*notes, *self.config.notes),
             unmodelled=unmodelled,
             ignored=ignored,
             read_keys=frozenset(self.config.read_keys),

@@ -12,15 +12,22 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from tree_sitter import Node
+import tree_sitter_bash
+from tree_sitter import Language, Node, Parser
 
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.untrusted_text import MAX_YAML_BYTES
 
+_LANGUAGE = Language(tree_sitter_bash.language())
 _BITS = 63
 """Bits of a signed 64-bit integer without its sign."""
 _MAX_DEPTH = 32
 _MAX_DIGITS = 20
+
+
+def parse(text: str) -> Node:
+    """The tree of a script."""
+    return Parser(_LANGUAGE).parse(text.encode()).root_node
 
 
 class Undecided(Exception):  # noqa: N818 - not an error: the caller handles it
@@ -128,6 +135,8 @@ _OPERATORS: Mapping[str, Callable[[int, int], int]] = {
 
 _ESCAPED = re.compile(r"\\(\n|.)", re.S)
 _ESCAPED_IN_QUOTES = re.compile(r"\\([\n\"\\$`])")
+_ARITHMETIC_DEFAULT = re.compile(r"\$\{\w+(?:\[[^\]]*\])?:?[-=+](.*\$\(\(.*)\}", re.S)
+"""An expansion with a default in which there is arithmetic."""
 _ANSI = {"n": "\n", "t": "\t", "r": "\r", "0": "\0"}
 _ALL_ARGUMENTS = ("@", "*")
 _LITERALS: Mapping[str, Callable[[str], str]] = {
@@ -329,7 +338,8 @@ class Expander:
         return undecided(text, value.reasons[0]) if value and plain is None else Word(str(len(plain or "")))
 
     def _apply_default(self, name: str, operator: str, arguments: list[Node], value: Word | None, text: str) -> Word:
-        default = _join_with_spaces(_join_adjacent([self.word(argument)] for argument in arguments))
+        alone = arithmetic_default(text)
+        default = self.word(alone) if alone else self._joined(arguments)
         plain = None if value is None else value.in_empty_environment
         if value is not None and plain is None:
             return undecided(text, value.reasons[0])
@@ -342,6 +352,9 @@ class Expander:
             self.variables.values[name] = default
         return default
 
+    def _joined(self, nodes: Iterable[Node]) -> Word:
+        return _join_with_spaces(_join_adjacent([self.word(node)] for node in nodes))
+
     def _apply_operator(self, value: Word, operator: str, arguments: list[Node], text: str) -> Word:
         """Apply an operator: change the case, remove or replace a pattern, or take a substring."""
         if value.reasons:
@@ -352,6 +365,17 @@ class Expander:
         change = _EXPANSION_OPERATORS.get(operator)
         changed = change(value.text, [word.text for word in operands]) if change else None
         return undecided(text, f"{text} is not computed") if changed is None else Word(changed)
+
+
+def arithmetic_default(text: str) -> Node | None:
+    """The default of an expansion such as `${A:-$((B + 1))}`, parsed alone; None for one without arithmetic.
+
+    Within an expansion the parser takes arithmetic for a command, or reports an error.
+    """
+    match = _ARITHMETIC_DEFAULT.fullmatch(text)
+    statements = parse(f"x={match[1]}").named_children if match else []
+    value = statements[0].child_by_field_name("value") if len(statements) == 1 else None
+    return value if match and value is not None and text_of(value) == match[1] else None
 
 
 def text_of(node: Node) -> str:

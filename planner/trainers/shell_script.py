@@ -14,15 +14,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import tree_sitter_bash
-from tree_sitter import Language, Node, Parser
+from tree_sitter import Node
 
 from meshwright.planner.trainers.shell_conditions import ShellConditions
-from meshwright.planner.trainers.shell_expansion import Expander, ShellVariables, Word, text_of, undecided
+from meshwright.planner.trainers.shell_expansion import (
+    Expander,
+    ShellVariables,
+    Word,
+    arithmetic_default,
+    parse,
+    text_of,
+    undecided,
+)
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.untrusted_text import MAX_YAML_BYTES, read_text
 
-_LANGUAGE = Language(tree_sitter_bash.language())
 _SHELLS = ("bash", "sh", "/bin/bash", "/bin/sh", "zsh")
 _IGNORED = ("echo", "printf", "cat", ":", "true", "false", "set", "shopt", "trap", "sleep", "mkdir", "wait", "local")
 """Commands whose words never configure a trainer."""
@@ -107,7 +113,7 @@ class _Shell:
 
     def run_text(self, text: str) -> None:
         """Evaluate a text as a script. Raises BadInput for an unclosed quote."""
-        root = Parser(_LANGUAGE).parse(text.encode()).root_node
+        root = parse(text)
         self._require_closed(root)
         self._nested(lambda: self._run_all(root.children))
 
@@ -426,7 +432,7 @@ class _Shell:
             if name in ("true", ":", "false"):
                 return name != "false"
             if name == "test":
-                tests = Parser(_LANGUAGE).parse(f"[ {text_of(node)[5:]} ]".encode()).root_node
+                tests = parse(f"[ {text_of(node)[5:]} ]")
                 return self._conditions.holds(tests.named_children[0]) if tests.named_children else None
         self._run(node)
         return True if node.type == "variable_assignment" else None
@@ -538,10 +544,13 @@ _BUILT_IN: Mapping[str, Callable[[_Shell, Sequence[Word], Word | None], None]] =
 
 
 def _parse_errors(root: Node) -> Iterator[Node]:
-    """The innermost nodes that the parser could not place, and those that are missing."""
+    """The innermost nodes that the parser could not place, and those that are missing; not those of arithmetic in a
+    default, which is parsed alone."""
     waiting = [root] if root.has_error else []
     while waiting:
         node = waiting.pop()
+        if node.type == "expansion" and arithmetic_default(text_of(node)):
+            continue
         if node.is_missing or (node.is_error and not any(child.is_error for child in node.children)):
             yield node
         else:

@@ -224,19 +224,23 @@ def _is_asynchronous(config: TrainerConfig) -> bool:
 
 def _degrees(config: TrainerConfig, prefix: str) -> dict[str, int]:
     """The degrees of a model by axis; etp is 0, which means tp, where no key sets it."""
-    return {axis: config.integer_or(f"{prefix}.{name}", int(axis != "etp")) for axis, name in MEGATRON_SIZES.items()}
+    return {axis: config.integer_or(key, int(axis != "etp")) for axis, key in _degree_keys(prefix).items()}
+
+
+def _degree_keys(prefix: str) -> dict[str, str]:
+    return {axis: f"{prefix}.{name}" for axis, name in MEGATRON_SIZES.items()}
 
 
 def _layout(setup: TrainingSetup, prefix: str) -> Layout:
     """The layout of a model; SkyRL has sequence parallelism wherever it has tensor parallelism."""
     sizes = _pool_sizes(setup)
     nodes, ranks = sizes.get("ref", sizes["policy"]) if prefix == _REF else sizes["policy"]
-    return layout_of(_degrees(setup.config, prefix), nodes * ranks, sp=True)
+    return layout_of(_degrees(setup.config, prefix), nodes * ranks, keys=_degree_keys(prefix), sp=True)
 
 
 def _read_layout(prefix: str) -> Read:
     def read(setup: TrainingSetup, _row: Row) -> Iterator[ParsedField]:
-        keys = tuple(f"{prefix}.{name}" for name in MEGATRON_SIZES.values())
+        keys = tuple(_degree_keys(prefix).values())
         for stage in setup.stages(*_STAGES[prefix]):
             yield ParsedField(f"{stage}.layout", str(_layout(setup, prefix)), keys)
 
@@ -294,7 +298,7 @@ def _read_engine_tp(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
     sizes = _pool_sizes(setup)
     nodes, ranks = sizes.get("generate", sizes["policy"])
     tp = setup.config.integer(row.key)
-    layout_of({"tp": tp}, nodes * ranks)
+    layout_of({"tp": tp}, nodes * ranks, keys={"tp": row.key})
     yield ParsedField(f"{GENERATE}.tp", tp, (row.key,))
 
 
@@ -556,7 +560,7 @@ SKYRL = OtherTrainer(
         "a plan names no data: set data.train_data and data.val_data yourself.",
         "models that share ranks are in host memory while another one computes.",
     ),
-    no_models={
+    unsupported_roles={
         Role.CRITIC: "with Megatron it trains no critic",
         Role.REWARD: "it scores with environments and has no reward model",
     },
@@ -626,6 +630,11 @@ def _unused_keys(setup: TrainingSetup) -> Iterator[str]:
 def _training_setup(config: TrainerConfig) -> TrainingSetup:
     """The algorithm, its models and its reward; a KL penalty in the loss or the reward needs a reference model."""
     estimator = estimator_of(config, _ESTIMATOR, _ESTIMATORS, single=_SAMPLES)
+    if estimator.algorithm == "ppo" and _is_megatron(config):
+        raise BadInput(
+            f"{_ESTIMATOR}={config.value(_ESTIMATOR)} needs a critic, and with trainer.strategy=megatron SkyRL trains "
+            "none; give --set trainer.strategy=fsdp, or an estimator without a critic, such as grpo."
+        )
     in_loss, in_reward = (bool(config.value(f"{_ALGORITHM}.{key}")) for key in ("use_kl_loss", "use_kl_in_reward"))
     coefficient = f"{_ALGORITHM}.kl_loss_coef"
     return TrainingSetup(

@@ -239,7 +239,7 @@ def _degrees(config: TrainerConfig) -> dict[str, int]:
 
 def _layout(config: TrainerConfig) -> Layout:
     num_ranks = config.integer("actor-num-nodes") * config.integer("actor-num-gpus-per-node")
-    return layout_of(_degrees(config), num_ranks, sp=bool(config.value("sequence-parallel")))
+    return layout_of(_degrees(config), num_ranks, keys=_DEGREES, sp=bool(config.value("sequence-parallel")))
 
 
 def _read_layout(setup: TrainingSetup, _row: Row) -> Iterator[ParsedField]:

@@ -102,7 +102,7 @@ class OtherTrainer:
     trainer's deployment modes for a job, `settings` the keys for a plan that one of them can express, and `files`
     the texts of the export by file name, the launch script first. `remarks` are sentences on what the user has to add,
     `algorithms` the ones whose settings can be written, and `supports_fp8` says whether generation with FP8 weights
-    can be written. `no_models` has the reason for each role whose model the trainer does not have.
+    can be written. `unsupported_roles` has the reason for each role whose model the trainer does not have.
     """
 
     name: str
@@ -116,7 +116,7 @@ class OtherTrainer:
     remarks: tuple[str, ...] = ()
     algorithms: tuple[Algorithm, ...] = ("ppo",)
     supports_fp8: bool = False
-    no_models: Mapping[Role, str] = field(default_factory=dict)
+    unsupported_roles: Mapping[Role, str] = field(default_factory=dict)
 
     def modes_for(self, facts: Facts) -> Iterator[DeploymentMode]:
         """The deployment modes of the trainer, restricted to the stages that the job has."""
@@ -136,7 +136,7 @@ class OtherTrainer:
 
     def require_expressible(self, facts: Facts) -> None:
         """Raises BadInput for a job that no exporter supports, for FP8 generation unless `supports_fp8`, and for a
-        model among `no_models`.
+        model among `unsupported_roles`.
 
         Unsupported are judges behind a URL, several rewards together, multi-turn rollouts, dynamic sampling, best-of
         sampling, adapters, teachers and a job's own graph.
@@ -151,7 +151,7 @@ class OtherTrainer:
                 f"{feature} not written for {self.name}; plan and run the job here, or take pools and layouts over by "
                 "hand."
             )
-        for role, reason in self.no_models.items():
+        for role, reason in self.unsupported_roles.items():
             if role in facts.graph.roles:
                 raise BadInput(
                     f"models.{role} is not written for {self.name}: {reason}; plan and run the job here, or choose "

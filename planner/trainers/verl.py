@@ -196,17 +196,20 @@ def _read_steps_ahead(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
 
 def _degrees(config: TrainerConfig, model: str) -> dict[str, int]:
     """The degrees of a model's training by axis: 1 where no key sets one, except that etp is then 0, which means tp."""
-    keys = {axis: f"{model}.megatron.{name}" for axis, name in _DEGREES.items()}
     return {
-        axis: int(axis != "etp") if config.value(key) is None else config.integer(key) for axis, key in keys.items()
+        axis: int(axis != "etp") if config.value(key) is None else config.integer(key)
+        for axis, key in _degree_keys(model).items()
     }
+
+
+def _degree_keys(model: str) -> dict[str, str]:
+    return {axis: f"{model}.megatron.{name}" for axis, name in _DEGREES.items()}
 
 
 def _layout(config: TrainerConfig, model: str) -> Layout:
     nodes, ranks = _pool_sizes(config)["train"]
-    return layout_of(
-        _degrees(config, model), nodes * ranks, sp=bool(config.value(f"{model}.megatron.sequence_parallel"))
-    )
+    sp = bool(config.value(f"{model}.megatron.sequence_parallel"))
+    return layout_of(_degrees(config, model), nodes * ranks, keys=_degree_keys(model), sp=sp)
 
 
 def _expert_notes(setup: TrainingSetup) -> Iterator[str]:
@@ -220,7 +223,7 @@ def _read_layout(model: str) -> Read:
 
     def read(setup: TrainingSetup, _row: Row) -> Iterator[ParsedField]:
         layout = _layout(setup.config, model)
-        keys = tuple(f"{model}.megatron.{name}" for name in _DEGREES.values())
+        keys = tuple(_degree_keys(model).values())
         for stage in _MODEL_STAGES[model]:
             stage_layout = layout if stage.endswith("train") else Layout(**{**vars(layout), "vpp": 1})
             yield ParsedField(f"{stage}.layout", str(stage_layout), keys)
@@ -288,7 +291,7 @@ def _read_engine_tp(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
     sizes = _pool_sizes(setup.config)
     nodes, ranks = sizes.get("generate", sizes["train"])
     tp = setup.config.integer(row.key)
-    layout_of({"tp": tp}, nodes * ranks)
+    layout_of({"tp": tp}, nodes * ranks, keys={"tp": row.key})
     yield ParsedField(f"{GENERATE}.tp", tp, (row.key,))
 
 

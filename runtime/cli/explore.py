@@ -13,6 +13,7 @@ import typer
 
 from meshwright.planner.analysis.plan_summary import DEFAULT_NUM_STEPS
 from meshwright.planner.analysis.sensitivity import interval_sentence
+from meshwright.planner.analysis.sweep import sweep_json
 from meshwright.planner.plan.pin_files import read_pins
 from meshwright.planner.plan.plan import Plan, write_plan
 from meshwright.planner.search.no_plan import NoPlan
@@ -24,7 +25,6 @@ from meshwright.runtime.api.sweeps import sweep
 from meshwright.runtime.cli import view_plan, view_search
 from meshwright.runtime.cli.call import limit_memory, progress_bars, stop_on_signal
 from meshwright.runtime.cli.options import Gap, NumSteps, PinTexts, Price, Profile
-from meshwright.runtime.explorer.grids import grid_json
 from meshwright.runtime.explorer.searches import Refusal, Searches
 from meshwright.runtime.explorer.server import ExplorerServer, serve
 from meshwright.runtime.explorer.source import Source, read_source
@@ -144,7 +144,7 @@ def _write_grid(source: Source, state: State, output: Path) -> None:
     fields = [path for path, _ in state.grid]
     points = (replace(point, setting={path: point.setting[path] for path in fields}) for point in planned.points)
     found = replace(planned, points=tuple(points))
-    write_atomically(output, grid_json(found))
+    write_atomically(output, sweep_json(found))
     view_search.print_sweep(found, output)
     if stop.is_set():
         raise typer.Exit(STOPPED)

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from meshwright.planner.analysis.plan_summary import DEFAULT_NUM_STEPS
+from meshwright.planner.analysis.sweep import read_sweep, sweep_json
 from meshwright.planner.job.whatif_settings import parse_settings, parse_sweep
 from meshwright.planner.plan.plan import read_plan
 from meshwright.planner.report.whatif_pages import swept_field
@@ -23,7 +24,6 @@ from meshwright.runtime.api.sweeps import sweep
 from meshwright.runtime.cli import view_search, view_time
 from meshwright.runtime.cli.call import limit_memory, progress_bars, read_profile, stop_on_signal
 from meshwright.runtime.cli.options import AsJson, Gap, NumSteps, Price, Profile, finite
-from meshwright.runtime.explorer.grids import grid_json
 from meshwright.runtime.explorer.source import read_source
 from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
 
@@ -74,12 +74,21 @@ def whatif(
             "sweep, step time against GPUs and against cost."
         ),
     ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="Write the points of a sweep here as they are finished; if the file has some of them, only the others "
+            "are planned.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict a plan with another cluster, workload, precision or other models.
 
     With --sweep, plan every point of a grid and mark the Pareto front of step time, GPUs and cost. Ctrl-C then keeps
-    the points that are finished.
+    the points that are finished, and the same command with -o goes on from them.
     """
     began = time.monotonic()
     if bool(setting) == bool(ranges):
@@ -87,15 +96,27 @@ def whatif(
             "whatif needs either --set, which predicts a plan with other values, or --sweep, which plans each of them "
             "(a value that stays is --sweep field=value); give one of the two."
         )
-    require_outputs(Output("--plot", plot, OutputKind.PAGE) if plot else None, inputs=(plan, profile))
+    require_outputs(
+        Output("--plot", plot, OutputKind.PAGE) if plot else None,
+        Output("-o", output, OutputKind.SWEEP) if output else None,
+        inputs=(plan, profile),
+    )
     if ranges:
         limits = Limits(gap=gap) if time_limit is None else Limits.for_seconds(time_limit, gap=gap, began=began)
         _plan_sweep(
-            plan, ranges, limits=limits, profile=profile, price=price, num_steps=per_steps, plot=plot, as_json=as_json
+            plan,
+            ranges,
+            limits=limits,
+            profile=profile,
+            price=price,
+            num_steps=per_steps,
+            plot=plot,
+            output=output,
+            as_json=as_json,
         )
         return
-    if time_limit is not None or per_steps != DEFAULT_NUM_STEPS:
-        raise BadInput("--time-limit and --per-steps are options of a sweep; leave them out, or give --sweep.")
+    if time_limit is not None or per_steps != DEFAULT_NUM_STEPS or output:
+        raise BadInput("--time-limit, --per-steps and -o are options of a sweep; leave them out, or give --sweep.")
     document = read_plan(plan)
     settings = parse_settings(setting or ())
     if plot:
@@ -120,12 +141,16 @@ def _plan_sweep(
     price: float | None,
     num_steps: int,
     plot: Path | None,
+    output: Path | None,
     as_json: bool,
 ) -> None:
-    """Plan, print and draw a sweep. Exits with the code of no plan where no point has one, and with that of a stop
-    where Ctrl-C ended it."""
+    """Plan, write, print and draw a sweep.
+
+    Exits with the code of no plan where no point has one, and with that of a stop where Ctrl-C ended it.
+    """
     settings = parse_sweep(ranges)
     source = read_source(path, profile=profile, gap=limits.gap)
+    finished = read_sweep(output) if output and output.exists() and output.stat().st_size else None
     with limit_memory(), stop_on_signal() as stop, progress_bars() as progress:
         found = sweep(
             source.facts,
@@ -137,14 +162,16 @@ def _plan_sweep(
             limits=replace(limits, stop=stop),
             job=source.job,
             progress=progress,
+            finished=finished,
+            on_points=(lambda found: write_atomically(output, sweep_json(found))) if output else None,
         )
     is_planned = any(point.plan for point in found.points)
     if plot and is_planned:
         write_atomically(plot, draw_plot(found))
     if as_json:
-        typer.echo(grid_json(found), nl=False)
+        typer.echo(sweep_json(found), nl=False)
     else:
-        view_search.print_sweep(found)
+        view_search.print_sweep(found, output)
         if plot:
             typer.echo(f"plot in {plot}; open it in a browser" if is_planned else "no point has a plan to draw.")
     if stop.is_set():

@@ -49,9 +49,7 @@ def require_data(job: Job, directory: Path, allowed_modules: Collection[str]) ->
     if job.tool:
         require_allowed_tool(job.tool, allowed_modules)
     elif job.workload.turns:
-        raise BadInput(
-            "job: workload.turns has rollouts of several turns and no tool answers them; give tool.function."
-        )
+        raise BadInput("job: workload.turns has multi-turn rollouts and no tool answers them; give tool.function.")
     data = read_data(job, directory)
     require_allowed_rewards(job.rewards, allowed_modules, has_answers=data.has_answers)
     if isinstance(job.algorithm, OwnGraph) and job.algorithm.judge:

@@ -237,8 +237,8 @@ class StageRunner:
         """
         copy, workload, settings = self._copies[stage.name], self._plan.facts.workload, self._job.settings
         assert copy.trainer is not None
-        version_metrics = _version_metrics(batch, self._plan)
         learns, is_actor = stage_loss(self._job, stage), stage.role is Role.ACTOR
+        version_metrics = _version_metrics(batch, self._plan) if is_actor else {}
         importance_sampling = not copy.spec.scalar_head and (not is_actor or _is_off_policy(self._plan))
         training_batch = TrainingBatch(
             settings, batch, reads=stage.reads, workload=workload, importance_sampling=importance_sampling, loss=learns

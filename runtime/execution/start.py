@@ -51,7 +51,7 @@ from meshwright.runtime.records.record import Recorder
 from meshwright.runtime.records.run_directory import RunFile, read_run_file
 from meshwright.runtime.records.run_lines import elapsed_seconds, observations
 from meshwright.runtime.rollout.controllers import RunControllers
-from meshwright.runtime.rollout.external_engine import VLLM_VERSION, give_base, start_engine
+from meshwright.runtime.rollout.external_engine import VLLM_VERSION, send_base_weights, start_engine
 from meshwright.runtime.rollout.prompts import PromptData, read_data
 from meshwright.runtime.training.checkpoint import Saver
 from meshwright.runtime.training.offload import OffloadedStages
@@ -295,7 +295,7 @@ def _engine_facts(engine: EngineProcess | None, copy: WeightCopy, control: dist.
     what the engines are; None without engines. `copy` has the weights with which this rank generates."""
     mine = engine.wait_until_ready(VLLM_VERSION) if engine else None
     if engine:
-        give_base(engine, copy)
+        send_base_weights(engine, copy)
     by_rank: list[EngineFacts | None] = [None] * dist.get_world_size()
     dist.all_gather_object(by_rank, mine, group=control)
     return next((facts for facts in by_rank if facts), None)

@@ -1,10 +1,8 @@
-"""The grid of a state as a sweep: its answered points, and the text of the file in which they are saved."""
+"""The grid of a state of the explorer as a sweep of its answered points."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from meshwright.planner.analysis.sweep import Sweep, SweepPoint, sweep_of, sweep_point
 from meshwright.planner.job.whatif_settings import Setting
@@ -16,11 +14,6 @@ def sweep_of_grid(state: State, answers: Sequence[Answer | None]) -> Sweep:
     """The sweep of the points of a state's grid that are answered; `answers` are in the order of the points."""
     points = (_point(state, point, answer) for point, answer in zip(state.points, answers, strict=True) if answer)
     return sweep_of(tuple(points), price=state.price, num_steps=state.num_steps)
-
-
-def grid_json(sweep: Sweep) -> str:
-    """The text of a file with the points of a sweep."""
-    return f"{json.dumps(asdict(sweep), indent=2)}\n"
 
 
 def setting_of_point(state: State, point: State) -> Setting:

@@ -21,6 +21,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from meshwright.planner.analysis.plan_summary import NextLayout
+from meshwright.planner.analysis.sweep import sweep_json
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.documents import canonical_json
 from meshwright.profiles.errors import BadInput, MeshwrightError
@@ -28,7 +29,7 @@ from meshwright.runtime.api.reports import report
 from meshwright.runtime.api.runs import simulate
 from meshwright.runtime.explorer import views
 from meshwright.runtime.explorer.estimates import Estimates
-from meshwright.runtime.explorer.grids import grid_json, sweep_of_grid
+from meshwright.runtime.explorer.grids import sweep_of_grid
 from meshwright.runtime.explorer.searches import Answer, Refusal, RunningSearch, Searches
 from meshwright.runtime.explorer.source import Source
 from meshwright.runtime.explorer.state import State, state_from_query
@@ -271,7 +272,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _grid(self, query: str) -> None:
         state = state_from_query(query)
         sweep = sweep_of_grid(state, [self.server.searches.find(point) for point in state.points])
-        self._send(HTTPStatus.OK, "application/json", grid_json(sweep))
+        self._send(HTTPStatus.OK, "application/json", sweep_json(sweep))
 
     def _planned(self, state: State) -> Plan:
         """The plan of a state. Raises BadInput for a state whose plan is not known."""

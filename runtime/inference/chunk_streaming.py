@@ -49,10 +49,20 @@ class SampledSequence(Protocol):
 
 
 class Listener(Protocol):
-    """Receives every decode round of a group of slots."""
+    """Receives the decode rounds of a group of slots."""
+
+    @property
+    def needs_each_round(self) -> bool:
+        """True if it must receive the tokens of a round before the next one is sampled."""
+        ...
 
     def on_round(self, live: Sequence[SampledSequence], ended: Sequence[Response]) -> None:
         """Receive the sequences that just got a token and are live, and the responses that ended with it."""
+        ...
+
+    def on_rounds(self, num_live: int, num_rounds: int) -> None:
+        """Receive rounds in which each of `num_live` sequences got a token and none started or ended; it is called
+        only if the listener does not need each round."""
         ...
 
 
@@ -67,12 +77,24 @@ class Listeners:
         for listener in self.listeners:
             listener.on_round(live, ended)
 
+    @property
+    def needs_each_round(self) -> bool:
+        """True if one of them must receive the tokens of a round before the next one is sampled."""
+        return any(listener.needs_each_round for listener in self.listeners)
+
+    def on_rounds(self, num_live: int, num_rounds: int) -> None:
+        """Pass the rounds to each of them, in order."""
+        for listener in self.listeners:
+            listener.on_rounds(num_live, num_rounds)
+
 
 class Chunker:
     """Splits every response into chunks of `chunk_tokens` tokens; the last one may have fewer.
 
     It counts the tokens of each response that it has passed on, so one object must serve all periods.
     """
+
+    needs_each_round = True
 
     def __init__(self, chunk_tokens: int, hand_over: Callable[[Sequence[Chunk], int], None]) -> None:
         """`hand_over` is called with the chunks that one decode round completes, the same on every rank of the replica,
@@ -90,6 +112,10 @@ class Chunker:
         ]
         if chunks:
             self._emit(chunks, len(live))
+
+    def on_rounds(self, num_live: int, num_rounds: int) -> None:
+        """Raise AssertionError: chunks need the tokens of each round."""
+        raise AssertionError(f"{num_rounds} rounds of {num_live} sequences came without their tokens")
 
     def _chunk(self, prompt: Prompt, tokens: Sequence[int], finish: Finish | None) -> Chunk:
         first = self._num_sent.pop(_key(prompt), 0)

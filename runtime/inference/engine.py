@@ -87,11 +87,11 @@ class Generator(ReplicaEngine):
         `Sampling` documents the distribution that is sampled and `Stopping` what ends a response. Sequences in flight
         keep keys and values of older weights, so the distribution of their later tokens is that of no single version;
         with `recomputes_cache` the keys and values are recomputed with the new weights. One row of every `group_size`
-        rows of a prompt is prefilled; the others share its blocks. With `tool_turns` rollouts have several turns,
-        between which a tool answers. A decode round verifies drafts of at most `draft_tokens` tokens of each sequence,
-        from the responses in `history` and those in flight; it samples the same tokens as without drafts, and counts in
-        `acceptance` how many are accepted. Drafts go neither with turns nor with layers that have a recurrent state,
-        which cannot be rolled back.
+        rows of a prompt is prefilled; the others share its blocks. With `tool_turns` rollouts are multi-turn, and a
+        tool answers between two turns. A decode round verifies drafts of at most `draft_tokens` tokens of each
+        sequence, from the responses in `history` and those in flight; it samples the same tokens as without drafts, and
+        counts in `acceptance` how many are accepted. Drafts go neither with turns nor with layers that have a recurrent
+        state, which cannot be rolled back.
         """
         assert not (draft_tokens and tool_turns), "rollouts with turns are not decoded speculatively"
         blocks_per_row = num_blocks_for(max_tokens)
@@ -148,6 +148,11 @@ class Generator(ReplicaEngine):
             self._sample,
             checks_each=not parameter.is_cuda,
         )
+
+    @property
+    def replays(self) -> bool:
+        """True if decode steps are recorded as CUDA graphs, which read this generator's cache."""
+        return isinstance(self._step, GraphedDecodeStep)
 
     @property
     def in_flight(self) -> tuple[Prompt, ...]:
@@ -207,7 +212,7 @@ class Generator(ReplicaEngine):
             period.delivery,
             process_sampled=lambda group: self._process_sampled(group, version, stream),
             step=self._step_group,
-            multi_step=lambda max_rounds: 0 if stream else self._multi_step(max_rounds, version),
+            multi_step=lambda max_rounds: self._multi_step(max_rounds, version, stream),
             min_rounds=period.min_rounds,
         )
         self._relay.flush()
@@ -367,15 +372,19 @@ class Generator(ReplicaEngine):
             self._tool_turns.wait_for_answer()
         return scheduled.num_new
 
-    def _multi_step(self, max_rounds: int | None, version: int) -> int:
+    def _multi_step(self, max_rounds: int | None, version: int, stream: Listener | None) -> int:
         """Run decode rounds in which nothing can be admitted and no sequence reaches its length limit; return how many.
         A round that samples an end token is the last, and is left to `_process_sampled`."""
         group = self._flight.groups[0]
         if not self._can_multi_step or not group.live or self.scheduler.can_schedule(group):
             return 0
+        if stream is not None and stream.needs_each_round:
+            return 0
         sampled = self._sampled[group.first_slot]
         assert sampled is not None, "a single stage has what it sampled"
         count, self._sampled[group.first_slot] = self._ahead.run(group, sampled, max_rounds, version)
+        if stream is not None and count:
+            stream.on_rounds(len(group.live), count)
         return count
 
     @torch.no_grad()

@@ -209,7 +209,7 @@ class EngineProcess:
             self._fail(f"is {facts.engine} {facts.version}, and meshwright runs {supported}")
         return facts
 
-    def take_base(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    def take_base_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Give the engine the frozen base weights of an adapter: tensors [...] by their names in a Hugging Face
         checkpoint. Raises RunFailed if it refuses them."""
         self._send("base")

@@ -205,7 +205,7 @@ class Decoder(GPTModel):
         self.output_layer = ScalarHead(self.config, self.mesh.groups.tp)
 
     def _scale_embedding(self, _module: Any, _inputs: Any, embedded: Tensor) -> Tensor:
-        return embedded * torch.tensor(self.spec.embedding_scale, dtype=embedded.dtype, device=embedded.device)
+        return embedded * float(torch.tensor(self.spec.embedding_scale, dtype=embedded.dtype))
 
 
 def _require_gradient(module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:

@@ -212,7 +212,7 @@ class EngineBench:
         assert isinstance(model, Decoder)  # its layout has no pipeline
         self._model = model
         if self._spec.adapter:
-            self._process.take_base(stored_tensors(model))
+            self._process.take_base_weights(stored_tensors(model))
         self._load()
         return facts.version, facts.kernels
 

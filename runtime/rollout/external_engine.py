@@ -156,11 +156,11 @@ def engine_adapter(spec: ModelSpec) -> EngineAdapter | None:
     return EngineAdapter(rank=spec.adapter.rank, alpha=spec.adapter.alpha, modules=modules)
 
 
-def give_base(engine: EngineProcess, copy: WeightCopy) -> None:
+def send_base_weights(engine: EngineProcess, copy: WeightCopy) -> None:
     """Give the engine of this rank the frozen base weights of an adapter, which no refit sends. Collective over the
     ranks that share the model. Raises RunFailed if the engine refuses them."""
     if copy.spec.adapter:
-        engine.take_base(stored_tensors(copy.decoder))
+        engine.take_base_weights(stored_tensors(copy.decoder))
 
 
 def cached_token_bytes(spec: ModelSpec, tp: int, dtype: torch.dtype) -> int:

@@ -12,6 +12,7 @@ import torch
 
 from meshwright.cost_models.period_ends import AllSequences
 from meshwright.planner.job.job import Job
+from meshwright.planner.plan.evaluate import keeps_generator
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.controllers import ControllerSetting, setting_facts
 from meshwright.profiles.frameworks import GRAPH
@@ -51,8 +52,9 @@ from meshwright.runtime.training.weight_copies import WeightCopy
 class GenerationStage:
     """One rank of the generation stage; every rank of its replica does the same.
 
-    A generator and its KV cache live only while sequences are in flight. So nothing cached under older weights can
-    reach a later sequence, and the memory is free between periods that leave nothing in flight.
+    A generator and its KV cache live while sequences are in flight, so the memory is free between periods that leave
+    nothing in flight. Where the plan leaves enough memory beside all other stages, a generator that replays CUDA graphs
+    is kept instead: recording them again takes as long as hundreds of decode steps.
     """
 
     def __init__(
@@ -76,6 +78,9 @@ class GenerationStage:
         self._plan, self._job, self._data, self._copy = plan, job, data, copy
         self._admission = Admission(plan, data, copy.mesh.dp_rank, steps)
         self._generator: ReplicaEngine | None = None
+        """The generator with sequences in flight."""
+        self._idle: Generator | None = None
+        """A generator that is kept with nothing in flight."""
         self._tool_turns: ToolTurns | None = None
         self._resumed: dict[int, ResumedSample] = {}
         """Samples made under another plan for prompts that are not admitted yet, by sample id."""
@@ -204,7 +209,7 @@ class GenerationStage:
     def _run_period(self, step: int, version: int) -> tuple[tuple[Response, ...], dict[str, float]]:
         """Run the period that delivers `step`; return its responses and its statistics, such as the mean number of live
         sequences."""
-        generator = self._generator or self._new_generator(self._rows_per_prompt)
+        generator = self._take_generator()
         admitted, rounds = self._admission.admit(step), _Rounds()
         resumed = self._take_resumed(admitted.prompts)
         ended = [
@@ -224,7 +229,7 @@ class GenerationStage:
             resumed=resumed,
         )
         delivered = self._admission.record_delivered(responses)
-        self._generator = generator if generator.in_flight else None
+        self._put_back(generator)
         live = {NUM_LIVE: self._mean_live(rounds)}
         return responses, live | delivered | (setting_facts(self._setting) if self._setting else {})
 
@@ -236,12 +241,14 @@ class GenerationStage:
         self._wave_prompts_before = {s: number for s, number in self._wave_prompts_before.items() if s > trained}
         prompts = self._data.wave(batch.step, batch.rows, self._num_wave_prompts)
         self._num_wave_prompts += len(prompts) // self._data.group_size
-        responses = self._new_generator(self._rows_per_prompt).run_period(
+        generator = self._take_generator()
+        responses = generator.run_period(
             replica_share(prompts, mesh.dp_rank, mesh.layout.dp, self._data.group_size),
             version=version,
             delivery=AllSequences(),
             stream=Listeners((rounds, *((self._scoring,) if self._scoring else ()))),
         )
+        self._put_back(generator)
         return responses, {
             NUM_LIVE: self._mean_live(rounds),
             NUM_SAMPLES: float(len(responses)),
@@ -269,6 +276,17 @@ class GenerationStage:
         """Return the mean number of live sequences of this replica over the decode rounds."""
         slots = self._plan.placement(GENERATE).schedule.generation_slots
         return rounds.mean_live_per_group * min(self._copy.mesh.layout.pp, slots)
+
+    def _take_generator(self) -> ReplicaEngine:
+        """Return the generator with sequences in flight, the one that is kept, or a new one."""
+        generator, self._idle = self._generator or self._idle, None
+        return generator or self._new_generator(self._rows_per_prompt)
+
+    def _put_back(self, generator: ReplicaEngine) -> None:
+        """Keep a generator after a period if sequences are in flight, or if its CUDA graphs are worth their memory."""
+        self._generator = generator if generator.in_flight else None
+        replays = isinstance(generator, Generator) and generator.replays and not self._tool_turns
+        self._idle = generator if replays and not generator.in_flight and keeps_generator(self._plan) else None
 
     def _new_generator(self, group_size: int = 1, *, drafts: bool = True) -> ReplicaEngine:
         workload, schedule = self._plan.facts.workload.wave, self._plan.placement(GENERATE).schedule
@@ -348,6 +366,8 @@ class GenerationStage:
 class Scoring:
     """Passes responses to the environment as they end."""
 
+    needs_each_round = False
+
     def __init__(self, environment: Environment, data: PromptData) -> None:
         self._environment, self._data = environment, data
 
@@ -355,6 +375,9 @@ class Scoring:
         """Start scoring the responses that ended, if it has not started."""
         for response in ended:
             self._environment.start_scoring(response.prompt.sample_id, functools.partial(self._sample, response))
+
+    def on_rounds(self, _num_live: int, _num_rounds: int) -> None:
+        """Do nothing: no response ends in these rounds."""
 
     def deliver(self, batch: StepExperience, rows: Mapping[int, int]) -> None:
         """Assign scores to rows of the batch; `rows` maps the sample id of a prompt to its row."""
@@ -380,12 +403,17 @@ def reward_sample(data: PromptData, prompt: Prompt, tokens: tuple[int, ...]) -> 
 class _Rounds:
     """Counts the decode rounds of groups of slots, and the live sequences in them."""
 
+    needs_each_round = False
+
     def __init__(self) -> None:
         self._num_rounds = self._num_tokens = 0
 
     def on_round(self, live: Sequence[SampledSequence], ended: Sequence[Response]) -> None:
-        self._num_rounds += 1
-        self._num_tokens += len(live) + len(ended)
+        self.on_rounds(len(live) + len(ended), 1)
+
+    def on_rounds(self, num_live: int, num_rounds: int) -> None:
+        self._num_rounds += num_rounds
+        self._num_tokens += num_rounds * num_live
 
     @property
     def mean_live_per_group(self) -> float:

@@ -159,12 +159,12 @@ def generalized_advantages(
     after = torch.where(bootstrapped.bool()[:, None], _shift_left(values), 0.0)
     following = torch.where(ends_response(mask), after, _shift_left(values))
     deltas = torch.where(mask, rewards + gamma * following - values, 0.0)
-    columns, in_mask = deltas.T.contiguous(), mask.T.contiguous()  # each iteration reads contiguous memory
-    running = torch.zeros_like(columns[0])
-    for column in range(len(columns) - 1, -1, -1):
-        running = torch.where(in_mask[column], columns[column] + gamma * gae_lambda * running, 0.0)
-        columns[column] = running
-    return columns.T.contiguous()
+    # A loop over hundreds of columns: numpy's operations on a row take a tenth of torch's time.
+    advantages = deltas.T.contiguous()
+    columns, decays = advantages.numpy(), (mask.T * (gamma * gae_lambda)).to(deltas.dtype).numpy()
+    for column in range(len(columns) - 2, -1, -1):
+        columns[column] += decays[column] * columns[column + 1]
+    return torch.where(mask, advantages.T, 0.0)
 
 
 def moments(x: Tensor, mask: Tensor) -> Tensor:

@@ -1,11 +1,15 @@
 """Steps of RLHF systems and pairs of them, on rows made up here."""
 
+import math
 from pathlib import Path
+from statistics import NormalDist
 
+import numpy as np
 import pytest
 
 from benchmarks.fidelity.assumed import assumed
 from benchmarks.fidelity.grpo import by_stage, grpo_stage, step_seconds, unread_step
+from benchmarks.fidelity.lengths import cut_lognormal
 from benchmarks.fidelity.pairs import Scaled, pairs, speedup
 from benchmarks.fidelity.realhf import experiment_of
 from benchmarks.fidelity.rows import Row, Skip
@@ -94,6 +98,51 @@ def test_sequences_may_be_cut_and_experts_spread_in_training() -> None:
     assert few.total != many.total
     assert has_experts("Qwen3-30B3A")
     assert not has_experts("LLAMA3.1_8B")
+
+
+STAGED = {
+    **NEMO,
+    "parallel_config": "Megatron TP2; gen TP2",
+    "gen_s": "50",
+    "infer_logprob_s": "10",
+    "train_s": "40",
+}
+
+
+def stage_seconds(**changes: str) -> dict[str, float]:
+    """The predicted seconds of the stages of a step, by column."""
+    rows = by_stage([("", {**STAGED, **changes})])
+    return {str(row["stage"]): grpo_stage("", row).predicted for _, row in rows}
+
+
+def test_the_reference_takes_the_place_of_the_actor_through_unpinned_memory_behind_pcie() -> None:
+    """Three copies of the 8 billion weights of 16 bits that two ranks share."""
+    job = {"notes": f"{NEMO['notes']}, previous log-probs skipped"}
+    shard = 2 * 8.03e9 / 2
+    swap = 3 * shard / assumed().nemo_rl.unpinned_bytes_per_second
+    on_pcie, on_c2c = (stage_seconds(gpu=gpu, **job)["infer_logprob_s"] for gpu in ("H100", "GB200"))
+    sharded = stage_seconds(parallel_config="DTensor (FSDP2) TP2; gen TP2", **job)["infer_logprob_s"]
+    assert on_pcie - swap == pytest.approx(sharded, rel=0.6)
+    assert on_pcie > swap > 4 * on_c2c
+
+
+def test_a_pipeline_pads_each_packed_micro_batch() -> None:
+    """Training alone has no swap: a second pipeline stage adds its bubble, and the padding of sequences that no other
+    one fits beside."""
+    longer = {"response_len_tok": "2400 (mean generated)", "num_gpus": "16"}
+    one, two = (stage_seconds(parallel_config=f"Megatron TP2 PP{pp}; gen TP2", **longer)["train_s"] for pp in (1, 2))
+    assert two > 1.02 * one
+
+
+def test_the_longest_of_many_responses_is_longer_than_that_of_few() -> None:
+    lengths = cut_lognormal(400, 4000, 6.0).resolve()
+    few, many = (lengths.expected_maximum(number) for number in (64, 2048))
+    median, sigma = 297.0, math.log(6.0) / NormalDist().inv_cdf(0.99)
+    drawn = np.minimum(4000, np.random.default_rng(0).lognormal(math.log(median), sigma, (200, 2048)))
+    assert lengths.mean == pytest.approx(400, rel=1e-3)
+    assert many == pytest.approx(drawn.max(axis=1).mean(), rel=0.03)
+    assert few == pytest.approx(drawn[:, :64].max(axis=1).mean(), rel=0.08)
+    assert many > 1.5 * few
 
 
 def test_a_pair_is_two_steps_of_one_job() -> None:

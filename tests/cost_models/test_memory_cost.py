@@ -83,7 +83,7 @@ def test_an_engine_in_its_own_process_holds_a_second_copy_and_its_cache_all_the_
     embedding = 4 * llama.padded_vocab_size * llama.hidden_size
     assert theirs.resident.amount("engine process") == vllm.process_bytes > 2**28
     assert theirs.resident.amount("weights of the engine") == weights == theirs.resident.amount("weights")
-    assert theirs.resident.amount("weights on their way") == 2 * embedding
+    assert theirs.resident.amount("weights in transit") == 2 * embedding
     cache = (long_tail.cache_need(asked.schedule, 2).blocks + 1) * BLOCK_TOKENS * 1_048_576 / 2
     assert theirs.resident.amount("kv cache") == cache
     added = vllm.process_bytes + weights + 2 * embedding + cache

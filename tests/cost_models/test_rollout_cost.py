@@ -1,4 +1,4 @@
-"""A generation of several turns: what waiting for a tool costs."""
+"""A multi-turn generation: what waiting for a tool costs."""
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
@@ -6,7 +7,6 @@ import pytest
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.harness import (
-    DEPTHS,
     TimingResult,
     clock_timer,
     event_timer,
@@ -20,7 +20,7 @@ from meshwright.profiles.harness import (
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role
-from meshwright.profiles.table import TimedPass, shape_of
+from meshwright.profiles.table import Shape, TimedPass, shape_of
 from meshwright.profiles.workload import Workload
 
 
@@ -158,8 +158,12 @@ def test_points_cover_the_workload_at_two_depths(
 ) -> None:
     found = points(PPO_GRAPH, specs, workload, cluster)
     assert len(found) == len(set(found))
-    for timed_pass, depths in DEPTHS[cluster.device.kind].items():
-        assert {point.num_layers for point in found if point.timed_pass is timed_pass} == set(depths)
+    for timed_pass in TimedPass:
+        shapes = defaultdict[Shape, set[int]](set)
+        for point in found:
+            if point.timed_pass is timed_pass:
+                shapes[point.shape].add(point.num_layers)
+        assert all(len(depths) == 2 for depths in shapes.values()), timed_pass
     for timed_pass in (TimedPass.FORWARD, TimedPass.TRAIN):
         lengths = {point.tokens for point in found if point.timed_pass is timed_pass}
         assert min(lengths) == workload.sequence_lengths.tokens[0]
@@ -168,6 +172,20 @@ def test_points_cover_the_workload_at_two_depths(
     assert min(contexts) == workload.prompt_lengths.tokens[0]
     assert max(contexts) == workload.sequence_lengths.maximum - 1
     assert max(point.rows for point in found if point.timed_pass is TimedPass.DECODE) == workload.batch_size
+
+
+def test_on_a_gpu_passes_are_timed_at_the_models_own_depth_where_its_training_state_takes_half_of_the_memory(
+    specs: dict[Role, ModelSpec], workload: Workload, cluster: Cluster
+) -> None:
+    model = specs[Role.ACTOR]
+    layer, ends = 18 * model.layer_params, 18 * (model.num_params - model.num_layers * model.layer_params)
+    for memory, deepest in ((1e15, model.num_layers), (2 * (ends + 3.5 * layer), 3), (2 * ends, 2)):
+        device = cluster.device.model_copy(update={"memory_bytes": int(memory), "kind": "cuda"})
+        found = points(PPO_GRAPH, specs, workload, cluster.model_copy(update={"device": device, "ranks_per_node": 1}))
+        of_actor = [point for point in found if point.shape == shape_of(model, 1)]
+        for timed_pass in (TimedPass.FORWARD, TimedPass.TRAIN, TimedPass.PREFILL):
+            depths = {point.num_layers for point in of_actor if point.timed_pass is timed_pass}
+            assert depths == {1, min(deepest, model.num_layers)}
 
 
 def test_batches_that_may_be_in_flight_together_are_decoded_together_and_nothing_else_is(
@@ -232,7 +250,10 @@ def test_a_gpu_is_timed_at_what_fills_it_and_its_decode_steps_at_depths_far_apar
     tokens = [max(p.rows * p.tokens for p in found if p.timed_pass is TimedPass.TRAIN) for found in (of_gpu, of_cpu)]
     assert tokens == [256 * 512, 16 * 512]
     assert {point.num_layers for point in of_gpu if point.timed_pass is TimedPass.DECODE} == {1, 8}
-    assert {point.num_layers for point in of_gpu if point.timed_pass is TimedPass.TRAIN} == {1, 2}
+    assert {point.num_layers for point in of_gpu if point.timed_pass is TimedPass.TRAIN} == {
+        1,
+        specs[Role.ACTOR].num_layers,
+    }
 
 
 def test_no_measured_micro_batch_is_huge(specs: dict[Role, ModelSpec], cluster: Cluster) -> None:

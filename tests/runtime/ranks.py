@@ -78,6 +78,11 @@ def _close_all() -> None:
         pool.close()
 
 
+def _paths() -> list[str]:
+    """Directories of modules: this project's, and those of this process's own environment."""
+    return [str(ROOT / "src"), str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+
+
 class _Server:
     """A process that has imported everything slow and forks the ranks of every world from itself."""
 
@@ -85,7 +90,7 @@ class _Server:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.runtime.ranks"],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(_paths()), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -29,8 +29,8 @@ from meshwright.profiles.stages import GENERATE
 from tests.planner.jobs import critic_free_facts, small_facts
 
 
-def sampled_facts(acceptance: float = 0.5, batch_size: int = 64) -> Facts:
-    facts = critic_free_facts(facts=small_facts(memory_bytes=2**40, batch_size=batch_size))
+def sampled_facts(acceptance: float = 0.5, batch_size: int = 64, facts: Facts | None = None) -> Facts:
+    facts = critic_free_facts(facts=facts or small_facts(memory_bytes=2**40, batch_size=batch_size))
     sampling = DynamicSampling(acceptance=acceptance)
     workload = facts.workload.model_copy(update={"dynamic_sampling": sampling})
     return facts.model_copy(update={"workload": workload})

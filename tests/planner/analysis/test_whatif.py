@@ -98,6 +98,15 @@ def test_a_quantile_beyond_the_longest_length_is_told_to_be_cut(plan: Plan) -> N
     )
 
 
+def test_a_caveat_of_the_plans_own_job_is_not_told_of_a_setting_that_leaves_it(plan: Plan) -> None:
+    limited = with_setting(plan.facts, {"workload.response.p99": 500})
+    own = plan.model_copy(update={"facts": limited})
+    settings = ({"cluster.nodes": 2}, {"workload.response.max": 140})
+    elsewhere, raised = whatif(own, settings, model_of).answers
+    assert elsewhere.notes == ()
+    assert raised.notes[0].startswith("workload.response.p99=500 is limited by workload.response.max=140")
+
+
 @pytest.mark.parametrize(
     ("lengths", "factor", "scaled"),
     [

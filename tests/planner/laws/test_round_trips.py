@@ -43,7 +43,7 @@ NOT_SEARCHED = ("13b-70b-128", "405b-1024", "moe-16384", "mixed-32")
 
 def facts_for(trainer: OtherTrainer, name: str) -> Facts:
     facts = resolve(read_job(EXAMPLES / name / "job.yaml"), EXAMPLES / name)
-    if Role.REWARD in trainer.no_models and Role.REWARD in facts.graph.roles:
+    if Role.REWARD in trainer.unsupported_roles and Role.REWARD in facts.graph.roles:
         models = facts.models.model_copy(update={"reward": None})
         scored = Reward(name="verifier", function="reward:score").load
         facts = facts.model_copy(update={"models": models, "rewards": (scored,)})

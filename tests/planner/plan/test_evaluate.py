@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from meshwright.cost_models.cost import Cost, Term
-from meshwright.planner.plan.evaluate import Task, evaluate, host_bytes, list_schedule, peak_bytes, resident_bytes
+from meshwright.planner.plan.evaluate import (
+    Task,
+    evaluate,
+    host_bytes,
+    keeps_generator,
+    list_schedule,
+    peak_bytes,
+    resident_bytes,
+)
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import pattern_ahead
 from meshwright.profiles.algorithms import PPO_GRAPH
@@ -110,3 +118,14 @@ def test_host_memory_is_that_of_the_node_with_the_most_waiting_in_it() -> None:
         for node in range(plan.facts.cluster.nodes)
     ]
     assert host_bytes(plan) == max(of_node)
+
+
+def test_a_generator_is_kept_where_what_it_allocates_fits_beside_the_peak_of_its_fullest_rank() -> None:
+    plan = evaluate(random_plan(0))
+    generation = plan.placement(GENERATE)
+    ranks = plan.pool(generation.pool).ranks
+    free = min(plan.facts.cluster.usable_bytes(rank) - plan.peak_bytes_per_rank[rank] for rank in ranks)
+    for allocated, kept in ((free, True), (free + 1, False)):
+        placement = generation.model_copy(update={"transient": Cost((Term("KV cache", float(allocated)),))})
+        others = tuple(one for one in plan.placements if one.stage != GENERATE)
+        assert keeps_generator(plan.model_copy(update={"placements": (placement, *others)})) is kept

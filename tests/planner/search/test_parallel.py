@@ -116,7 +116,9 @@ def test_the_second_process_ends_with_the_first_whatever_ends_that() -> None:
 def test_whole_searches_are_found_by_their_position() -> None:
     numbers = list[int]()
     texts = [f"{item}" * 90_000 for item in range(9)]
-    found = map_in_processes(texts.__getitem__, range(9), is_stopped=lambda: False, on_done=numbers.append)
+    found = map_in_processes(
+        texts.__getitem__, range(9), is_stopped=lambda: False, on_done=lambda done: numbers.append(len(done))
+    )
     assert found == dict(enumerate(texts))
     assert (numbers[0], numbers[-1]) == (0, 9)
     assert numbers == sorted(numbers)
@@ -143,13 +145,15 @@ def test_searches_beside_each_other_fork_no_more() -> None:
 
 def stopped_searches() -> int:
     """The number of items that are done when the third has stopped the rest; no process is left."""
-    done = list[int]()
+    calls = list[int]()
 
     def work(item: int) -> int:
         time.sleep(0.02)
         return item
 
-    found = map_in_processes(work, range(200), is_stopped=lambda: len(done) > 3, on_done=done.append)
+    found = map_in_processes(
+        work, range(200), is_stopped=lambda: len(calls) > 3, on_done=lambda done: calls.append(len(done))
+    )
     assert psutil.Process().children() == []
     return len(found)
 

@@ -47,7 +47,7 @@ def test_a_free_slot_is_refilled_by_the_next_prompt() -> None:
 def test_a_round_that_refills_a_slot_and_decodes_is_one_round_where_rounds_are_shared(num_slots: int) -> None:
     """Every round takes 7 s, whatever it does."""
     always = Grid(np.array([1.0, 9.0]), np.array([1.0, 99.0]), np.full((2, 2), 7.0))
-    times = RoundTimes(prefill=always, round_=always, shares_rounds=True)
+    times = RoundTimes(prefill=always, round_=always, has_mixed_batches=True)
     prompts, responses = np.full(8, 4), np.array([3, 9, 1, 30, 2, 2, 14, 5])
     flight = SimulatedFlight(num_slots, 1, times)
     found = flight.run_period(

@@ -1,4 +1,4 @@
-"""Rollouts of several turns in simulated time, against what can be counted by hand and against the law."""
+"""Multi-turn rollouts in simulated time, against what can be counted by hand and against the law."""
 
 from __future__ import annotations
 

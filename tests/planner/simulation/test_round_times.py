@@ -39,16 +39,16 @@ def test_a_prefill_and_its_rounds_add_up_to_what_the_model_says_of_equal_rows(la
 class TimedTogether(DelegatingCostModel):
     """A cost model whose prefills and decode steps of one round are one pass."""
 
-    def shares_rounds(self, query: StageQuery) -> bool:
+    def has_mixed_batches(self, query: StageQuery) -> bool:
         return query.stage.generates
 
 
 def test_rounds_are_shared_where_the_cost_model_says_so() -> None:
     facts, choice = small_facts(), Choice(Layout(), Schedule(generation_slots=4))
     query = query_for_choice(facts, PPO_GRAPH.by_name["actor_generate"], choice, deferral=0)
-    assert not round_times(facts, query, model_of).shares_rounds
+    assert not round_times(facts, query, model_of).has_mixed_batches
     times = round_times(facts, query, lambda facts: TimedTogether(model_of(facts)))
-    assert times.shares_rounds
+    assert times.has_mixed_batches
     rows, tokens = np.full(2, 3.0), np.full(2, 40.0)
     alone, beside = times.refill(rows, tokens, np.array([False, True]), np.full(2, 50.0))
     assert alone == times.prefill(rows[:1], tokens[:1])

@@ -18,7 +18,7 @@ from tests.planner.jobs import small_facts
 
 NAMES = tuple(TRAINERS)
 NAMED = [
-    pytest.param(name, marks=[pytest.mark.check_all] if Role.REWARD in TRAINERS[name].no_models else [])
+    pytest.param(name, marks=[pytest.mark.check_all] if Role.REWARD in TRAINERS[name].unsupported_roles else [])
     for name in NAMES
 ]
 """All trainers; of those without a reward model the first tier has the tests of their own files alone."""
@@ -38,14 +38,14 @@ def facts_of(*, staleness: int = 0, ranks_per_node: int = 4, algorithm: Algorith
 
 def main_algorithm(name: str) -> Algorithm:
     """PPO, or RLOO with a reference for a trainer that has no reward model."""
-    return "rloo" if Role.REWARD in TRAINERS[name].no_models else "ppo"
+    return "rloo" if Role.REWARD in TRAINERS[name].unsupported_roles else "ppo"
 
 
 def facts_for(name: str, *, staleness: int = 0, algorithm: Algorithm | None = None) -> Facts:
     """Such a job for a trainer, with its engine; with a function where the trainer has no reward model."""
     trainer = TRAINERS[name]
     facts = trainer.with_engine(facts_of(staleness=staleness, algorithm=algorithm or main_algorithm(name)))
-    if Role.REWARD not in trainer.no_models:
+    if Role.REWARD not in trainer.unsupported_roles:
         return facts
     scored = Reward(name="verifier", function="reward:score").load
     models = facts.models.model_copy(update={"reward": None})

@@ -70,6 +70,8 @@ def test_a_backend_is_a_layout(tmp_path: Path, backend: str, layout: str) -> Non
         ("reward_norm: {mean_level: group, std_level: null}", "grpo", {"grpo.normalise_by_std": False}),
         ("reward_norm: {mean_level: group, mean_leave1out: true, std_level: null}", "rloo", {}),
         ("adv_norm: {mean_level: batch}", "reinforce++", {}),
+        ("adv_norm: {mean_level: group, std_level: group}", "grpo", {}),
+        ("adv_norm: {mean_level: group, std_level: null}", "grpo", {"grpo.normalise_by_std": False}),
         (
             "reward_norm: {mean_level: group, std_level: null}, adv_norm: {mean_level: batch}",
             "reinforce++",
@@ -103,6 +105,13 @@ def test_the_former_key_of_all_backends_is_read_where_they_have_none(tmp_path: P
     shared = configured(tmp_path, f"allocation_mode: 'sglang[rollout]:d8|megatron[actor]:d4t2'\nactor: {{{GROUP}}}\n")
     assert (shared.by_name["actor_train.pool"], shared.by_name["actor_generate.pool"]) == ("0:8", "0:8")
     assert shared.by_name["actor_train.layout"] == "tp2,pp1,dp4,sp"
+
+
+def test_a_backend_of_a_name_alone_has_the_degrees_of_the_former_key(tmp_path: Path) -> None:
+    models = f"actor: {{backend: megatron, kl_ctl: 0.1, {GROUP}}}\nref: {{backend: megatron, path: m}}\n"
+    values = configured(tmp_path, f"allocation_mode: sglang.d4p1t1+d2p1t2\n{models}").by_name
+    assert (values["actor_train.layout"], values["actor_train.pool"]) == ("tp2,pp1,dp2,sp", "0:4")
+    assert (values["ref_logprob.pool"], values["actor_generate.pool"]) == ("0:4", "4:4")
 
 
 def test_an_engine_generates_as_many_sequences_as_its_limit_and_the_prompts_in_flight_allow(tmp_path: Path) -> None:

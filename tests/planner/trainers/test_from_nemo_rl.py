@@ -148,3 +148,18 @@ def test_defaults_that_are_not_there_say_which_training_it_is_and_are_told(tmp_p
     assert any("defaults: ./grpo-llama-8b.yaml is not beside the configuration" in note for note in found.notes)
     known = configured(tmp_path, "defaults: ../grpo_math_1B.yaml\npolicy: {train_micro_batch_size: 2}\n")
     assert not any("defaults" in note for note in known.notes)
+
+
+def test_degrees_that_do_not_divide_their_ranks_are_refused_by_their_keys(tmp_path: Path) -> None:
+    degrees = "megatron_cfg: {enabled: true, tensor_model_parallel_size: 3, pipeline_model_parallel_size: 2}"
+    sentence = (
+        r"^policy.megatron_cfg.tensor_model_parallel_size=3 x policy.megatron_cfg.pipeline_model_parallel_size=2 does "
+        "not divide the 8 ranks"
+    )
+    with pytest.raises(BadInput, match=sentence):
+        configured(tmp_path, f"grpo: {{}}\ncluster: {{gpus_per_node: 8}}\npolicy: {{{degrees}}}\n")
+
+
+@pytest.mark.parametrize("base", ["./dapo-qwen3-8b.yaml", "../cispo-qwen3-8b.yaml", "grpo-8b.yaml"])
+def test_a_variant_of_grpo_is_known_by_the_file_that_is_not_there(tmp_path: Path, base: str) -> None:
+    assert configured(tmp_path, f"defaults: {base}\npolicy: {{train_micro_batch_size: 2}}\n").algorithm == "grpo"

@@ -74,6 +74,16 @@ def test_an_estimator_that_no_job_has_is_refused_by_its_flag(tmp_path: Path) -> 
 def test_flags_that_are_not_known_and_zero_are_told(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
     path.write_text("python3 -m openrlhf.cli.train_ppo_ray --train.colocate_all --colour red --ds.zero_stage 3\n")
-    notes = read_openrlhf(path).notes
-    assert any("colour is not a key of openrlhf" in note for note in notes)
-    assert any("--ds.zero_stage 3 is costed as ZeRO-1" in note for note in notes)
+    found = read_openrlhf(path)
+    assert found.unmodelled["colour=red"] == "it is not a key of openrlhf 0.11.2"
+    assert any("--ds.zero_stage 3 is costed as ZeRO-1" in note for note in found.notes)
+
+
+def test_degrees_that_do_not_divide_their_ranks_are_refused_by_their_flags(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"^ds.tensor_parallel_size=3 x ds.ring_attn_size=2 does not divide the 8 ranks"):
+        configured(tmp_path, "--ds.tensor_parallel_size 3", "--ds.ring_attn_size 2")
+
+
+def test_a_token_budget_replaces_the_rows_of_every_pass(tmp_path: Path) -> None:
+    rows = ("--train.micro_batch_size 8", "--rollout.micro_batch_size 16")
+    assert configured(tmp_path, *rows, "--train.dynamic_batch_enable").unmodelled == {}

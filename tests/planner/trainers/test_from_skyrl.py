@@ -79,5 +79,20 @@ def test_engines_that_do_not_take_all_ranks_that_they_share_are_refused_with_bot
     sentence = r"num_engines=8: the engines have 16 ranks, and with .*colocate_all=true they share all 8 of the policy"
     with pytest.raises(BadInput, match=sentence):
         configured(tmp_path, "generator.inference_engine.tensor_parallel_size=2")
-    with pytest.raises(BadInput, match="tp=3 x pp=1 x cp=1 does not divide the 8 ranks"):
+    with pytest.raises(BadInput, match=r"^trainer.policy.megatron_config.tensor_model_parallel_size=3 does not divide"):
         configured(tmp_path, "trainer.policy.megatron_config.tensor_model_parallel_size=3")
+
+
+def test_a_critic_is_refused_where_megatron_trains_since_skyrl_then_has_none(tmp_path: Path) -> None:
+    gae = "trainer.algorithm.advantage_estimator=gae"
+    with pytest.raises(BadInput, match=r"advantage_estimator=gae needs a critic, and with trainer.strategy=megatron"):
+        configured(tmp_path, gae)
+    critic = "trainer.critic.model.path=m"
+    assert configured(tmp_path, gae, critic, "trainer.strategy=fsdp").by_name["models.critic"] == "m"
+
+
+def test_a_misspelt_key_is_told_once_with_the_key_that_was_meant(tmp_path: Path) -> None:
+    found = configured(tmp_path, "trainer.plicy_mini_batch_size=4")
+    reason = found.unmodelled["trainer.plicy_mini_batch_size=4"]
+    assert reason == "it is not a key of skyrl 0.3.0; did you mean 'trainer.policy_mini_batch_size'?"
+    assert not any("plicy" in line for line in (*found.notes, *found.ignored))

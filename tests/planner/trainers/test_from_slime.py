@@ -64,3 +64,8 @@ def test_ranks_that_leave_none_to_generate_are_refused(tmp_path: Path) -> None:
     path.write_text("python3 train.py --advantage-estimator ppo --rollout-batch-size 8 --rollout-max-response-len 8\n")
     with pytest.raises(BadInput, match="leaves no rank to generate"):
         read_slime(path)
+
+
+def test_degrees_that_do_not_divide_their_ranks_are_refused_by_their_flags(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"^context-parallel-size=3 does not divide the 8 ranks of its pool"):
+        configured(tmp_path, "--actor-num-gpus-per-node 8", "--context-parallel-size 3")

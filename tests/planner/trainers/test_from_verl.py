@@ -146,5 +146,14 @@ def test_fsdp_leaves_layouts_free_and_unknown_keys_are_told(tmp_path: Path) -> N
     found = read_verl(path)
     assert not any(one.what.endswith(".layout") for one in found.fields)
     assert found.by_name["workload.batch_size"] == 4096
-    assert any("trainer.colour is not a key of verl" in note for note in found.notes)
+    assert found.unmodelled["trainer.colour=red"] == "it is not a key of verl 0.9.1"
     assert any("FSDP" in note for note in found.notes)
+
+
+def test_degrees_that_do_not_divide_their_ranks_are_refused_by_their_keys(tmp_path: Path) -> None:
+    trained = r"^actor_rollout_ref.actor.megatron.tensor_model_parallel_size=3 does not divide the 8 ranks of its pool"
+    with pytest.raises(BadInput, match=trained):
+        configured(tmp_path, f"{ACTOR}.megatron.tensor_model_parallel_size=3")
+    engine = r"^actor_rollout_ref.rollout.tensor_model_parallel_size=3 does not divide"
+    with pytest.raises(BadInput, match=engine):
+        configured(tmp_path, "actor_rollout_ref.rollout.tensor_model_parallel_size=3")

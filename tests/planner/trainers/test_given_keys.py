@@ -167,3 +167,44 @@ def test_references_lead_up_by_their_dots() -> None:
 )
 def test_a_word_is_the_value_that_the_trainer_would_read(text: str, value: object) -> None:
     assert read_changes([f"a={text}"]) == {"a": value}
+
+
+def test_keys_behind_a_comment_in_a_command_reach_no_trainer_and_are_told(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "python3 -m verl.trainer.main_ppo trainer.nnodes=2 \\\n    # four nodes\n"
+        "    actor_rollout_ref.rollout.n=4 \\\n    data.train_batch_size=8 trainer.total_epochs=1\n"
+    )
+    given = read_overrides(script, VERL)
+    assert dict(given.values) == {"trainer.nnodes": 2}
+    assert [note.partition(" ")[0] for note in given.notes] == ["actor_rollout_ref.rollout.n=4"]
+    script.write_text("python3 train.py --colocate \\\n  # none\n  --rollout-batch-size 8\n")
+    flags = read_flags(script, known_keys("slime"))
+    assert dict(flags.values) == {"colocate": True}
+    assert any(note.startswith("--rollout-batch-size begins a command of its own") for note in flags.notes)
+
+
+def test_a_json_object_gives_the_keys_below_its_own(tmp_path: Path) -> None:
+    script, sky = tmp_path / "run.sh", known_keys("skyrl")
+    below = "trainer.policy.megatron_config.transformer_config_kwargs"
+    script.write_text(f'run -m skyrl {below}=\'{{"recompute_granularity": "selective", "a": {{"b": 1}}}}\'\n')
+    assert dict(read_overrides(script, sky).values) == {
+        f"{below}.recompute_granularity": "selective",
+        f"{below}.a.b": 1,
+    }
+    script.write_text("run -m skyrl trainer.run_name='{no JSON}' trainer.logger='[1]'\n")
+    assert dict(read_overrides(script, sky).values) == {"trainer.run_name": "{no JSON}", "trainer.logger": "[1]"}
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("trainer.nnode", "trainer.nnodes"),
+        ("actor_rollout_ref.actr.use_kl_loss", "actor_rollout_ref.actor.use_kl_loss"),
+        ("actor_rollout_ref.rollout.enable_sleep_mode", None),
+        ("actor_rollout_ref.actor.policy_loss.cppo_w_min", None),
+    ],
+)
+def test_a_key_is_suggested_whose_words_are_nearly_spelt_so(key: str, meant: str | None) -> None:
+    told, _ = TrainerConfig(known=VERL, values={key: 7}).split_unread("verl")
+    assert told[f"{key}=7"] == "it is not a key of verl 0.9.1" + (f"; did you mean {meant!r}?" if meant else "")

@@ -19,8 +19,10 @@ from meshwright.profiles.layout import Layout
 def test_replicas_are_what_degrees_leave() -> None:
     assert layout_of({"tp": 2, "pp": 2}, 16, sp=True) == Layout(tp=2, pp=2, dp=4, sp=True)
     assert layout_of({"tp": 1}, 4, sp=True) == Layout(dp=4)
-    with pytest.raises(BadInput, match="tp=3 does not divide the 8 ranks"):
-        layout_of({"tp": 3}, 8)
+    with pytest.raises(BadInput, match=r"^tp=3 does not divide the 8 ranks of its pool; use degrees"):
+        layout_of({"tp": 3, "pp": 1}, 8)
+    with pytest.raises(BadInput, match=r"^width=3 x pp=2 does not divide the 8 ranks"):
+        layout_of({"tp": 3, "pp": 2}, 8, keys={"tp": "width"})
 
 
 def test_pools_follow_each_other() -> None:

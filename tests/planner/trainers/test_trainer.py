@@ -47,7 +47,7 @@ def test_rewards_on_hosts_are_not_written_for_any_trainer() -> None:
 def test_a_trainer_takes_a_job_whose_models_it_has_a_place_for_and_says_which_it_has_not() -> None:
     facts = random_plan(0).facts
     for trainer in TRAINERS.values():
-        if not trainer.no_models:
+        if not trainer.unsupported_roles:
             trainer.require_expressible(facts)
     sentence = (
         "models.critic is not written for skyrl: with Megatron it trains no critic; plan and run the job here, or "

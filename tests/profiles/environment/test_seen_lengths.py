@@ -48,7 +48,7 @@ def test_groups_with_a_signal_are_those_that_dynamic_sampling_keeps(workload: Wo
 
 
 def test_turns_on_one_side_alone_are_refused(workload: Workload) -> None:
-    with pytest.raises(BadInput, match=r"rollouts of several turns, and the job has no workload\.turns; add it"):
+    with pytest.raises(BadInput, match=r"multi-turn rollouts, and the job has no workload\.turns; add it"):
         workload_with_lengths(workload, SEEN.model_copy(update={"turns": TURNS}))
     with pytest.raises(BadInput, match=r"rollouts of one turn, and workload\.turns of the job"):
         workload_with_lengths(workload.model_copy(update={"turns": TURNS}), SEEN)

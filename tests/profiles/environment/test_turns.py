@@ -1,4 +1,4 @@
-"""What a rollout of several turns adds up to."""
+"""What a multi-turn rollout adds up to."""
 
 from __future__ import annotations
 

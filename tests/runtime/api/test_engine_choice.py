@@ -12,16 +12,19 @@ from meshwright import api
 from meshwright.cost_models.generation_cost import ENGINE_LOAD
 from meshwright.planner.analysis.explain import explain
 from meshwright.planner.analysis.optional_features import engine_choice
+from meshwright.planner.analysis.wave_size import with_wave
 from meshwright.planner.job.engine_limits import engines_of
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.search.re_evaluate import re_evaluate
-from meshwright.profiles.algorithms import PPO_GRAPH
+from meshwright.profiles.algorithms import PPO_GRAPH, graph_of
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import EAGER, VLLM
 from meshwright.profiles.harness import TimingResult, generation_points, points, record
-from meshwright.profiles.stages import GENERATE, Role
+from meshwright.profiles.stages import GENERATE, Role, StageGraph
 from meshwright.profiles.table import EngineTimings, Table, WeightLoad, shape_of
 from tests.cost_models.tables import PROVENANCE
+from tests.planner.analysis.test_oversampling import sampled_facts
 from tests.planner.jobs import quantised_facts, small_facts
 from tests.runtime.checkpoints import name_end_tokens, write_checkpoint
 from tests.runtime.command import Call
@@ -32,10 +35,10 @@ BOTH = (EAGER, VLLM)
 LOOSE = api.Limits(gap=0.3)
 
 
-def table_with(vllm_factor: float) -> Table:
+def table_with(vllm_factor: float, graph: StageGraph = PPO_GRAPH, facts: Facts = FACTS) -> Table:
     """A table in which a round of vLLM takes this multiple of one of our own engine."""
-    specs = {role: FACTS.models.spec(role) for role in PPO_GRAPH.roles}
-    measured = [record(point, timed(1e-3)) for point in points(PPO_GRAPH, specs, FACTS.workload, FACTS.cluster)]
+    specs = {role: facts.models.spec(role) for role in graph.roles}
+    measured = [record(point, timed(1e-3)) for point in points(graph, specs, facts.workload, facts.cluster)]
     shapes, depths = [shape_of(FACTS.models.spec(Role.ACTOR), tp) for tp in (1, 2)], (1, 4)
     rounds = [point for shape in shapes for point in generation_points(shape, depths, FACTS.workload, "cpu")]
     timings = EngineTimings(
@@ -93,6 +96,16 @@ def test_the_load_of_weights_is_in_the_simulated_generation_once() -> None:
     plan = planned(0.2)
     assert plan.placement(GENERATE).cost.amount(ENGINE_LOAD) == pytest.approx(1e-3)
     steps = api.simulate(plan, table_with(0.2), steps=2).steps
+    assert steps.seconds[-1] == pytest.approx(plan.period_seconds, rel=1e-3)  # all responses have the same length
+
+
+def test_the_load_of_weights_is_in_a_simulated_step_of_several_waves_once() -> None:
+    facts = with_wave(sampled_facts(acceptance=1.0, facts=FACTS), 1)  # two groups, each of which is a wave
+    table = table_with(0.2, graph_of("grpo", has_waves=True), facts)
+    plan = api.plan(facts, table, engines=BOTH, limits=LOOSE)
+    assert isinstance(plan, api.Plan)
+    assert plan.placement(GENERATE).cost.amount(ENGINE_LOAD) == pytest.approx(1e-3)
+    steps = api.simulate(plan, table, steps=2).steps
     assert steps.seconds[-1] == pytest.approx(plan.period_seconds, rel=1e-3)  # all responses have the same length
 
 

@@ -59,6 +59,7 @@ def test_a_sweep_plans_every_point_and_draws_them(call: Call, job: Path, tmp_pat
         ((), (2, "whatif needs either --set")),
         (("--set", "cluster.nodes=2", "--sweep", "cluster.nodes=2"), (2, "whatif needs either --set")),
         (("--set", "cluster.nodes=2", "--time-limit", "9"), (2, "are options of a sweep; leave them out")),
+        (("--set", "cluster.nodes=2", "-o", "new.json"), (2, "are options of a sweep; leave them out")),
         (("--sweep", "cluster.node=1:4"), (2, "did you mean cluster.nodes")),
         (("--sweep", "cluster.nodes=4:1"), (2, "write 1:4")),
         (("--sweep", "cluster.nodes=0"), (3, "")),
@@ -75,3 +76,19 @@ def test_a_sweep_that_cannot_be_planned_is_refused(
 def test_a_sweep_that_is_out_of_time_says_how_many_points_it_lacks(call: Call, job: Path) -> None:
     outcome = call("whatif", job, "--sweep", "workload.batch_size=8:80:8", "--gap", 0, "--time-limit", 0.1)
     assert "of 10 points are not planned." in outcome.out
+
+
+def test_a_stopped_sweep_goes_on_from_the_points_of_its_file(call: Call, job: Path, tmp_path: Path) -> None:
+    written = tmp_path / "sweep.json"
+    command = ("whatif", job, "--sweep", "workload.batch_size=8,16", "--gap", 0.5, "--json", "-o", written)
+    whole = json.loads(call(*command).out)
+    assert json.loads(written.read_text()) == whole
+    first = {**whole["points"][0], "violations": ["kept as it was"]}
+    written.write_text(json.dumps({**whole, "points": [first], "num_missing": 1}))
+    resumed = json.loads(call(*command).out)
+    assert resumed == {**whole, "points": [first, whole["points"][1]]}
+    other = call(*command, "--price", 3)
+    assert other.code == 2
+    assert "the finished points are those of another job, profile, pin, gap, price or --per-steps" in other.err
+    written.write_text('{"points": 3}')
+    assert "is not a sweep that `whatif --sweep` wrote; name a new file." in call(*command).err

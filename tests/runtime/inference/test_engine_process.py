@@ -122,7 +122,7 @@ def test_an_adapter_replaces_the_one_before_it_and_leaves_the_weights_below_it(t
     adapter = EngineAdapter(rank=2, alpha=4.0, modules=("qkv_proj",))
     process = start(tmp_path, replace(SETTINGS, adapter=adapter))
     process.wait_until_ready()
-    process.take_base([("bias", torch.tensor([50]))])
+    process.take_base_weights([("bias", torch.tensor([50]))])
     assert process.version == -1
     for version, value in enumerate((3, 4)):
         process.take_weights(version, [("lora", torch.tensor([value]))])

@@ -95,6 +95,8 @@ def sequence_of(prompt: Prompt, *tokens: int) -> RequestedSequence:
 class Rounds:
     """Counts the tokens of every round."""
 
+    needs_each_round = True
+
     def __init__(self) -> None:
         self.num_tokens: list[int] = []
 

@@ -206,7 +206,7 @@ def opened(engine: str, directory: Path, adapter: Adapter | None = None) -> Open
     process.wait_until_ready("0.32.")
     if adapter:
         load(directory)
-        process.take_base(stored_tensors(model))
+        process.take_base_weights(stored_tensors(model))
     return Opened(theirs, load, change_adapter)
 
 

@@ -1,4 +1,4 @@
-"""Rollouts of several turns train as others do, wherever they run and whatever they keep while they wait."""
+"""Multi-turn rollouts train as others do, wherever they run and whatever they keep while they wait."""
 
 from __future__ import annotations
 

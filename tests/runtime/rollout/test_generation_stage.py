@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from meshwright.profiles.trace import NUM_LIVE
+from meshwright.runtime.inference.engine import Generator
 from meshwright.runtime.inference.in_flight import GenerationState
 from meshwright.runtime.messages.experience import StepExperience
 from meshwright.runtime.rollout.stage import GenerationStage
@@ -82,6 +83,68 @@ def _in_two_parts(path: Path, generation: dict[str, int]) -> tuple[list[Held], l
     assert kept.in_flight is not None
     in_flight = sum(map(len, kept.in_flight.live)) + len(kept.in_flight.waiting) + len(kept.in_flight.ended)
     return found + _turns(whole, STEPS[2:]), _turns(parts, STEPS[2:]), in_flight
+
+
+def _round_by_round_and_together(path: Path) -> list[tuple[Held, float]]:
+    """What a step puts into its batch, and the mean number of live sequences, where every round is passed on before the
+    next and where rounds are run together."""
+    rank, found = one_rank(path), []
+    for each in (True, False):
+        stage, one = rank.generating(STEPS), batch(0)
+        stage.begin_period(None)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("meshwright.runtime.rollout.stage._Rounds.needs_each_round", each)
+            live = stage.run(one)[NUM_LIVE]
+        found.append((held(one), live))
+    return found
+
+
+def test_rounds_that_are_run_together_count_and_draw_as_others(path: Path) -> None:
+    [((each, live_of_each), (together, live_of_together))] = run_on_ranks(1, _round_by_round_and_together, path)
+    assert live_of_each == live_of_together
+    assert all(torch.equal(each["tokens"][row], together["tokens"][row]) for row in range(BATCH))
+
+
+def _with_and_without_a_kept_generator(path: Path) -> tuple[list[Held], list[Held], int]:
+    """Two steps of a stage that keeps its generator and of one that makes a new one, the weights of both halved between
+    them; and how many generators the first one has made."""
+    rank, made = one_rank(path), list[Generator]()
+    new, replays = Generator.__init__, Generator.replays
+
+    def counted(self: Generator, *given: object, **named: object) -> None:
+        made.append(self)
+        new(self, *given, **named)  # type: ignore[arg-type]
+
+    try:
+        fresh = _with_halved_weights(rank.generating(STEPS))
+        Generator.__init__, Generator.replays = counted, property(lambda _: True)  # type: ignore[method-assign,assignment]
+        kept = _with_halved_weights(rank.generating(STEPS))
+    finally:
+        Generator.__init__, Generator.replays = new, replays  # type: ignore[method-assign]
+    return fresh, kept, len(made)
+
+
+def _with_halved_weights(stage: GenerationStage) -> list[Held]:
+    """One step, and one with half of each weight, which are whole again afterwards."""
+    parameters = list(stage._copy.decoder.parameters())
+    found = _turns(stage, STEPS[:1])
+    for factor in (0.5, 2.0):
+        for parameter in parameters:
+            parameter.data *= factor
+        found += _turns(stage, STEPS[1:2]) if factor < 1 else []
+        stage._copy.version.increment()
+    return found
+
+
+def test_a_generator_that_is_kept_draws_what_a_new_one_would_have(path: Path) -> None:
+    """Nothing that it cached of a prompt under other weights is read."""
+    [(fresh, kept, num_made)] = run_on_ranks(1, _with_and_without_a_kept_generator, path)
+    assert num_made == 1
+    for one, other in zip(fresh, kept, strict=True):
+        for field in ("tokens", "behaviour_logprobs"):
+            assert all(torch.equal(one[field][row], other[field][row]) for row in range(BATCH)), field
+    before, after = (one["tokens"] for one in fresh)
+    assert any(not torch.equal(before[row], after[row]) for row in range(BATCH))
 
 
 def _turns(stage: GenerationStage, steps: range) -> list[Held]:

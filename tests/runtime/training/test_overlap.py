@@ -51,7 +51,7 @@ class Seen:
     logprobs: list[Tensor]
     """Of a forward pass right behind the updates."""
     num_started: int
-    """Sums that were on their way when the backward pass of the first update was over, most of all ranks' buckets."""
+    """Sums that were in flight when the backward pass of the first update was over, most of all ranks' buckets."""
     were_on_their_way: bool
     """Weights, when an update within others was done."""
 
@@ -88,7 +88,7 @@ def _groups(trainer: Trainer) -> list[Any]:
 
 
 def _note_started(trainer: Trainer) -> list[int]:
-    """How many sums are on their way each time that gradients are finished."""
+    """How many sums are in flight each time that gradients are finished."""
     started: list[int] = []
     finish = trainer.model.config.finalize_model_grads_func
 
