@@ -16,8 +16,8 @@ import numpy as np
 from meshwright.cost_models import communication
 from meshwright.cost_models.communication import Groups, Network, groups_of
 from meshwright.cost_models.compute import AnalyticShard, Pass, PassColumns, Shard
-from meshwright.cost_models.cost import Cost, Memory, TermSums, cost_of, least_trusted
-from meshwright.cost_models.generation_cost import Generation, Work, generation_work
+from meshwright.cost_models.cost import Cost, Memory, Source, Tally, TermSums, cost_of, least_trusted
+from meshwright.cost_models.generation_cost import ENGINE_SLEEP, ENGINE_WAKE, Generation, Work, generation_work
 from meshwright.cost_models.kernels import element_bytes
 from meshwright.cost_models.lower_bounds import (
     RoundKinds,
@@ -59,7 +59,7 @@ from meshwright.profiles.choice_table import ChoiceTable, LayoutColumns, PassSet
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
 from meshwright.profiles.elementwise import BoolArray, FloatArray, IntArray, N, sum_of
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.frameworks import EAGER, Engine, Framework, engine_named, own_framework
+from meshwright.profiles.frameworks import EAGER, Engine, EngineSleep, Framework, engine_named, own_framework
 from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
@@ -475,6 +475,19 @@ class AnalyticModel(QueryLoop):
             stage, shards, offload, cluster=self._cluster, efficiency=self._efficiency, element_bytes=self._size
         )
 
+    def _sleep_seconds(self, query: StageQuery) -> Cost:
+        """Return the seconds in which an engine in its own process takes its cache and frees it: bytes / rate."""
+        (rates, source), tally = self._sleep_rates(), Tally()
+        if rates and self._operators.process_bytes:
+            num_bytes = self._layout_memory(query).kv_cache_bytes(query.schedule)
+            tally.add(ENGINE_WAKE, num_bytes / rates.taken_bytes_per_second, source)
+            tally.add(ENGINE_SLEEP, num_bytes / rates.freed_bytes_per_second, source)
+        return tally.cost()
+
+    def _sleep_rates(self) -> tuple[EngineSleep | None, Source]:
+        """Return the rates at which the engine frees its cache and takes it again, with their source."""
+        return self._engine.sleep if self._engine else None, Source.ANALYTIC
+
     def _generation_seconds(self, query: StageQuery) -> Cost:
         replica, overlap = self._replica(query)
         num_rows, num_slots, pp, same_prompt, _ = replica
@@ -512,6 +525,7 @@ class AnalyticModel(QueryLoop):
         if need.preemptions:
             mean_prompt = self._workload.prompt_lengths.mean
             cost += generation.preemption(need.preemptions, need.preempted_tokens, mean_prompt)
+        cost += self._sleep_seconds(query)
         num_in_flight = min(overlap.in_flight(num_rows) - num_rows, num_slots)
         if not (query.recomputes_cache and num_in_flight):
             return cost

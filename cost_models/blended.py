@@ -33,7 +33,7 @@ from meshwright.cost_models.protocol import (
 from meshwright.profiles.choice_table import ChoiceTable
 from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.elementwise import FloatArray
-from meshwright.profiles.frameworks import OWN_ENGINES, EngineName, engine_named
+from meshwright.profiles.frameworks import OWN_ENGINES, EngineName, EngineSleep, engine_named
 from meshwright.profiles.hardware import AnyCluster, Cluster, MixedCluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
@@ -127,6 +127,11 @@ class BlendedModel(AnalyticModel):
     def _generation_seconds(self, query: StageQuery) -> Cost:
         cost, load = super()._generation_seconds(query), self._load_seconds(query.model, query.layout)
         return cost if load is None else cost + Cost((Term(ENGINE_LOAD, load, Source.MEASURED),))
+
+    def _sleep_rates(self) -> tuple[EngineSleep | None, Source]:
+        if self._timings and self._timings.sleep:
+            return self._timings.sleep, Source.MEASURED
+        return super()._sleep_rates()
 
     def _make_network(self, peer_reductions: bool) -> Network:
         if self._table.has_correction(Traffic.COLLECTIVE):

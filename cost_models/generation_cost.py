@@ -46,6 +46,13 @@ SCHEDULING = "scheduling"
 ENGINE_LOAD = "weights to the engine"
 """Name of the term for the measured load of weights into an engine in its own process, at the start of a period."""
 
+ENGINE_WAKE, ENGINE_SLEEP = "cache taken", "cache freed"
+"""Names of the terms for an engine in its own process that takes the memory of its KV cache before a run of the stage,
+and frees it afterwards."""
+
+OUTSIDE_ROUNDS = (ENGINE_LOAD, ENGINE_WAKE, ENGINE_SLEEP)
+"""Names of the terms for what such an engine does once a period, before and after its rounds."""
+
 _SAMPLED_BYTES = 16
 """Bytes of a sampled token and its log-probability, both sent in fp64."""
 

@@ -1,10 +1,10 @@
 """Peak memory of a stage: bytes on the fullest rank of its pool, sized for the longest sequence of the workload.
 
 Resident, also while other stages run: the weight copy under the term "weights" (which a planner drops if two stages
-share one copy), gradients, fp32 weights and moments of a training stage, and the KV cache of a generation whose
-sequences stay in flight between periods. Transient: activations, logits, any other KV cache, the buffer of a refit, and
-whatever is offloaded to the host while the stage does not run. If a schedule limits the blocks of the KV cache, that
-limit is counted.
+share one copy), gradients, fp32 weights and moments of a training stage, the KV cache of a generation whose sequences
+stay in flight between periods, and the process of an engine beside the rank. Transient: activations, logits, any other
+KV cache (that of such a process included), the buffer of a refit, and whatever is offloaded to the host while the stage
+does not run. If a schedule limits the blocks of the KV cache, that limit is counted.
 
 The equations hold for numbers and for arrays alike; adding `0 * array` to a number makes it an array of that shape.
 Operators are either fused or, on a CPU, single operators of torch, each of which stores its result in its own tensor.
@@ -337,6 +337,10 @@ class LayoutMemory:
         """Return the memory of each pipeline stage, of those that differ."""
         return [rank.memory(schedule) for rank in self._ranks]
 
+    def kv_cache_bytes(self, schedule: Schedule) -> float:
+        """Return the bytes of the largest KV cache of any rank; 0 for a stage that does not generate."""
+        return max(rank.kv_cache_bytes(schedule) for rank in self._ranks)
+
     def _bytes(self, schedule: Schedule) -> Bytes:
         per_rank = [Bytes(*rank.totals(schedule, rank.state(schedule.offload))) for rank in self._ranks]
         fullest = max(per_rank, key=lambda rank_bytes: math.ceil(rank_bytes.peak))
@@ -430,6 +434,10 @@ class RankMemory(Generic[N]):
             _total(state.offloaded + working.running),
             _total(state.offloaded),
         )
+
+    def kv_cache_bytes(self, _schedule: Schedule) -> float:
+        """Return the bytes of the KV cache of a stage that generates; 0 for all others."""
+        return 0.0
 
     def state(self, offload: Offload) -> _State[N]:
         """Return the state of the stage with one kind of offload. Raises BadInput if it has no such state."""
@@ -606,6 +614,9 @@ class RankMemory(Generic[N]):
 ENGINE_PROCESS = "engine process"
 """Name of the term for the process of an engine without its model."""
 
+ENGINE_WEIGHTS = "weights of the engine"
+"""Name of the term for the copy of the weights in the process of an engine."""
+
 WEIGHT_BUCKET_BYTES = 64 * 2**20
 """Bytes of weights in transit to an engine at a time, unless a single tensor is larger."""
 
@@ -628,20 +639,26 @@ class GenerationMemory(RankMemory[float]):
         """Return the KV cache, with blocks for the sequences in flight, and the working memory of a pass."""
         assert isinstance(settings, Schedule), settings
         cache, running = TermSums[float](), self._generation_memory(settings).addends
-        cache.add("kv cache", self._cache_bytes(self._blocks(settings), self._slots(settings)))
+        cache.add("kv cache", self.kv_cache_bytes(settings))
         if self._process_bytes:
-            self._add_process(cache)
-        if settings.keeps_in_flight or self._process_bytes:
+            process = TermSums[float]()
+            self._add_process(process)
+            return _WorkingMemory(process.addends, self._or_larger_weight_buffer([*cache.addends, *running]))
+        if settings.keeps_in_flight:
             return _WorkingMemory(cache.addends, self._or_larger_weight_buffer(running))
         return _WorkingMemory([], self._or_larger_weight_buffer([*cache.addends, *running]))
 
+    def kv_cache_bytes(self, schedule: Schedule) -> float:
+        """Return the bytes of the KV cache."""
+        return self._cache_bytes(self._blocks(schedule), self._slots(schedule))
+
     def _add_process(self, tally: TermSums[float]) -> None:
-        """Add the memory of an engine's own process beside its KV cache: the process, its copy of the weights, and the
-        weights in transit, in shared memory and as a copy. None of it is freed during a run."""
+        """Add the memory of an engine's own process beside its KV cache, which it frees after each run of the stage:
+        the process, its copy of the weights, and the weights in transit, in shared memory and as a copy."""
         weights_bytes = self._part.num_params * self._size
         largest_tensor = self._model.padded_vocab_size * self._model.hidden_size * self._size
         tally.add(ENGINE_PROCESS, self._process_bytes)
-        tally.add("weights of the engine", weights_bytes)
+        tally.add(ENGINE_WEIGHTS, weights_bytes)
         tally.add("weights in transit", 2 * min(weights_bytes, max(WEIGHT_BUCKET_BYTES, largest_tensor)))
 
     @cached_property

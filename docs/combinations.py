@@ -207,7 +207,7 @@ def _own_graph(names: Combination, scores: set[str]) -> dict[str, Any]:
         one = {"name": name, "kind": "inference", "role": role, "reads": reads, "writes": [output]}
         stages.append(one | ({"may_stream": True} if may_stream else {}))
     if "dynamic" in names:
-        reads = ["tokens", "proximal_logprobs", *read]
+        reads = ["tokens", "proximal_logprobs", *read, *kept]
         stages.append({"name": "actor_train", "kind": "training", "role": "actor", "reads": reads})
         return {"algorithm": {"stages": stages}, "grpo": {}}
     reads = ["tokens", "values", "proximal_logprobs", *read, *kept]
@@ -263,15 +263,14 @@ def answer(names: Combination) -> Answer:
 
 
 def is_one_job(names: Combination) -> bool:
-    """Whether a job can be written that has these features: one algorithm, one way to sample, one kind of reward
-    model, and a judge that generates only in an own graph."""
+    """Whether a job can be written that has these features: one algorithm, one kind of reward model, and a judge that
+    generates only in an own graph."""
     axes = [BY_NAME[name].axis for name in names]
     if any(axes.count(axis) > 1 for axis in ("algorithm", "training", "model")):
         return False
     if "judge" in names and any(BY_NAME[name].axis == "algorithm" for name in names - {"own"}):
         return False
-    samples = {name for name in names if BY_NAME[name].axis == "samples"}
-    return len(samples - {"groups"}) <= 1 and not {"model", "judge"} <= names
+    return not {"model", "judge"} <= names
 
 
 def completions(pair: Combination) -> Iterator[Combination]:

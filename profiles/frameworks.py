@@ -6,6 +6,7 @@ They are read from `data/frameworks.yaml` and `data/engines.yaml`, which state s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import as_file, files
 from typing import Literal, TypeAlias, get_args
@@ -26,8 +27,14 @@ SGLANG: EngineName = "sglang"
 OWN_ENGINES: tuple[EngineName, ...] = (EAGER, GRAPH)
 """The engines of this project."""
 
-RUN_ENGINES: tuple[EngineName, ...] = (*OWN_ENGINES, VLLM)
+RUN_ENGINES: tuple[EngineName, ...] = (*OWN_ENGINES, VLLM, SGLANG)
 """The engines that `run` starts; the others generate for other trainers."""
+
+NOT_RUN: Mapping[EngineName, str] = {
+    SGLANG: "`run` was not tried with it: its adapter follows the interface of SGLang 0.5.23, was tested with a double "
+    "alone, and plans do not count the memory of its process"
+}
+"""What is said wherever an engine is named that `run` starts and with which it was never tried."""
 
 
 class Framework(Document):
@@ -145,6 +152,13 @@ class EngineRefit(Document):
     tensor_seconds: float = Field(default=0.0, ge=0, description="time of the loader for each tensor")
 
 
+class EngineSleep(Document):
+    """The rates at which an engine in its own process frees the memory of its KV cache and takes it again."""
+
+    freed_bytes_per_second: float = Field(gt=0, description="rate at which it is freed after a run of the stage")
+    taken_bytes_per_second: float = Field(gt=0, description="rate at which it is taken before the next one")
+
+
 class Engine(Document):
     """Properties of a generation engine."""
 
@@ -170,6 +184,7 @@ class Engine(Document):
         ge=0,
         description="memory of its process without a model, where one runs beside each rank (on CPUs)",
     )
+    sleep: EngineSleep | None = Field(default=None, description="its sleep, where such a process runs (on CPUs)")
     source: str = Field(min_length=1)
 
     def framework_on(self, kind: str) -> Framework:

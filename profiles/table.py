@@ -21,7 +21,7 @@ from meshwright.profiles.documents import Document, VersionedDocument, canonical
 from meshwright.profiles.elementwise import N
 from meshwright.profiles.environment.latency import TimedCalls
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.frameworks import EngineName, own_engine
+from meshwright.profiles.frameworks import EngineName, EngineSleep, own_engine
 from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.model_shape import ModelSpec
@@ -187,6 +187,7 @@ class EngineTimings(Document):
     process_bytes: float | None = Field(
         default=None, gt=0, description="memory of the process beside its weights and KV cache"
     )
+    sleep: EngineSleep | None = Field(default=None, description="how fast it frees its KV cache and takes it again")
 
     def has_rounds_of(self, shape: Shape) -> bool:
         """Return True if decode steps of this shape were timed at two numbers of layers."""

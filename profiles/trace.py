@@ -40,6 +40,10 @@ NUM_PROMPT_TOKENS = "num_prompt_tokens"
 NUM_ROW_ROUNDS = "num_row_rounds"
 """Fact of a generation with drafts: its decode rounds, counted once for each sequence."""
 
+WAKE_SECONDS, SLEEP_SECONDS, FREED_BYTES = "wake_seconds", "sleep_seconds", "freed_bytes"
+"""Facts of a generation by an engine in its own process: the seconds in which it takes the memory of its KV cache
+before the first round and frees it after the last, and the bytes that it frees."""
+
 NUM_LIVE = "num_live_sequences"
 """Fact of a span: mean number of sequences in flight on its rank's replica over the span."""
 

@@ -67,10 +67,19 @@ class Workload(Document):
 
     @model_validator(mode="after")
     def _samples_groups(self) -> Self:
-        if self.dynamic_sampling and self.group_size == 1:
+        if not self.dynamic_sampling:
+            return self
+        if self.group_size == 1:
             raise ValueError(
                 "dynamic_sampling keeps groups whose samples are scored differently, and group_size=1 has none; use "
                 "2 or more"
+            )
+        factor = round(1 / MIN_ACCEPTANCE)
+        of_wave, largest = self.dynamic_sampling.num_prompts, factor * self.num_prompts
+        if of_wave and of_wave > largest:
+            raise ValueError(
+                f"dynamic_sampling.num_prompts={of_wave} is more than {factor} times the {self.num_prompts} prompts of "
+                f"a batch, the most that a step samples; use {largest} or fewer"
             )
         return self
 
@@ -83,8 +92,6 @@ class Workload(Document):
                 f"best_of={self.best_of} is not above group_size={self.group_size}, the samples of a prompt that are "
                 "trained on; sample more of them, or remove best_of"
             )
-        if self.dynamic_sampling:
-            raise ValueError("best_of and dynamic_sampling are not supported together yet; remove one")
         return self
 
     @property
@@ -94,7 +101,7 @@ class Workload(Document):
 
     @property
     def candidates(self) -> Workload:
-        """The workload before selection by `best_of`: all samples of the step's prompts."""
+        """The workload before selection by `best_of`: all samples of as many prompts as the batch has."""
         if self.best_of is None:
             return self
         update = {"batch_size": self.num_prompts * self.best_of, "group_size": self.best_of}
@@ -102,11 +109,13 @@ class Workload(Document):
 
     @property
     def wave(self) -> Workload:
-        """The workload that is generated at once: all candidates, or with dynamic sampling one wave of prompts."""
+        """The workload that is generated at once: all candidates, or with dynamic sampling those of one wave of
+        prompts."""
+        candidates = self.candidates
         if not self.dynamic_sampling:
-            return self.candidates
-        num_samples = self.dynamic_sampling.wave_size(self.num_prompts) * self.group_size
-        return self.model_copy(update={"batch_size": num_samples, "dynamic_sampling": None, "num_minibatches": 1})
+            return candidates
+        num_samples = self.dynamic_sampling.wave_size(self.num_prompts) * candidates.group_size
+        return candidates.model_copy(update={"batch_size": num_samples, "dynamic_sampling": None, "num_minibatches": 1})
 
     def draft_round(self, draft_tokens: int) -> DraftRound:
         """Return what a sequence samples and verifies in a decode round with drafts of `draft_tokens` tokens."""
@@ -181,8 +190,7 @@ def _arrivals(schedule: Schedule, dp: int) -> Arrivals:
 
 
 class ObservedLengths(Document):
-    """Observed lengths of prompts and responses, turns, shares of groups with non-zero reward variance, and acceptance
-    of drafts."""
+    """Observed lengths of prompts and responses, turns, shares of groups with a signal, and acceptance of drafts."""
 
     prompt: LengthSpec = Field(description="prompt lengths in tokens")
     response: LengthSpec = Field(description="response lengths in tokens; with turns, of one turn")

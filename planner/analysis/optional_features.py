@@ -18,10 +18,12 @@ from meshwright.cost_models.sampling_waves import WAVE_REWARDS, processes_all_sa
 from meshwright.planner.job.job import Facts
 from meshwright.planner.job.rewards_and_tools import HostWorkers
 from meshwright.planner.plan.evaluate import evaluate
-from meshwright.planner.plan.plan import Edge, Plan
+from meshwright.planner.plan.plan import Edge, EngineOption, Plan
 from meshwright.planner.plan.reward_workers import LATENCY, UNDER_WAY, host_seconds, reward_tail_of
+from meshwright.profiles.frameworks import NOT_RUN, EngineName
 from meshwright.profiles.packing import rows_per_replica
 from meshwright.profiles.stages import GENERATE
+from meshwright.profiles.workload import Workload
 
 _BYTES_PER_GIB = 2**30
 _MILLION = 10**6
@@ -119,9 +121,14 @@ def quantised_copy(plan: Plan) -> QuantisedCopy | None:
 @dataclass(frozen=True, kw_only=True)
 class BestSamples:
     """Best-of-n in one step: samples generated and kept for each prompt, and the predicted seconds of the stages that
-    see all samples and of those that see only the kept ones, each a sum over stages."""
+    see all samples and of those that see only the kept ones, each a sum over stages.
+
+    `num_sampled_prompts` is the mean number of prompts that are sampled; with dynamic sampling it is more than
+    `num_prompts`, the prompts that are trained on.
+    """
 
     num_prompts: int
+    num_sampled_prompts: float
     num_sampled: int
     num_kept: int
     all_seconds: float
@@ -130,15 +137,24 @@ class BestSamples:
     @property
     def sentences(self) -> Iterator[str]:
         """Report lines."""
-        generated, kept = self.num_prompts * self.num_sampled, self.num_prompts * self.num_kept
+        generated, kept = f"{self.num_sampled_prompts * self.num_sampled:.0f}", self.num_prompts * self.num_kept
+        average, of_prompts = "", ""
+        if self.num_sampled_prompts > self.num_prompts:
+            average, of_prompts = " on average", f" of {self.num_prompts} prompts"
         yield (
-            f"{self.num_sampled} samples of each of {self.num_prompts} prompts are generated and scored, and the best "
-            f"{self.num_kept} are trained on: {generated} and {kept} a step"
+            f"{self.num_sampled} samples of each of {self.num_sampled_prompts:.0f} prompts are generated and scored"
+            f"{average}, and the best {self.num_kept}{of_prompts} are trained on: {generated} and {kept} a step"
         )
         yield (
             f"stages that see all {generated} take {self.all_seconds:.3f} s, those that see the {kept} "
             f"{self.kept_seconds:.3f} s"
         )
+
+
+def _sampled_prompts(workload: Workload) -> float:
+    """The mean number of prompts that a step samples."""
+    num_prompts, sampling = workload.num_prompts, workload.dynamic_sampling
+    return sampling.wave_size(num_prompts) * sampling.expected_waves(num_prompts) if sampling else num_prompts
 
 
 def best_samples(plan: Plan) -> BestSamples | None:
@@ -150,6 +166,7 @@ def best_samples(plan: Plan) -> BestSamples | None:
     see_all = [stage.name for stage in plan.graph.stages if processes_all_samples(stage)]
     return BestSamples(
         num_prompts=workload.num_prompts,
+        num_sampled_prompts=_sampled_prompts(workload),
         num_sampled=workload.best_of,
         num_kept=workload.group_size,
         all_seconds=math.fsum(seconds[name] for name in see_all),
@@ -250,7 +267,7 @@ class EngineChoice:
     no plan.
     """
 
-    engine: str
+    engine: EngineName
     step_seconds: Mapping[str, float]
     equations: tuple[str, ...]
     excluded: Mapping[str, str]
@@ -262,6 +279,8 @@ class EngineChoice:
         slower = ", ".join(f"{name} would take {seconds:.3f} s" for name, seconds in others.items())
         taken = f"a step takes {self.step_seconds[self.engine]:.3f} s"
         yield f"engine {self.engine}: {taken}; {slower}" if slower else f"engine {self.engine}: {taken}"
+        if self.engine in NOT_RUN:
+            yield f"engine {self.engine}: {NOT_RUN[self.engine]}"
         for name, reason in self.excluded.items():
             yield f"engine {name} is excluded: {reason}"
         if others and self.equations:
@@ -272,13 +291,15 @@ class EngineChoice:
 
 
 def engine_choice(plan: Plan) -> EngineChoice | None:
-    """Return the engines that a plan was chosen among; None if the job names one."""
-    if plan.engine_options is None:
+    """Return the engines that a plan was chosen among; None if the job names one that was tried."""
+    if plan.engine_options is None and plan.facts.engine not in NOT_RUN:
         return None
-    planned = [option for option in plan.engine_options if option.period_seconds is not None]
+    named = EngineOption(engine=plan.facts.engine, period_seconds=plan.period_seconds)
+    options = plan.engine_options or (named,)
+    planned = [option for option in options if option.period_seconds is not None]
     return EngineChoice(
         engine=plan.facts.engine,
         step_seconds={one.engine: one.period_seconds for one in planned if one.period_seconds is not None},
         equations=tuple(one.engine for one in planned if one.source is Source.ANALYTIC),
-        excluded={one.engine: one.reason for one in plan.engine_options if one.reason is not None},
+        excluded={one.engine: one.reason for one in options if one.reason is not None},
     )

@@ -161,7 +161,7 @@ def _wave_violations(algorithm: OwnGraph) -> Iterator[str]:
         if stage.kind == "inference" and stage.role is Role.REWARD and stage.role not in trained
         for field in stage.writes
     ]
-    scorers = {name for name, _ in scores}
+    scorers, kept = {name for name, _ in scores}, algorithm.filter.writes if algorithm.filter else ()
     if not scores and not any(stage.kind == "environment" for stage in algorithm.stages):
         yield (
             "workload.dynamic_sampling: no stage of the job's own graph scores the samples; add an inference of an "
@@ -169,7 +169,8 @@ def _wave_violations(algorithm: OwnGraph) -> Iterator[str]:
         )
     for stage in algorithm.stages:
         for _, field in scores:
-            if stage.kind == "inference" and stage.name not in scorers and field not in stage.reads:
+            waits = field in stage.reads or not set(kept).isdisjoint(stage.reads)
+            if stage.kind == "inference" and stage.name not in scorers and not waits:
                 yield (
                     f"workload.dynamic_sampling: {stage.name} does not read {field}, and it works on the groups that "
                     f"are selected by it; add {field} to its reads"

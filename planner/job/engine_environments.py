@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from meshwright.profiles.documents import Document
-from meshwright.profiles.frameworks import VLLM, EngineName
+from meshwright.profiles.frameworks import SGLANG, VLLM, EngineName
 
 
 class EngineEnvironment(Document):
@@ -18,8 +18,13 @@ class EngineEnvironments(Document):
     """The environments of the engines that run in processes of their own."""
 
     vllm: EngineEnvironment | None = Field(default=None, description="vLLM")
+    sglang: EngineEnvironment | None = Field(default=None, description="SGLang, with which meshwright was not run")
 
     @property
     def named(self) -> tuple[EngineName, ...]:
         """The engines whose environments the job names."""
-        return (VLLM,) if self.vllm else ()
+        return tuple(name for name in (VLLM, SGLANG) if self.of(name))
+
+    def of(self, engine: EngineName) -> EngineEnvironment | None:
+        """Return the environment of an engine; None where the job names none."""
+        return {VLLM: self.vllm, SGLANG: self.sglang}.get(engine)

@@ -1,4 +1,4 @@
-"""The engines among which the plan of a job chooses, and the jobs for which `run` can generate with vLLM.
+"""The engines among which the plan of a job chooses, and the jobs for which `run` can generate with vLLM or SGLang.
 
 Everything here is known from the facts of a job, before a plan is searched; `planner/plan/engine_rules.py` has the
 rules that layouts and schedules follow.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshwright.planner.job.job import AUTO, Facts, Job
-from meshwright.profiles.frameworks import OWN_ENGINES, EngineName, own_engine
+from meshwright.profiles.frameworks import OWN_ENGINES, SGLANG, VLLM, EngineName, own_engine
 from meshwright.profiles.stages import Role
 
 VLLM_FAMILIES = (
@@ -44,6 +44,27 @@ def engines_of(job: Job, facts: Facts) -> tuple[EngineName, ...]:
         return (facts.engine,)
     own = own_engine(facts.cluster.kind, has_experts=facts.models.actor.experts is not None)
     return own, *job.engines.named
+
+
+def engine_violations(facts: Facts) -> Iterator[str]:
+    """Yield a sentence for each thing that the facts of a job ask of their engine and that `run` does not do with it.
+
+    Sentences call the engine "it"; they are printed after its name.
+    """
+    if facts.engine == VLLM:
+        yield from vllm_violations(facts)
+    if facts.engine == SGLANG:
+        yield from sglang_violations(facts)
+
+
+def sglang_violations(facts: Facts) -> Iterator[str]:
+    """Yield a sentence for each thing that the facts of a job ask of SGLang and that its adapter does not do."""
+    if facts.cluster.kind != "cuda":
+        yield f"it does not install without CUDA, and the cluster is {facts.cluster.kind}; {_OURS}."
+    if facts.models.actor.adapter:
+        yield f"its adapter sends whole weights only, and the actor is trained by an adapter; {_OURS}."
+    if facts.generation_weights:
+        yield f"its weights have the job's precision, and generation_weights is {facts.generation_weights}; {_OURS}."
 
 
 def vllm_violations(facts: Facts) -> Iterator[str]:

@@ -31,6 +31,7 @@ from meshwright.planner.job.algorithm_rules import (
 from meshwright.planner.job.algorithm_settings import GRPO, PPO, RLOO, SETTINGS, Distill, LearningSettings, Reinforce
 from meshwright.planner.job.custom_graph import OwnGraph
 from meshwright.planner.job.engine_environments import EngineEnvironments
+from meshwright.planner.job.evaluation import Evaluation, evaluation_violations
 from meshwright.planner.job.limits import judge_violations, position_violations, require_within_limits
 from meshwright.planner.job.rewards_and_tools import Reward, RewardLoad, Tool, from_plan, require_unique_names
 from meshwright.planner.job.sections import (
@@ -61,8 +62,8 @@ _CACHE = (
 )
 _ENGINE = (
     "generation engine: our own, eager or with decode steps as CUDA graphs (the default on a GPU for models without "
-    "experts), vllm, which run starts on CPUs, or another trainer's, which can only be planned for; auto: the one of "
-    "our own and those in engines with the fastest plan"
+    "experts), vllm, which run starts on CPUs, sglang, with which run was not tried, or trtllm, which can only be "
+    "planned for; auto: the one of our own and those in engines with the fastest plan"
 )
 AUTO: Final = "auto"
 """The engine of a job that leaves the choice to the plan."""
@@ -87,13 +88,6 @@ _REF_IS_BASE = "the reference is the actor without its adapter, so that one copy
 
 
 CacheAfterRefit: TypeAlias = Literal["keep", "recompute"]
-
-
-class Evaluation(Document):
-    """Evaluation of the policy on held-out prompts: before the first step, after the last, and in between as set
-    here."""
-
-    every_steps: int = Field(default=0, ge=0, description="steps between evaluations; 0: only the first and the last")
 
 
 SETTINGS_KEYS: Mapping[Algorithm, str] = {
@@ -172,6 +166,12 @@ class Job(Document):
     def _check_algorithm(self) -> Self:
         require_roles(self.algorithm, self.models.roles, self.workload, has_environment=bool(self.rewards))
         require_unique_names(self.rewards)
+        for sentence in evaluation_violations(
+            self.evaluation,
+            max_response=self.workload.max_response,
+            has_reward_model=Role.REWARD in self.models.roles,
+        ):
+            raise ValueError(sentence)
         if self.tool and not self.workload.turns:
             raise ValueError("tool: single-turn rollouts call no tool; give workload.turns, or remove tool")
         require_only_actor_adapter([role for role in self.models.roles if self.models.source(role).adapter])
@@ -210,6 +210,11 @@ class Job(Document):
         presets = self.presets
         named = presets if len(presets) == 1 else [one for one in presets if SETTINGS_KEYS[one] == self.own_key]
         return next(iter(named), None)
+
+    @property
+    def all_rewards(self) -> tuple[Reward, ...]:
+        """The rewards on hosts of training, and then those of the evaluations' own."""
+        return (*self.rewards, *(reward for one in self.evaluation.sets.values() for reward in one.rewards))
 
     @property
     def reward_weights(self) -> tuple[float, ...]:

@@ -150,6 +150,13 @@ def _check_model(where: str, spec: ModelSpec) -> Iterator[str]:
 
 def _check_workload(workload: Workload) -> Iterator[str]:
     yield from _check_maxima("workload", workload, _WORKLOAD_MAXIMA)
+    generated = workload.wave
+    if generated.batch_size > _WORKLOAD_MAXIMA["batch_size"]:
+        yield (
+            f"the workload generates {generated.batch_size} sequences at once ({generated.num_prompts} prompts with "
+            f"{generated.group_size} samples each), above the limit of {_WORKLOAD_MAXIMA['batch_size']}; use a smaller "
+            "batch_size, best_of or dynamic_sampling.num_prompts."
+        )
     for name in ("prompt", "response"):
         yield from _check_lengths(f"workload.{name}", getattr(workload, name))
 

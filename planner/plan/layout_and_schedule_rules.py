@@ -316,7 +316,7 @@ def _unsupported_with(schedule: Schedule, what: str) -> Iterator[str]:
 
 def _may_stream_responses(facts: Facts) -> bool:
     """True if a stage may read a response while others are generated."""
-    return not (facts.workload.turns or facts.workload.selects_samples or generates_with_vllm(facts))
+    return not (facts.workload.turns or facts.workload.selects_samples)
 
 
 def _inference_only_rules(schedule: Schedule) -> Iterator[str]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost_models.generation_cost import ENGINE_LOAD
+from meshwright.cost_models.generation_cost import OUTSIDE_ROUNDS
 from meshwright.cost_models.protocol import Memo
 from meshwright.cost_models.sampling_waves import processes_all_samples
 from meshwright.planner.job.reward_tail import response_ends, sampled_tail_seconds
@@ -117,7 +117,7 @@ class Sampled:
     def __init__(self, plan: Plan, rebuild_cost_model: CostModelBuilder, *, seed: int) -> None:
         self._plan, self._seed, self._workload = plan, seed, plan.facts.workload
         placement = plan.placement(GENERATE)
-        self._load_seconds = placement.cost.amount(ENGINE_LOAD)
+        self._load_seconds = placement.cost.amount(*OUTSIDE_ROUNDS)
         """Seconds in which an engine in its own process takes a step's weights, once for all waves."""
         call = query_for_placement(plan, placement)
         level = placement.cost.total / rebuild_cost_model(plan.facts).seconds(call).total

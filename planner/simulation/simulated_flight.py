@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost_models.generation_cost import ENGINE_LOAD
+from meshwright.cost_models.generation_cost import OUTSIDE_ROUNDS
 from meshwright.cost_models.period_ends import DeliveryRule
 from meshwright.cost_models.protocol import StageQuery
 from meshwright.planner.job.job import Facts
@@ -101,7 +101,7 @@ def round_times(facts: Facts, query: StageQuery, remodel: CostModelBuilder) -> R
         grid_query = replace(query, schedule=schedule, max_deferral=0)
         for j, length in enumerate(lengths):
             costs = (remodel(_with(facts, query, num_rows, length, n)).seconds(grid_query) for n in (1, 3))
-            first, third = (cost.total - cost.amount(ENGINE_LOAD) for cost in costs)
+            first, third = (cost.total - cost.amount(*OUTSIDE_ROUNDS) for cost in costs)
             prefills[i, j], rounds[i, j] = first, (third - first) / 2
     axes = np.array(rows, dtype=float), np.array(lengths, dtype=float)
     has_mixed_batches = remodel(facts).has_mixed_batches(query)

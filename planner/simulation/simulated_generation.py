@@ -39,6 +39,7 @@ from meshwright.planner.simulation.simulated_flight import (
 )
 from meshwright.profiles.packing import replica_rows, rows_per_prompt
 from meshwright.profiles.stages import GENERATE
+from meshwright.profiles.workload import Workload
 
 Lengths: TypeAlias = NDArray[np.int64]
 
@@ -331,7 +332,7 @@ def sample_waves(plan: Plan, *, seed: int, step: int) -> StepWaves:
     while missing and len(kept) < _MAX_WAVES:
         groups = np.flatnonzero(rng.random(size) < share)
         chosen = rng.permutation(groups)[:missing]  # unlike in a run, groups are sorted by length here
-        kept.append((chosen[:, None] * workload.group_size + np.arange(workload.group_size)).ravel())
+        kept.append(_random_samples(workload, chosen, rng))
         missing -= len(chosen)
     return StepWaves(tuple(kept))
 
@@ -415,8 +416,15 @@ class BestOfGeneration:
     def kept(self, step: int) -> NDArray[np.int64]:
         """Return the rows that are trained on, ascending; rows of a prompt are adjacent."""
         workload = self._plan.facts.workload
-        candidates, per_prompt = workload.candidates, workload.group_size
-        rng = np.random.default_rng([self._seed, step, 3])
-        orders = rng.random((candidates.num_prompts, candidates.group_size)).argsort(axis=1)
-        chosen = np.sort(orders[:, :per_prompt], axis=1)
-        return (np.arange(candidates.num_prompts)[:, None] * candidates.group_size + chosen).ravel()
+        return _random_samples(workload, np.arange(workload.num_prompts), np.random.default_rng([self._seed, step, 3]))
+
+
+def _random_samples(workload: Workload, prompts: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return the rows of the samples of these prompts that are trained on, ascending within a prompt: with best-of-n
+    a random choice, all equally likely, and otherwise all."""
+    num_sampled, num_kept = workload.candidates.group_size, workload.group_size
+    if num_sampled == num_kept:
+        samples = np.arange(num_kept)[None, :]
+    else:
+        samples = np.sort(rng.random((len(prompts), num_sampled)).argsort(axis=1)[:, :num_kept], axis=1)
+    return (prompts[:, None] * num_sampled + samples).ravel()

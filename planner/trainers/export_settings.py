@@ -12,6 +12,7 @@ from string import Template
 from typing import Any
 
 from meshwright.cost_models.cost import WEIGHTS
+from meshwright.cost_models.memory_cost import ENGINE_WEIGHTS
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.trainers.trainer import USER_FUNCTION, ConfigValue, ExportInput, KeyValue
@@ -51,8 +52,10 @@ def engine_memory_share(plan: Plan) -> float:
     """The fraction of a device's memory that generation's weights and KV cache take, rounded up to hundredths."""
     placement = plan.placement(GENERATE)
     device = plan.facts.cluster.parts[plan.part_of(GENERATE)].device
-    weights = placement.resident.amount(WEIGHTS)
-    share = math.ceil(100 * (weights + placement.transient.total) / device.memory_bytes) / 100
+    # A cache with sequences in flight stays between periods; an engine in a process has weights of its own.
+    own_copy = placement.resident.amount(ENGINE_WEIGHTS) and placement.resident.amount(WEIGHTS)
+    engine_bytes = placement.resident.total - own_copy + placement.transient.total
+    share = math.ceil(100 * engine_bytes / device.memory_bytes) / 100
     return min(max(share, _MIN_SHARE), _MAX_SHARE)
 
 

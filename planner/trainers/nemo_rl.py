@@ -541,7 +541,14 @@ def _table(group: str) -> tuple[Row, ...]:
             None, _write_engine_experts),
         Row("policy.generation.vllm_cfg.gpu_memory_utilization", f"{generation}: its weights and cache",
             reads.memory_share, writes.of_plan(engine_memory_share)),
-        *writes.ngram_rows("+policy.generation.vllm_kwargs.speculative_config"),
+        Row("policy.generation.vllm_kwargs.max_num_seqs", f"{generation}.schedule.generation_slots",
+            reads.if_given(read_field)),
+        Row("policy.generation.vllm_kwargs.max_num_batched_tokens", writes.VLLM_RULE, None, writes.vllm_argument),
+        Row("policy.generation.vllm_kwargs.enable_chunked_prefill", writes.VLLM_RULE, None, writes.vllm_argument),
+        # not enable_prefix_caching: NeMo-RL gives it to vLLM itself, and ends where vllm_kwargs has it a second time
+        # (models/generation/vllm/vllm_worker.py)
+        Row("policy.generation.vllm_cfg.enforce_eager", writes.VLLM_RULE, None, writes.vllm_argument),
+        *writes.ngram_rows("policy.generation.vllm_kwargs.speculative_config"),
         Row("policy.generation.colocated.enabled", generation_pool,
             None, writes.of_plan(lambda plan: not plan.ahead[GENERATE]), "read with cluster.num_nodes"),
         Row(f"{group}.async_{group}.enabled", ahead,

@@ -446,6 +446,8 @@ TABLE = (
     Row("vllm.tensor_parallel_size", "placements.actor_generate.layout.tp", _read_engine_degrees),
     Row("vllm.gpu_memory_utilization", "placements.actor_generate: its weights and cache",
         reads.memory_share, writes.of_plan(engine_memory_share)),
+    Row("vllm.enable_prefix_caching", writes.VLLM_RULE, None, writes.vllm_argument),
+    Row("vllm.enforce_eager", writes.VLLM_RULE, None, writes.vllm_argument),
     # models and the algorithm
     Row("actor.model_name_or_path", "job: models.actor.path",
         reads.models(Role.ACTOR, Role.REF), writes.model_path(Role.ACTOR)),

@@ -450,6 +450,10 @@ TABLE = (
     Row(f"{_ENGINE}.max_num_seqs", f"{_GENERATION}.schedule.generation_slots"),
     Row(f"{_ENGINE}.gpu_memory_utilization", f"{_GENERATION}: its weights and cache",
         reads.memory_share, writes.of_plan(engine_memory_share)),
+    Row(f"{_ENGINE}.max_num_batched_tokens", writes.VLLM_RULE, None, writes.vllm_argument),
+    Row(f"{_ENGINE}.enable_chunked_prefill", writes.VLLM_RULE, None, writes.vllm_argument),
+    Row(f"{_ENGINE}.enable_prefix_caching", writes.VLLM_RULE, None, writes.vllm_argument),
+    Row(f"{_ENGINE}.enforce_eager", writes.VLLM_RULE, None, writes.vllm_argument),
     # rewards, models and the algorithm
     Row(_ENVIRONMENT, "job: rewards.function", reads.function_reward, writes.always(HOOK_MODULE)),
     Row("trainer.policy.model.path", "job: models.actor.path",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.vllm_settings import vllm_settings
 from meshwright.planner.trainers.export_settings import (
     pool_nodes,
     prompts_of_mini_batch,
@@ -17,6 +18,9 @@ from meshwright.planner.trainers.trainer import ConfigValue, ExportInput, KeyVal
 from meshwright.profiles.schedule import Recompute
 from meshwright.profiles.stages import GENERATE, Role
 
+VLLM_RULE = "rule: vLLM is started with it here"
+"""The origin of arguments of vLLM that no field of a plan has."""
+
 
 def always(value: ConfigValue) -> Write:
     """The same value in every export."""
@@ -26,6 +30,14 @@ def always(value: ConfigValue) -> Write:
 def of_plan(value: Callable[[Plan], ConfigValue]) -> Write:
     """A value that is computed from the plan alone."""
     return lambda source, _row: value(source.plan)
+
+
+def vllm_argument(source: ExportInput, row: Row) -> ConfigValue:
+    """The argument of vLLM that the key is named after, where `run` starts vLLM with the plan; elsewhere the trainer's
+    own default holds."""
+    settings = vllm_settings(source.plan.facts, source.plan.placement(GENERATE).schedule)
+    value: ConfigValue = getattr(settings, row.key.rpartition(".")[2]) if settings else None
+    return value
 
 
 def with_stage(stage: str, write: Write) -> Write:
@@ -92,8 +104,8 @@ def if_drafts(value: Callable[[int], ConfigValue], engine: str | None = None) ->
 
 
 def ngram_rows(mapping: str, engine: str | None = None) -> tuple[Row, ...]:
-    """The keys of vLLM's `SpeculativeConfig` for drafts from n-grams of the sequence itself, in a mapping of a
-    trainer."""
+    """The keys of vLLM's configuration of speculative decoding, for drafts from n-grams of the sequence itself, in a
+    mapping of a trainer."""
     return (
         Row(f"{mapping}.method", DRAFT_TOKENS, None, if_drafts(lambda _: "ngram", engine)),
         Row(f"{mapping}.num_speculative_tokens", DRAFT_TOKENS, None, if_drafts(lambda count: count, engine)),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from meshwright.cost_models.imported_operators import imported_points, imported_table
 from meshwright.planner.analysis.calibration import Calibration, read_run
 from meshwright.planner.analysis.calibration import calibrate as calibrated
-from meshwright.planner.job.engine_limits import engines_of, vllm_violations
+from meshwright.planner.job.engine_limits import engine_violations, engines_of
 from meshwright.planner.job.job import Facts, Job
 from meshwright.planner.job.sections import ClusterSpec
 from meshwright.planner.plan.plan import Plan
@@ -21,7 +21,7 @@ from meshwright.profiles.aiconfigurator import PACKAGE, PRECISION, SYSTEMS, devi
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.environment.latency import TimedCalls
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.frameworks import EngineName
+from meshwright.profiles.frameworks import NOT_RUN, EngineName
 from meshwright.profiles.hardware import Cluster, require_uniform
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec, model_from_config
@@ -92,7 +92,11 @@ def num_missing(facts: Facts, table: Table, job: Job | None = None) -> int:
 def _engines_to_time(job: Job, facts: Facts) -> tuple[EngineName, ...]:
     """Return the engines in processes of their own that the job may generate with and names, and that `run` starts."""
     return tuple(
-        engine for engine in engines_of(job, facts) if engine in job.engines.named and not any(vllm_violations(facts))
+        engine
+        for engine in engines_of(job, facts)
+        if engine in job.engines.named
+        and engine not in NOT_RUN
+        and not any(engine_violations(facts.model_copy(update={"engine": engine})))
     )
 
 
@@ -102,12 +106,12 @@ def _timed_engines(job: Job, facts: Facts, directory: Path, output: Path) -> tup
     from meshwright.runtime.rollout.external_engine import interpreter_of, require_version
 
     engines = _engines_to_time(job, facts)
-    if engines:
-        require_version(interpreter_of(job, directory))
+    for engine in engines:
+        require_version(engine, interpreter_of(engine, job, directory))
     return tuple(
         TimedEngine(
             name=engine,
-            python=interpreter_of(job, directory),
+            python=interpreter_of(engine, job, directory),
             model=(directory / job.models.source(Role.ACTOR).path).resolve(),
             top_k=job.settings.top_k,
             top_p=job.settings.top_p,

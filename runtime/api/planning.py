@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeAlias, TypedDict
 
+from meshwright.cost_models.cost import least_trusted
+from meshwright.cost_models.generation_cost import ENGINE_SLEEP, ENGINE_WAKE
 from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.analysis.wave_size import best_wave, plan_chooses_wave, with_average_wave
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.job.engine_limits import engines_of, vllm_violations
+from meshwright.planner.job.engine_limits import engine_violations, engines_of
 from meshwright.planner.job.job import Facts, Job
 from meshwright.planner.plan.cost_queries import CostModelBuilder
 from meshwright.planner.plan.pins import forbidden, parse_pins
@@ -21,7 +23,7 @@ from meshwright.planner.search.search_control import ProgressCallback as SearchP
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.frameworks import VLLM, EngineName
+from meshwright.profiles.frameworks import NOT_RUN, EngineName
 from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.table import Table
 from meshwright.profiles.workload import ObservedLengths, workload_with_lengths
@@ -115,8 +117,8 @@ def _fastest_engine(
     options: list[EngineOption] = []
     for index, engine in enumerate(engines):
         with_engine = facts.model_copy(update={"engine": engine})
-        violations = tuple(vllm_violations(with_engine)) if engine == VLLM else ()
-        if violations:
+        never_run = [f"{NOT_RUN[engine]}; name it as engine to plan with it."] if engine in NOT_RUN else []
+        if violations := [*engine_violations(with_engine), *never_run]:
             options.append(EngineOption(engine=engine, reason=violations[0]))
             continue
         of_engine = _share_of_time(limits, len(engines) - index)
@@ -149,7 +151,8 @@ def _share_of_time(limits: Limits | None, num_searches: int) -> Limits | None:
 
 def _option(engine: EngineName, answer: Plan | NoPlan) -> EngineOption:
     if isinstance(answer, Plan):
-        source = answer.placement(GENERATE).cost.source
+        terms = answer.placement(GENERATE).cost.terms
+        source = least_trusted(term.source for term in terms if term.name not in (ENGINE_WAKE, ENGINE_SLEEP))
         return EngineOption(engine=engine, period_seconds=answer.period_seconds, source=source)
     sentences = " ".join(limit.sentence for limit in answer.limits)
     return EngineOption(engine=engine, reason=sentences or "no plan was found within the limits of the search.")

@@ -63,7 +63,9 @@ def read_training_curves(directory: Pathname) -> TrainingCurves:
                 curves[name].append((line["step"], float(line[name])))
 
     read_lines(root / "metrics.jsonl", record)
-    curves[HELD_OUT] = [(evaluation.step, evaluation.reported_score) for evaluation in evaluations(root)]
+    for evaluation in evaluations(root):
+        name = f"{evaluation.title} reward"
+        curves.setdefault(name, []).append((evaluation.step, evaluation.reported_score))
     samples = [
         ShownSample(step=sample.step, prompt=sample.prompt, response=sample.response, score=sample.score)
         for sample in last_samples(root, _MAX_SAMPLES)

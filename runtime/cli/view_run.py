@@ -107,16 +107,17 @@ def print_run_summary(summary: RunSummary, out: Path) -> None:
     for evaluation in summary.evaluations:
         metric, unit, _ = _metric_words(evaluation)
         console.print(
-            f"held-out {metric} after {evaluation.step} updates: {evaluation.reported_score:.3f} ± "
+            f"{evaluation.title} {metric} after {evaluation.step} updates: {evaluation.reported_score:.3f} ± "
             f"{evaluation.standard_error:.3f}{unit} (standard error over {evaluation.num_prompts} prompts, "
             f"{evaluation.mean_response_tokens:.0f} tokens a response)"
         )
-    improvement = summary.improvement()
-    if improvement:
-        gain, error = improvement
-        times = f", {gain / error:.1f} standard errors" if error else ""
-        metric, unit, verb = _metric_words(summary.evaluations[-1])
-        console.print(f"held-out {metric} {verb} by {gain:.3f} ± {error:.3f}{unit}{times}")
+    for name in summary.evaluated_sets:
+        if improvement := summary.improvement(name):
+            gain, error = improvement
+            times = f", {gain / error:.1f} standard errors" if error else ""
+            last = next(one for one in reversed(summary.evaluations) if one.prompt_set == name)
+            metric, unit, verb = _metric_words(last)
+            console.print(f"{last.title} {metric} {verb} by {gain:.3f} ± {error:.3f}{unit}{times}")
     for restart in summary.restarts:
         console.print(restart.message, markup=False)
     console.print(f"metrics.jsonl, trace.jsonl, trace.chrome.json, summary.json and checkpoints are in {out}")

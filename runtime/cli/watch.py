@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from meshwright.planner.job.evaluation import title_of_set
 from meshwright.planner.report.formatting import count, difference, percent, seconds
 from meshwright.runtime.cli.options import AsJson, finite
 from meshwright.runtime.records.run_status import RunStatus, StatusReader
@@ -116,11 +117,11 @@ def _disagreement(name: str, metrics: Mapping[str, float]) -> str:
 
 
 def _held_out(status: RunStatus) -> Iterator[Text]:
-    if status.held_out:
-        first, last, by_teachers = status.held_out[0], status.held_out[-1], KL_TO_TEACHERS in status.training_metrics
-        metric, sign = ("KL to the teachers per token", -1) if by_teachers else ("reward", 1)
+    for name, found in status.held_out.items():
+        first, last = found[0], found[-1]
+        metric, sign = ("KL to the teachers per token", -1) if last.get("by_teachers") else ("reward", 1)
         yield Text(
-            f"held-out {metric} after {last['step']:.0f} updates: {sign * last['mean_score']:.3f} ± "
+            f"{title_of_set(name)} {metric} after {last['step']:.0f} updates: {sign * last['mean_score']:.3f} ± "
             f"{last['standard_error']:.3f}, {sign * first['mean_score']:.3f} at the first evaluation"
         )
 

@@ -8,8 +8,10 @@ from meshwright.planner.job.rewards_and_tools import BUILT_IN, BUILT_IN_TOOLS, R
 from meshwright.profiles.errors import BadInput
 
 
-def require_allowed_rewards(rewards: Sequence[Reward], allowed: Collection[str], *, has_answers: bool) -> None:
-    """Raises BadInput for a reward function of a module that is not allowed.
+def require_allowed_rewards(
+    rewards: Sequence[Reward], allowed: Collection[str], *, has_answers: bool, where: str = ""
+) -> None:
+    """Raises BadInput, with a message that starts with `where`, for a reward function of a module that is not allowed.
 
     Raises BadInput too for a built-in function if the data has no answers to compare with. No module is imported.
     """
@@ -19,11 +21,11 @@ def require_allowed_rewards(rewards: Sequence[Reward], allowed: Collection[str],
         if reward.function in BUILT_IN:
             if not has_answers:
                 raise BadInput(
-                    f'reward {reward.name}: {reward.function} needs an "answer" text beside every prompt of the data, '
-                    "held-out ones too; add it."
+                    f'{where}reward {reward.name}: {reward.function} needs an "answer" text beside every prompt of the '
+                    "data, held-out ones too; add it."
                 )
             continue
-        _require_allowed(f"reward {reward.name}", reward.function, allowed)
+        _require_allowed(f"{where}reward {reward.name}", reward.function, allowed)
 
 
 def require_allowed_tool(tool: Tool, allowed: Collection[str]) -> None:

@@ -12,7 +12,6 @@ from typing import TypeAlias
 import torch
 
 from meshwright.planner.job.rewards_and_tools import Reward
-from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.stages import REWARD_ERROR, REWARD_SECONDS, REWARDS
 from meshwright.runtime.environment.judge import Judge
@@ -104,9 +103,8 @@ def reward_metrics(batch: StepExperience, names: Sequence[str]) -> dict[str, flo
     }
 
 
-def build_environment(plan: Plan, rewards: Sequence[Reward]) -> Environment:
-    """Start the workers that the plan assigns to each reward."""
-    workers = {row.reward: row.workers for row in plan.workers}
+def build_environment(rewards: Sequence[Reward], workers: Mapping[str, int]) -> Environment:
+    """Start the workers of each reward; `workers` are their numbers by its name."""
     return Environment(
         [
             RewardWorkers(

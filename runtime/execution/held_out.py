@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from meshwright.planner.job.algorithm_settings import Distill
+from meshwright.planner.job.evaluation import HELD_OUT, Evaluation
 from meshwright.planner.job.job import Job
 from meshwright.profiles.stages import REWARDS, TEACHER_LOGPROBS
 from meshwright.runtime.messages.experience import StepExperience
@@ -17,8 +18,15 @@ from meshwright.runtime.training.versions import generator_gap
 
 _STUDENT = "proximal_logprobs"
 
-EVALUATED_FIELDS = ("tokens", "scores", _STUDENT, *TEACHER_LOGPROBS.values())
-"""Fields that an evaluation reads; it runs the stages that write them."""
+
+def evaluated_fields(evaluation: Evaluation, name: str) -> tuple[str, ...]:
+    """Return the fields that an evaluation on a held-out set reads; it runs the stages that write them."""
+    scores = ("scores", *TEACHER_LOGPROBS.values()) if evaluation.scores_by_model(name) else ()
+    return ("tokens", _STUDENT, *scores)
+
+
+def _is_scored_by_teachers(job: Job, name: str) -> bool:
+    return isinstance(job.settings, Distill) and not job.evaluation.own_rewards(name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +46,9 @@ class HeldOutPart:
     @classmethod
     def of(cls, batch: StepExperience, job: Job) -> HeldOutPart:
         """Return the part that this rank holds of an evaluated batch."""
-        experience, weights = batch.experience, torch.tensor(job.reward_weights)
-        fields = (_STUDENT, *TEACHER_LOGPROBS.values()) if isinstance(job.settings, Distill) else ()
+        experience, rewards = batch.experience, job.evaluation.own_rewards(batch.held_out) or job.rewards
+        weights = torch.tensor([reward.weight for reward in rewards])
+        fields = (_STUDENT, *TEACHER_LOGPROBS.values()) if _is_scored_by_teachers(job, batch.held_out) else ()
         return cls(
             scores={row: float(experience.get("scores", row)) for row in experience.rows("scores")},
             rewards={row: float(experience.get(REWARDS, row) @ weights) for row in experience.rows(REWARDS)},
@@ -53,21 +62,24 @@ class HeldOutPart:
         )
 
 
-def evaluation_of(parts: Sequence[HeldOutPart], step: int, job: Job) -> EvaluationRecord:
-    """Return the record of an evaluation after `step` updates."""
+def evaluation_of(parts: Sequence[HeldOutPart], step: int, job: Job, name: str = HELD_OUT) -> EvaluationRecord:
+    """Return the record of an evaluation on a held-out set after `step` updates."""
     lengths = {row: length for part in parts for row, length in part.lengths.items()}
     gap = sum((part.gap for part in parts), start=Gap())
-    if isinstance(job.settings, Distill):
+    if isinstance(job.settings, Distill) and _is_scored_by_teachers(job, name):
         scores = _by_teachers(parts, job.settings)
-        return EvaluationRecord.of(step, scores, lengths, gap, by_teachers=True)
-    return EvaluationRecord.of(step, _total_rewards(parts, job), lengths, gap)
+        return EvaluationRecord.of(step, scores, lengths, gap, prompt_set=name, by_teachers=True)
+    if job.evaluation.own_rewards(name):
+        weight = job.evaluation.sets[name].reward_model_weight
+    else:
+        weight = job.reward_model_weight if job.rewards else 1.0
+    return EvaluationRecord.of(step, _total_rewards(parts, weight), lengths, gap, prompt_set=name)
 
 
-def _total_rewards(parts: Sequence[HeldOutPart], job: Job) -> dict[int, float]:
-    """Return the total reward of each sequence: the weighted reward-model score plus the rewards on hosts."""
+def _total_rewards(parts: Sequence[HeldOutPart], weight: float) -> dict[int, float]:
+    """Return the total reward of each sequence: the reward-model score times its weight plus the rewards on hosts."""
     scores = {row: score for part in parts for row, score in part.scores.items()}
     rewards = {row: score for part in parts for row, score in part.rewards.items()}
-    weight = job.reward_model_weight if job.rewards else 1.0
     return {row: weight * scores.get(row, 0.0) + rewards.get(row, 0.0) for row in scores.keys() | rewards.keys()}
 
 

@@ -23,6 +23,7 @@ from meshwright.planner.plan.layout_and_schedule_rules import in_flight
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.packing import assigned_rows, micro_batches
 from meshwright.profiles.stages import GENERATE, Role, Stage, field_type
+from meshwright.profiles.trace import FREED_BYTES
 from meshwright.runtime.device import host
 from meshwright.runtime.device.used_memory import peak_bytes, reset_peak
 from meshwright.runtime.environment.environment import Environment, require_scores, reward_metrics
@@ -72,14 +73,16 @@ class StageRunner:
         control: RunControllers,
         out: Path,
         environment: Environment | None = None,
+        evaluating: Mapping[str, Environment] | None = None,
         tools: ToolWorkers | None = None,
         engine: EngineProcess | None = None,
     ) -> None:
         """`steps` are those of the run and `out` is its directory.
 
         Held-out batches may run in addition; they never stream.
-        `environment` is set on ranks that own the responses they generate, `tools` on the rank of a replica that calls
-        them, `engine` on a rank that generates with an engine in another process.
+        `environment`, and `evaluating` for the held-out sets that have rewards of their own, are set on ranks that own
+        the responses they generate, `tools` on the rank of a replica that calls them, `engine` on a rank that generates
+        with an engine in another process.
         """
         self._host_memory, self._control = host_memory, control
         self._plan, self._job, self._data, self._steps = plan, job, data, steps
@@ -94,6 +97,7 @@ class StageRunner:
                 steps=steps,
                 streaming=streaming,
                 environment=environment,
+                evaluating=evaluating,
                 tools=tools,
                 engine=engine,
             )
@@ -395,6 +399,8 @@ class MegatronDevice:
             refit.wait()
         with self._peak() as facts:
             result = self._stages.run(stage, batch)
+        if facts:  # an engine beside the rank has freed its cache before the measurement
+            facts["memory_bytes"] += result.facts.get(FREED_BYTES, 0.0)
         if self._period + 1 in self._steps:
             for refit in outgoing:
                 refit.start_send()

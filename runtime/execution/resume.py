@@ -145,7 +145,7 @@ RULES = MappingProxyType(
         "data.split": _SAME_PROMPTS,
         "data.held_out_split": _AT_ONCE,
         "data.chat": _SAME_PROMPTS,
-        "evaluation.every_steps": _AT_ONCE,
+        "evaluation": _AT_ONCE,
     }
 )
 """Rules by key of the job. A rule covers all keys below its own."""
@@ -256,11 +256,13 @@ def _steps_to_remove(steps: Sequence[int], best: int | None, keep: int) -> list[
 
 
 def best_step(saved: Collection[int], known: Iterable[EvaluationRecord]) -> int | None:
-    """Return the saved step whose policy scored best on held-out prompts, the earliest of equals.
+    """Return the saved step whose policy scored best on the first set of held-out prompts, the earliest of equals.
 
     None if no saved step was evaluated.
     """
-    scored = [record for record in known if record.step in saved]
+    records = list(known)
+    first = next((record.prompt_set for record in records), "")
+    scored = [record for record in records if record.step in saved and record.prompt_set == first]
     return max(scored, key=lambda record: record.mean_score).step if scored else None
 
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from meshwright.planner.job.evaluation import HELD_OUT
 from meshwright.planner.program.program import MoveWeights, Program
 from meshwright.profiles.trace import Span
 from meshwright.runtime.environment.environment import require_scores
@@ -75,7 +76,7 @@ class RankRun:
 
         self._request = request
         self._program = inputs.program
-        self._evaluation = inputs.evaluation
+        self._evaluations = inputs.evaluations
         self.copies = models.copies
         self.data = progress.data
         self.steps = progress.steps
@@ -90,6 +91,7 @@ class RankRun:
         self._consensus = connections.consensus
         self._host_memory = connections.host_memory
         self._environment = connections.environment
+        self._evaluating = connections.evaluating
         self._tools = connections.tools
         self._batches = connections.batches
         self._stages = connections.stages
@@ -149,10 +151,10 @@ class RankRun:
         """
         request, has_trained = self._request, done > self.steps.start
         is_last = done == request.steps
-        evaluates = has_trained and not is_last and _is_due(done, request.job.evaluation.every_steps)
-        if evaluates:
-            self.evaluate(done)
-        by_steps = evaluates or _is_due(done, request.checkpoint_every)
+        intervals = {name: request.job.evaluation.interval(name) for name in self.data.held_out}
+        due = [name for name, every in intervals.items() if has_trained and not is_last and _is_due(done, every)]
+        self.evaluate(done, due)
+        by_steps = bool(due) or _is_due(done, request.checkpoint_every)
         if has_trained and (is_last or by_steps or self._agreed.save or self._agreed.ends):
             self.save(done)
         if has_trained and request.export_every and (is_last or _is_due(done, request.export_every)):
@@ -242,8 +244,9 @@ class RankRun:
         self._watch.close()
         if self._next_plan:
             self._next_plan.close()
-        if self._environment:
-            self._environment.close()
+        for environment in (self._environment, *self._evaluating.values()):
+            if environment:
+                environment.close()
         if self._tools:
             self._tools.close()
         if self._engine:
@@ -262,21 +265,28 @@ class RankRun:
         if line and self._controllers.has_active_controllers:
             self._controllers.send_observation(observation(line))
 
-    def is_evaluated(self, step: int) -> bool:
-        """True if the policy after `step` updates was evaluated, in this run or before it was resumed."""
-        return broadcast(lambda: any(one.step == step for one in evaluations(self._request.out)))
+    def not_evaluated(self, step: int) -> list[str]:
+        """Return the held-out sets on which the policy after `step` updates was not evaluated, in this run or before
+        it was resumed."""
+        done = broadcast(lambda: {one.prompt_set for one in evaluations(self._request.out) if one.step == step})
+        return [name for name in self.data.held_out if name not in done]
 
-    def evaluate(self, step: int) -> None:
-        """Score responses to the held-out prompts under the present policy, always with the same random numbers."""
-        if not self.data.held_out:
-            return
+    def evaluate(self, step: int, names: Sequence[str] | None = None) -> None:
+        """Score responses to held-out sets, by default to all, under the present policy, always with the same random
+        numbers."""
+        for name in self.data.held_out if names is None else names:
+            self._evaluate(step, name)
+
+    def _evaluate(self, step: int, name: str) -> None:
         start = steady_now() - self.start_seconds
-        batch = StepExperience(step=step, rows=range(len(self.data.held_out)), held_out=True)
+        prompts, evaluation = self.data.held_out[name], self._request.job.evaluation
+        batch = StepExperience(step=step, rows=range(len(prompts.prompts)), held_out=name)
+        environment = self._evaluating.get(name) if evaluation.own_rewards(name) else self._environment
         with self._batches.only(batch), self._watch.evaluation(len(batch.rows)):
-            self._evaluator.execute(self._evaluation, step, range(step, step + 1))
+            self._evaluator.execute(self._evaluations[name], step, range(step, step + 1))
             self._evaluator.flush()
-            if self._environment:
-                self._environment.put_scores(batch)
+            if environment:
+                environment.put_scores(batch)
                 require_scores(batch.experience)
         with self._watch.collective("the evaluation", step):
             gathered = self._gather(HeldOutPart.of(batch, self._request.job))
@@ -285,15 +295,15 @@ class RankRun:
         end = steady_now() - self.start_seconds
         span = Span(
             step=step,
-            instruction="evaluate",
+            instruction="evaluate" if name == HELD_OUT else f"evaluate {name}",
             kind="evaluate",
             rank=0,
             start_seconds=start,
             end_seconds=end,
             clock="measured",
         )
-        evaluation = evaluation_of(gathered, step, self._request.job)
-        self.recorder.record_evaluation(replace(evaluation, prompts=self.data.held_out_digest), span)
+        record = evaluation_of(gathered, step, self._request.job, name)
+        self.recorder.record_evaluation(replace(record, prompts=prompts.digest), span)
         self._ended, self._waited = time.perf_counter(), 0.0
 
     def _gather(self, mine: T) -> list[T]:

@@ -2,7 +2,8 @@
 
 Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2) fills the batch, wave by wave, with the first groups, in prompt
 order, whose samples differ in reward. Best-of-n takes the samples with the highest reward of each prompt from one wave:
-of equal rewards the earlier sample, and NaN ranks below all numbers. Every rank that takes part has all scores and
+of equal rewards the earlier sample, and NaN ranks below all numbers. With both, the best samples of each prompt are
+its group, and a group has a signal if these differ in reward. Every rank that takes part has all scores and
 selects the same rows. A rank fills in those fields of the selected rows that it has sampled or received.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -82,12 +84,14 @@ def put_rows(batch: StepExperience, chosen: Sequence[tuple[StepExperience, int]]
 class GroupSampling:
     """Dynamic sampling of a job: batches of `num_groups` groups of `group_size` samples.
 
-    A wave has `num_prompts` prompts, and a step at most `max_waves` waves. A group has a signal if the rewards
-    (`reward`) of its samples differ.
+    A wave has `num_prompts` prompts with `num_sampled` samples each, the best `group_size` of which are the group of
+    the prompt. A step has at most `max_waves` waves. A group has a signal if the rewards (`reward`) of its samples
+    differ.
     """
 
     num_groups: int
     group_size: int
+    num_sampled: int
     num_prompts: int
     max_waves: int
     reward: SampleReward = field(default_factory=SampleReward)
@@ -101,6 +105,7 @@ class GroupSampling:
         return cls(
             num_groups=workload.num_prompts,
             group_size=workload.group_size,
+            num_sampled=workload.candidates.group_size,
             num_prompts=sampling.wave_size(workload.num_prompts),
             max_waves=sampling.max_waves(workload.num_prompts),
             reward=SampleReward.of(plan, job),
@@ -123,6 +128,8 @@ class WaveFilling:
     """Scores of all samples, kept or not."""
     _num_tokens: int = 0
     """Number of sampled tokens of all samples."""
+    _num_tied: int = 0
+    """Prompts with a sample outside the group whose reward equals that of a sample in it."""
     _num_waves: int = 0
 
     @property
@@ -130,7 +137,7 @@ class WaveFilling:
         return len(self._kept) >= self.sampling.num_groups
 
     @property
-    def _num_sampled(self) -> int:
+    def _num_sampled_prompts(self) -> int:
         return self._num_waves * self.sampling.num_prompts
 
     def next_wave(self) -> StepExperience:
@@ -140,11 +147,11 @@ class WaveFilling:
         """
         if self._num_waves == self.sampling.max_waves:
             raise RunFailed(
-                f"step {self.step}: {len(self._kept)} of {self._num_sampled} groups have a signal, where a batch needs "
-                f"{self.sampling.num_groups} and dynamic sampling a share of {MIN_ACCEPTANCE:g} or more; give "
-                "prompts or rewards that distinguish samples, or plan the job without workload.dynamic_sampling"
+                f"step {self.step}: {len(self._kept)} of {self._num_sampled_prompts} groups have a signal, where "
+                f"a batch needs {self.sampling.num_groups} and dynamic sampling a share of {MIN_ACCEPTANCE:g} or more; "
+                "give prompts or rewards that distinguish samples, or plan the job without workload.dynamic_sampling"
             )
-        size = self.sampling.num_prompts * self.sampling.group_size
+        size = self.sampling.num_prompts * self.sampling.num_sampled
         first = self._num_waves * size
         return StepExperience(step=self.step, rows=range(first, first + size), is_wave=True)
 
@@ -154,12 +161,17 @@ class WaveFilling:
         Raises RunFailed for a reward that failed.
         """
         self._scores += self.sampling.reward.scores(wave)
-        size = self.sampling.group_size
         self._num_waves += 1
         self._num_tokens += _num_sampled_tokens(wave)
-        for number, differs in enumerate(groups_that_differ(self.sampling.reward.rewards(wave), size).tolist()):
+        rewards, size = self.sampling.reward.rewards(wave), self.sampling.group_size
+        chosen = select_best(rewards, self.sampling.num_sampled, size)
+        self._num_tied += chosen.num_tied
+        indices = torch.tensor(chosen.indices)
+        of_groups = ResponseRewards(*(values[indices] for values in rewards))
+        for number, differs in enumerate(groups_that_differ(of_groups, size).tolist()):
             if differs:
-                self._kept.append((wave, wave.rows[number * size : (number + 1) * size]))
+                group = chosen.indices[number * size : (number + 1) * size]
+                self._kept.append((wave, [wave.rows[index] for index in group]))
 
     def fill(self, batch: StepExperience) -> None:
         """Put this rank's fields of the first kept groups into the rows of the batch, in order."""
@@ -168,14 +180,17 @@ class WaveFilling:
     @property
     def metrics(self) -> dict[str, float]:
         """The metrics of all sampled prompts; `groups_with_signal` is the share of their groups that have a signal."""
+        num_trained = self.sampling.num_groups * self.sampling.group_size
+        is_filtered = self.sampling.num_sampled > self.sampling.group_size
+        tied_share = self._num_tied / self._num_sampled_prompts
         return {
             "waves": float(self._num_waves),
-            "sampled_prompts": float(self._num_sampled),
+            "sampled_prompts": float(self._num_sampled_prompts),
             "trained_prompts": float(self.sampling.num_groups),
-            "dropped_prompts": float(self._num_sampled - self.sampling.num_groups),
-            "groups_with_signal": len(self._kept) / self._num_sampled,
-            "sampled_score": sum(self._scores) / len(self._scores),
-            "sampled_tokens": self._num_tokens / len(self._scores),
+            "dropped_prompts": float(self._num_sampled_prompts - self.sampling.num_groups),
+            "groups_with_signal": len(self._kept) / self._num_sampled_prompts,
+            **(_sample_metrics(self._scores, num_trained, tied_share) if is_filtered else {}),
+            **_means_of_all(self._scores, self._num_tokens),
         }
 
 
@@ -236,13 +251,8 @@ class FilterFilling:
         """Select from the wave, which has all its scores. Raises RunFailed for a reward that failed."""
         self._wave, self._scores = wave, self.samples.reward.scores(wave)
         self._num_tokens = _num_sampled_tokens(wave)
-        size, amounts = self.samples.num_sampled, self.samples.reward.rewards(wave).amounts.tolist()
-        for first in range(0, len(wave.rows), size):
-            rewards = amounts[first : first + size]
-            chosen = best(rewards, self.samples.num_kept)
-            self._kept += [wave.rows[first + index] for index in chosen]
-            dropped = (reward for index, reward in enumerate(rewards) if index not in chosen)
-            self._num_tied += max(dropped) == min(rewards[index] for index in chosen)
+        chosen = select_best(self.samples.reward.rewards(wave), self.samples.num_sampled, self.samples.num_kept)
+        self._kept, self._num_tied = [wave.rows[index] for index in chosen.indices], chosen.num_tied
 
     def fill(self, batch: StepExperience) -> None:
         """Put this rank's fields of the selected rows into the rows of the batch, prompt by prompt."""
@@ -253,17 +263,49 @@ class FilterFilling:
     def metrics(self) -> dict[str, float]:
         """The metrics of all samples, selected or not."""
         return {
-            "generated_samples": float(len(self._scores)),
-            "trained_samples": float(len(self._kept)),
-            "dropped_samples": float(len(self._scores) - len(self._kept)),
-            "tied_prompts": self._num_tied / self.samples.num_prompts,
-            "sampled_score": sum(self._scores) / len(self._scores),
-            "sampled_tokens": self._num_tokens / len(self._scores),
+            **_sample_metrics(self._scores, len(self._kept), self._num_tied / self.samples.num_prompts),
+            **_means_of_all(self._scores, self._num_tokens),
         }
+
+
+def _sample_metrics(scores: Sequence[float], num_trained: int, tied_share: float) -> dict[str, float]:
+    """The numbers of samples of a step with best-of-n."""
+    return {
+        "generated_samples": float(len(scores)),
+        "trained_samples": float(num_trained),
+        "dropped_samples": float(len(scores) - num_trained),
+        "tied_prompts": tied_share,
+    }
+
+
+def _means_of_all(scores: Sequence[float], num_tokens: int) -> dict[str, float]:
+    """The mean score and number of sampled tokens of all samples of a step, selected or not."""
+    return {"sampled_score": sum(scores) / len(scores), "sampled_tokens": num_tokens / len(scores)}
 
 
 def _num_sampled_tokens(wave: StepExperience) -> int:
     return sum(int(wave.experience.get(SAMPLED_LENGTHS, row)) for row in wave.rows)
+
+
+class SelectedSamples(NamedTuple):
+    """The selected samples of a wave: their ascending indices, prompt by prompt, and the number of prompts with a
+    dropped sample whose reward equals that of a selected one."""
+
+    indices: list[int]
+    num_tied: int
+
+
+def select_best(rewards: ResponseRewards, num_sampled: int, num_kept: int) -> SelectedSamples:
+    """Select the best `num_kept` of every `num_sampled` consecutive samples by their rewards."""
+    indices: list[int] = []
+    num_tied, amounts = 0, rewards.amounts.tolist()
+    for first in range(0, len(amounts), num_sampled):
+        of_prompt = amounts[first : first + num_sampled]
+        chosen = best(of_prompt, num_kept)
+        indices += [first + index for index in chosen]
+        dropped = [amount for index, amount in enumerate(of_prompt) if index not in chosen]
+        num_tied += bool(dropped) and max(dropped) == min(of_prompt[index] for index in chosen)
+    return SelectedSamples(indices, num_tied)
 
 
 def best(scores: Sequence[float], number: int) -> tuple[int, ...]:

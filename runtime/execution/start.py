@@ -21,6 +21,7 @@ from typing import TypeVar, cast
 
 import torch.distributed as dist
 
+from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.durations import failing_call_seconds
 from meshwright.planner.program.program import Program, lower, output_owners, split_waves
 from meshwright.profiles.stages import GENERATE, Role
@@ -32,7 +33,7 @@ from meshwright.runtime.environment.environment import Environment, build_enviro
 from meshwright.runtime.environment.worker_pool import ToolWorkers
 from meshwright.runtime.execution.consensus import Consensus
 from meshwright.runtime.execution.executor import Executor, steady_now
-from meshwright.runtime.execution.held_out import EVALUATED_FIELDS
+from meshwright.runtime.execution.held_out import evaluated_fields
 from meshwright.runtime.execution.megatron_device import MegatronDevice, StageRunner
 from meshwright.runtime.execution.replanning import NextPlan
 from meshwright.runtime.execution.request import RunRequest
@@ -51,7 +52,7 @@ from meshwright.runtime.records.record import Recorder
 from meshwright.runtime.records.run_directory import RunFile, read_run_file
 from meshwright.runtime.records.run_lines import elapsed_seconds, observations
 from meshwright.runtime.rollout.controllers import RunControllers
-from meshwright.runtime.rollout.external_engine import VLLM_VERSION, send_base_weights, start_engine
+from meshwright.runtime.rollout.external_engine import VERSIONS, send_base_weights, start_engine
 from meshwright.runtime.rollout.prompts import PromptData, read_data
 from meshwright.runtime.training.checkpoint import Saver
 from meshwright.runtime.training.offload import OffloadedStages
@@ -67,20 +68,24 @@ class Inputs:
     data: PromptData
     program: Program
     """The program of a period."""
-    evaluation: Program
-    """The program that scores responses to the held-out prompts."""
+    evaluations: Mapping[str, Program]
+    """The programs that score responses to each set of held-out prompts, by its name."""
     bytes_before: int
     """Memory in use on this rank's device before any model was built."""
 
 
 def read(request: RunRequest) -> Inputs:
-    """Read the prompts, and lower the plan to the programs of a period and of an evaluation."""
+    """Read the prompts, and lower the plan to the programs of a period and of the evaluations."""
     plan, data = request.plan, read_data(request.job, request.directory)
-    evaluated = [plan.graph.writer[field] for field in EVALUATED_FIELDS if field in plan.graph.writer]
+
+    def evaluation(name: str) -> Program:
+        fields = evaluated_fields(request.job.evaluation, name)
+        return lower(plan, [plan.graph.writer[field] for field in fields if field in plan.graph.writer]).synchronous()
+
     return Inputs(
         data=data,
         program=split_waves(lower(plan), plan),
-        evaluation=lower(plan, evaluated).synchronous(),
+        evaluations={name: evaluation(name) for name in data.held_out},
         bytes_before=bytes_in_use(),
     )
 
@@ -198,6 +203,8 @@ class Connections:
     host_memory: OffloadedStages
     environment: Environment | None
     """The processes that compute rewards, on ranks that own generated responses."""
+    evaluating: Mapping[str, Environment]
+    """The processes that score held-out sets with rewards of their own, by the name of the set, on the same ranks."""
     tools: ToolWorkers | None
     """The processes that run the tool, on the first rank of each generating replica with multi-turn rollouts."""
     batches: OpenBatches
@@ -221,7 +228,7 @@ def connect(request: RunRequest, inputs: Inputs, models: Models, progress: Progr
     observed = broadcast(lambda: observations(request.out, steps.start))
     controllers = RunControllers(plan, reporting, progress.periods, observed)
     host_memory = OffloadedStages(plan, models.copies)
-    environment, tools = _environment(request), _tools(request, models)
+    environment, evaluating, tools = _environment(request), _evaluating(request), _tools(request, models)
     batches = OpenBatches(data.batch_size)
     stages = StageRunner(
         plan,
@@ -234,6 +241,7 @@ def connect(request: RunRequest, inputs: Inputs, models: Models, progress: Progr
         control=controllers,
         out=request.out,
         environment=environment,
+        evaluating=evaluating,
         tools=tools,
         engine=models.engine,
     )
@@ -251,7 +259,7 @@ def connect(request: RunRequest, inputs: Inputs, models: Models, progress: Progr
         steps=steps,
         engine=models.engine,
     )
-    failing_seconds = failing_call_seconds(plan, job.rewards, job.tool)
+    failing_seconds = failing_call_seconds(plan, job.all_rewards, job.tool)
     watch = RunWatch(plan, request.out, progress.start_seconds, timeout_seconds=failing_seconds)
 
     def executor_with(messages: Transport) -> Executor:
@@ -277,6 +285,7 @@ def connect(request: RunRequest, inputs: Inputs, models: Models, progress: Progr
         consensus=Consensus(control, max_steps_ahead=inputs.program.max_steps_ahead),
         host_memory=host_memory,
         environment=environment,
+        evaluating=evaluating,
         tools=tools,
         batches=batches,
         stages=stages,
@@ -284,18 +293,20 @@ def connect(request: RunRequest, inputs: Inputs, models: Models, progress: Progr
         executor=executor_with(transport),
         evaluator=executor_with(evaluating),
         next_plan=NextPlan.for_rank(request, steps.start),
-        engine_facts=_engine_facts(models.engine, models.copies[plan.copy_of(GENERATE)], control),
+        engine_facts=_engine_facts(plan, models, control),
     )
     dist.barrier(group=control)
     return connections
 
 
-def _engine_facts(engine: EngineProcess | None, copy: WeightCopy, control: dist.ProcessGroup) -> EngineFacts | None:
-    """Wait until the engines of all ranks have started, and give them the base weights, which no refit sends. Return
-    what the engines are; None without engines. `copy` has the weights with which this rank generates."""
-    mine = engine.wait_until_ready(VLLM_VERSION) if engine else None
+def _engine_facts(plan: Plan, models: Models, control: dist.ProcessGroup) -> EngineFacts | None:
+    """Wait until the engines of all ranks have started, and give them the base weights, which no refit sends. They
+    sleep until they generate. Return what the engines are; None without engines."""
+    engine, mine = models.engine, None
     if engine:
-        send_base_weights(engine, copy)
+        mine = engine.wait_until_ready(VERSIONS[plan.facts.engine])
+        send_base_weights(engine, models.copies[plan.copy_of(GENERATE)])
+        engine.sleep()
     by_rank: list[EngineFacts | None] = [None] * dist.get_world_size()
     dist.all_gather_object(by_rank, mine, group=control)
     return next((facts for facts in by_rank if facts), None)
@@ -310,8 +321,28 @@ def _gloo_group() -> dist.ProcessGroup:
 
 def _environment(request: RunRequest) -> Environment | None:
     plan, rewards = request.plan, request.job.rewards
-    scores_here = rewards and dist.get_rank() in output_owners(plan, GENERATE)
-    return build_environment(plan, rewards) if scores_here else None
+    workers = {one.reward: one.workers for one in plan.workers}
+    return build_environment(rewards, workers) if rewards and _owns_responses(plan) else None
+
+
+_EVALUATING_WORKERS = 2
+"""Concurrent calls of a reward of an evaluation, for each replica, where the job does not give their number."""
+
+
+def _evaluating(request: RunRequest) -> dict[str, Environment]:
+    """Start the workers of the held-out sets that have rewards of their own."""
+    if not _owns_responses(request.plan):
+        return {}
+    of_sets = {name: one.rewards for name, one in request.job.evaluation.sets.items() if one.rewards}
+    return {
+        name: build_environment(rewards, {one.name: one.workers or _EVALUATING_WORKERS for one in rewards})
+        for name, rewards in of_sets.items()
+    }
+
+
+def _owns_responses(plan: Plan) -> bool:
+    """Return True on a rank that owns generated responses."""
+    return dist.get_rank() in output_owners(plan, GENERATE)
 
 
 def _tools(request: RunRequest, models: Models) -> ToolWorkers | None:
@@ -334,7 +365,7 @@ def recorder_of(request: RunRequest, models: Models, progress: Progress, engine_
         notes=(
             *progress.notes,
             *progress.data.notes,
-            *(startup_notes(request.job.rewards) if is_writer else ()),
+            *(startup_notes(request.job.all_rewards) if is_writer else ()),
             *(_changes(request.out, run_file) if request.resume and is_writer else ()),
         ),
     )

@@ -154,7 +154,7 @@ def run_plan(
 
 def _preparation(request: RunRequest) -> ProcessSetup:
     plan, job = request.plan, request.job
-    failing_seconds = failing_call_seconds(plan, job.rewards, job.tool)
+    failing_seconds = failing_call_seconds(plan, job.all_rewards, job.tool)
     return ProcessSetup(plan.facts.cluster.kind, collective_timeout(plan, failing_seconds))
 
 
@@ -206,6 +206,5 @@ def _run_rank(request: RunRequest) -> RunSummary | Stopped | None:
     elif request.export_every:  # no steps are left; the run may have ended before its last export
         run.export(request.steps)
     run.finish()
-    if run.steps or not run.is_evaluated(request.steps):
-        run.evaluate(request.steps)
+    run.evaluate(request.steps, None if run.steps else run.not_evaluated(request.steps))
     return run.close()

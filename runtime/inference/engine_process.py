@@ -1,7 +1,7 @@
 """An engine in a process beside a rank, in the interpreter of its own environment: its start, weights, rounds and end.
 
 Everything that goes wrong with the process ends the run with one sentence (`RunFailed`): it ended, it does not answer,
-it refuses something, or it is of another version.
+it refuses something, it is out of memory, or it is of another version.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ from torch import Tensor
 
 from meshwright.cost_models.memory_cost import WEIGHT_BUCKET_BYTES
 from meshwright.profiles.errors import RunFailed
+from meshwright.profiles.frameworks import NOT_RUN
 from meshwright.runtime.device.used_memory import resident_bytes
 from meshwright.runtime.inference import engine_server
 from meshwright.runtime.inference.engine_server import Message, MessageError, read_message, write_message
 
 VLLM_SERVER = Path(engine_server.__file__)
 """The program that serves vLLM."""
+SGLANG_SERVER = Path(engine_server.__file__).with_name("sglang_server.py")
+"""The program that serves SGLang."""
 
 BUCKET_BYTES = WEIGHT_BUCKET_BYTES
 """Bytes of weights that are in the shared memory at a time, unless a single tensor is larger."""
@@ -99,8 +102,16 @@ class EngineSettings:
     """Tokens of a KV block."""
     cache_bytes: int
     """Bytes of the KV cache."""
+    cache_tokens: int = 0
+    """Tokens of the KV cache, by which SGLang is told its size."""
+    device: int = 0
+    """The number of the GPU of this rank on its node."""
     temperature: float
     """The logits are divided by it before anything else: log-probabilities are of softmax(logits / temperature)."""
+    enable_chunked_prefill: bool = False
+    enable_prefix_caching: bool = True
+    enforce_eager: bool = True
+    """These three are arguments of vLLM (`planner.plan.vllm_settings`)."""
     shard: EngineShard = EngineShard()
     """The shard of the model; vLLM takes whole weights and keeps its part of them."""
     adapter: EngineAdapter | None = None
@@ -116,7 +127,9 @@ class EngineFacts:
     kernels: str
 
     def __str__(self) -> str:
-        return f"{self.engine} {self.version} ({self.kernels})"
+        what = f"{self.engine} {self.version} ({self.kernels})"
+        warnings = [f"NOT RUN before: {warning}" for name, warning in NOT_RUN.items() if name == self.engine]
+        return "; ".join((what, *warnings))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,6 +275,16 @@ class EngineProcess:
         self._require_version(answer, self._version)
         return [Sampled(*row) for row in answer["rows"]]
 
+    def sleep(self) -> int:
+        """Make the engine free the memory of its KV cache, which no request may use; return its bytes."""
+        self._send("sleep")
+        return int(self._answer("asleep")["num_bytes"])
+
+    def wake(self) -> None:
+        """Make the engine take the memory of its KV cache again. Raises RunFailed if there is none."""
+        self._send("wake")
+        self._answer("awake")
+
     def close(self) -> None:
         """End the process, if it has not ended."""
         self._connection.close()
@@ -290,6 +313,8 @@ class EngineProcess:
             self._fail(f"sent {error}; its server and this program are of different versions")
         except (EOFError, OSError):
             self._fail(self._end())
+        if answer["kind"] == "error" and answer.get("out_of_memory"):
+            self._fail(f"ran out of memory ({answer.get('error')}); plan for more memory or fewer generation_slots")
         if answer["kind"] == "error":
             self._fail(f"refused: {answer.get('error')}")
         if answer["kind"] != kind:
@@ -303,7 +328,10 @@ class EngineProcess:
         code = self._process.poll()
         if code is None:
             return "closed its connection"
-        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        if code >= 0:
+            return f"ended with exit code {code}"
+        hint = ", which the kernel sends when memory runs out" if code == -signal.SIGKILL else ""
+        return f"was ended by {signal.Signals(-code).name}{hint}"
 
     def _fail(self, reason: str) -> None:
         """End the process and raise RunFailed."""

@@ -16,14 +16,17 @@ A message is a header (`_HEADER`) and a JSON object. The rank asks, and the proc
 | `weights` | the version of the weights that follow; with an adapter, its weights alone | none |
 | `bucket` | names, types, shapes and offsets of tensors in the shared memory | `taken`: the memory is free again |
 | `end_weights` | | the version, -1 after `base` |
+| `sleep` | | `asleep`: the number of bytes of its KV cache that are free now |
+| `wake` | | `awake`: it has them again |
 | `step` | requests to add, ids of requests to abort | the tokens of one round, and the version that sampled them |
 
-An answer with the key `error` is a refusal, in one sentence.
+An answer with the key `error` is a refusal, in one sentence; `out_of_memory` says whether memory was the reason.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import logging
 import mmap
@@ -52,6 +55,8 @@ _HEADER = struct.Struct(">4sHI")
 """A mark, the version of the format, and the number of bytes that follow."""
 _READ_BYTES = 2**20
 _PR_SET_PDEATHSIG = 1
+_MADV_POPULATE_WRITE = 23
+"""The advice to take pages at once (linux/mman.h, since 5.14)."""
 
 Message: TypeAlias = dict[str, Any]
 
@@ -126,6 +131,14 @@ class ServedEngine(Protocol):
         whether it has ended."""
         ...
 
+    def sleep(self) -> int:
+        """Free the memory of the KV cache, which no request uses, and forget what was cached; return its bytes."""
+        ...
+
+    def wake(self) -> None:
+        """Take the memory of the KV cache again."""
+        ...
+
 
 def serve(connection: socket.socket, memory: int, start: Callable[[Message], ServedEngine]) -> None:
     """Answer messages until the other side closes the connection."""
@@ -133,10 +146,10 @@ def serve(connection: socket.socket, memory: int, start: Callable[[Message], Ser
         try:
             settings = _expect(read_message(connection), "start")
             engine = start(settings)
-        except (EOFError, OSError):
+        except (EOFError, ConnectionError):
             raise
         except Exception as error:
-            write_message(connection, "error", error=sentence_of(error))
+            _refuse(connection, error)
             return
         write_message(connection, "started", **engine.facts)
         version = -1
@@ -146,17 +159,57 @@ def serve(connection: socket.socket, memory: int, start: Callable[[Message], Ser
                 if message["kind"] in ("base", "weights"):
                     is_adapter = settings["adapter"] and message["kind"] == "weights"
                     load = engine.load_adapter if is_adapter else engine.load
-                    load(_received(connection, memory))
+                    with _naming_the_weight(_received(connection, memory)) as tensors:
+                        load(tensors)
                     version = message.get("version", version)
                     write_message(connection, "loaded", version=version)
+                elif message["kind"] == "sleep":
+                    write_message(connection, "asleep", num_bytes=engine.sleep())
+                elif message["kind"] == "wake":
+                    engine.wake()
+                    write_message(connection, "awake")
                 else:
                     asked = _expect(message, "step")
                     rows = engine.step(asked["add"], asked["abort"])
                     write_message(connection, "sampled", version=version, rows=rows)
-            except (EOFError, OSError):
+            except (EOFError, ConnectionError):
                 raise
             except Exception as error:
-                write_message(connection, "error", error=sentence_of(error))
+                _refuse(connection, error)
+
+
+def _refuse(connection: socket.socket, error: Exception) -> None:
+    write_message(connection, "error", error=sentence_of(error), out_of_memory=_is_out_of_memory(error))
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """True for the errors of Python, of torch on a CPU and of torch on a GPU that an allocation has failed."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    reasons = (os.strerror(errno.ENOMEM).lower(), "can't allocate memory", "not enough memory", "bad_alloc")
+    return isinstance(error, RuntimeError | OSError) and any(reason in str(error).lower() for reason in reasons)
+
+
+@contextmanager
+def _naming_the_weight(tensors: Iterator[tuple[str, Any]]) -> Iterator[Iterator[tuple[str, Any]]]:
+    """Context that yields the tensors; an error in it gets the name of the tensor that was taken last."""
+    last = ""
+
+    def taken() -> Iterator[tuple[str, Any]]:
+        nonlocal last
+        for tensor in tensors:
+            last = tensor[0]
+            yield tensor
+        last = ""
+
+    try:
+        yield taken()
+    except (EOFError, ConnectionError):
+        raise
+    except Exception as error:
+        if not last or _is_out_of_memory(error):
+            raise
+        raise ValueError(f"the weight {last} was not taken, {sentence_of(error)}") from error
 
 
 def _expect(message: Message, kind: str) -> Message:
@@ -180,8 +233,8 @@ def _received(connection: socket.socket, memory: int) -> Iterator[tuple[str, Any
 
 
 def sentence_of(error: BaseException) -> str:
-    """Return an exception as one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    """Return an exception as one line, by its name alone if it says nothing."""
+    return " ".join((f"{type(error).__name__}: {error}" if str(error) else type(error).__name__).split())
 
 
 def main(start: Callable[[Message], ServedEngine]) -> None:
@@ -229,15 +282,13 @@ class VllmEngine:
                     max_model_len=settings["max_tokens"],
                     max_num_seqs=settings["num_slots"],
                     max_num_batched_tokens=settings["max_round_tokens"],
-                    # Part of a prefill would set back the random numbers of its request, which fails on a CPU
-                    # (v1/worker/gpu_model_runner.py of vLLM 0.32).
-                    enable_chunked_prefill=False,
+                    enable_chunked_prefill=settings["enable_chunked_prefill"],
                     block_size=settings["block_tokens"],
                     kv_cache_memory_bytes=settings["cache_bytes"],
-                    enable_prefix_caching=True,
+                    enable_prefix_caching=settings["enable_prefix_caching"],
                     # Before the filters top_k and top_p, and before a temperature of the request, which is therefore 1.
                     logprobs_mode="raw_logprobs",
-                    enforce_eager=True,
+                    enforce_eager=settings["enforce_eager"],
                     **(self._adapter.arguments if self._adapter else {}),
                     tensor_parallel_size=shard["tp"],
                     distributed_executor_backend=_shard_executor(shard) if shard["tp"] > 1 else None,
@@ -277,6 +328,19 @@ class VllmEngine:
     def _drop_cache(self) -> None:
         if not self._engine.reset_prefix_cache():
             raise ValueError("the prefix cache of the old weights is in use and cannot be dropped")
+
+    def sleep(self) -> int:
+        """Free the memory of the KV cache. Raises ValueError if requests use it.
+
+        vLLM's own sleep needs its allocator on a GPU; its CPU build ignores the call.
+        """
+        self._drop_cache()
+        [num_bytes] = self._engine.collective_rpc(_free_cache)
+        return int(num_bytes)
+
+    def wake(self) -> None:
+        """Take the memory of the KV cache again. Raises MemoryError if there is none."""
+        self._engine.collective_rpc(_take_cache)
 
     def step(self, added: Sequence[Message], aborted: Sequence[str]) -> list[Any]:
         if aborted:
@@ -377,6 +441,41 @@ def _unlink_shared_memory() -> None:
     for path in mapped:
         if path.startswith("/dev/shm/"):
             Path(path).unlink(missing_ok=True)
+
+
+def _free_cache(worker: Any) -> int:
+    """Give the pages of the KV cache back to the kernel, and return their bytes; its addresses stay."""
+    return sum(_advise(start, num_bytes, mmap.MADV_DONTNEED) for start, num_bytes in _cache_pages(worker))
+
+
+def _take_cache(worker: Any) -> None:
+    """Take pages for the KV cache, filled with zeros. A kernel before Linux 5.14 takes each when it is written."""
+    for start, num_bytes in _cache_pages(worker):
+        _advise(start, num_bytes, _MADV_POPULATE_WRITE)
+
+
+def _cache_pages(worker: Any) -> list[tuple[int, int]]:
+    """Return the address and the bytes of the whole pages in each storage of the KV cache."""
+    storages = {cache.untyped_storage().data_ptr(): cache.untyped_storage() for cache in worker.model_runner.kv_caches}
+    pages = []
+    for address, storage in storages.items():
+        start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (address + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE
+        pages.append((start, max(0, end - start)))
+    return pages
+
+
+def _advise(start: int, num_bytes: int, advice: int) -> int:
+    """Give the kernel an advice on whole pages; return their bytes, 0 if it does not know the advice. Raises
+    MemoryError if it has no pages, OSError for any other failure."""
+    if not ctypes.CDLL(None, use_errno=True).madvise(ctypes.c_void_p(start), ctypes.c_size_t(num_bytes), advice):
+        return num_bytes
+    number = ctypes.get_errno()
+    if number == errno.EINVAL:
+        return 0
+    if number in (errno.ENOMEM, errno.EAGAIN):
+        raise MemoryError(f"{num_bytes} bytes of the KV cache cannot be taken")
+    raise OSError(number, "madvise")
 
 
 def _divide_logits(worker: Any, temperature: float) -> None:

@@ -155,13 +155,14 @@ class ExperienceTransport:
 class StepExperience:
     """A batch whose experience is filled as the stages of its step write it.
 
-    A held-out batch is scored and never trained on. Some groups of a wave of dynamic sampling are trained on, as rows
-    of another batch, whose `selection` has the metrics of all samples that they were selected from.
+    A held-out batch, of the set `held_out`, is scored and never trained on. Some groups of a wave of dynamic sampling
+    are trained on, as rows of another batch, whose `selection` has the metrics of all samples that they were selected
+    from.
     """
 
     step: int
     rows: range
-    held_out: bool = False
+    held_out: str = ""
     is_wave: bool = False
     experience: Experience = field(default_factory=Experience)
     selection: dict[str, float] = field(default_factory=dict)

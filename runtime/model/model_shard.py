@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -276,12 +277,21 @@ def build_model(
     for index, name in enumerate(_RNGS):  # seeds of generators must differ
         generator.add(name, index * 2**32 + 1024 * seed + mesh.layout.tp * mesh.pp_rank + mesh.tp_rank)
     config = _config(spec, mesh, dtype, recompute, kernels)
-    chunks = [Decoder(spec, mesh, config, chunk, kernels) for chunk in range(mesh.layout.vpp)]
+    with _seeded(len(_RNGS) * 2**32 + 1024 * seed + mesh.pp_rank):  # routers, and other weights that are not sharded
+        chunks = [Decoder(spec, mesh, config, chunk, kernels) for chunk in range(mesh.layout.vpp)]
     model = chunks[0] if len(chunks) == 1 else Interleaved(chunks)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trainable and (spec.adapter is None or is_adapter_parameter(name)))
     model.train(trainable)
     return model
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seeds torch's own generator, and restores its state at the end."""
+    with torch.random.fork_rng([torch.cuda.current_device()] if host.on_cuda() else []):
+        torch.manual_seed(seed)
+        yield
 
 
 def _config(

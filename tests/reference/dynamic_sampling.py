@@ -1,7 +1,8 @@
 """Dynamic sampling as DAPO says it (arXiv:2503.14476, section 3.2): one process, float64, one group after another.
 
 Prompts come in shuffled passes. The groups of a step are drawn and scored in that order, a wave at a time; the first
-ones whose samples are not all paid alike are the batch. Nothing is imported from the project.
+ones whose samples are not all paid alike are the batch. Where more samples of a prompt are drawn than a group has, its
+best samples are the group. Nothing is imported from the project.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from torch import nn
 
 from tests.reference.critic_free import CriticFreeSettings, are_alike, paid_for
 from tests.reference.ppo import Row, uniform
+
+SAME_DIGITS = 6
+"""Amounts that are alike in so many digits behind the point are one."""
 
 
 class Sampled(Protocol):
@@ -44,36 +48,60 @@ class Batch:
     num_waves: int
     num_drawn: int
     num_with_signal: int
+    tied: int
+    """Prompts of which a sample was left out that is paid as one of its group."""
 
 
 class DynamicSampling:
     """The batches of a run, `num_groups` groups each, from waves of `num_prompts` prompts."""
 
     def __init__(
-        self, prompts: Sequence[Sequence[int]], settings: CriticFreeSettings, *, num_groups: int, num_prompts: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        settings: CriticFreeSettings,
+        *,
+        num_groups: int,
+        num_prompts: int,
+        drawn: int | None = None,
     ) -> None:
+        """`drawn` samples of each prompt are drawn, by default those of its group."""
         self._settings, self._num_groups, self._num_prompts = settings, num_groups, num_prompts
+        self._drawn = drawn or settings.group_size
         self._dealt = enumerate(passes(prompts, settings.seed))
 
     def batch(self, policy: nn.Module, score: Callable[[Row], float], version: int) -> Batch:
         """That of the next step, whose policy has seen `version` updates."""
         kept: list[list[Row]] = []
-        num_waves = 0
+        num_waves = tied = 0
         while len(kept) < self._num_groups:
             num_waves += 1
             for place, prompt in itertools.islice(self._dealt, self._num_prompts):
-                first = place * self._settings.group_size
-                draws = range(first, first + self._settings.group_size)
-                group = [sample(policy, prompt, draw, version, self._settings) for draw in draws]
-                paid = [paid_for(torch.tensor(score(row), dtype=torch.float64), row, self._settings) for row in group]
-                if not are_alike(torch.stack(paid)):
-                    kept.append(group)
+                draws = range(place * self._drawn, (place + 1) * self._drawn)
+                rows = [sample(policy, prompt, draw, version, self._settings) for draw in draws]
+                paid = [paid_for(torch.tensor(score(row), dtype=torch.float64), row, self._settings) for row in rows]
+                chosen, is_tied = best([float(one) for one in paid], self._settings.group_size)
+                tied += is_tied
+                if not are_alike(torch.stack([paid[index] for index in chosen])):
+                    kept.append([rows[index] for index in chosen])
         return Batch(
             rows=[row for group in kept[: self._num_groups] for row in group],
             num_waves=num_waves,
             num_drawn=num_waves * self._num_prompts,
             num_with_signal=len(kept),
+            tied=tied,
         )
+
+
+def best(amounts: Sequence[float], number: int) -> tuple[list[int], bool]:
+    """The places of the highest amounts in their order, of equal ones the first, and whether one that is left out is
+    as high as one of them."""
+    rounded = [round(amount, SAME_DIGITS) for amount in amounts]
+    left, chosen = list(range(len(rounded))), list[int]()
+    while len(chosen) < number:
+        first = next(index for index in left if rounded[index] == max(rounded[other] for other in left))
+        chosen.append(first)
+        left.remove(first)
+    return sorted(chosen), any(rounded[index] == rounded[chosen[-1]] for index in left)
 
 
 def passes(prompts: Sequence[Sequence[int]], seed: int) -> itertools.chain[Sequence[int]]:

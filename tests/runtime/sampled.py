@@ -111,7 +111,13 @@ class SampledAhead(Generic[B]):
 
 def sampling(asked: RunRequest) -> DynamicSampling:
     """What the reference draws of the prompts of a run."""
-    return DynamicSampling(prompts_of(asked), settings_of(asked), num_groups=NUM_GROUPS, num_prompts=NUM_PROMPTS)
+    return DynamicSampling(
+        prompts_of(asked),
+        settings_of(asked),
+        num_groups=NUM_GROUPS,
+        num_prompts=NUM_PROMPTS,
+        drawn=asked.job.workload.best_of,
+    )
 
 
 def prompts_of(asked: RunRequest) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Laws of this project's kernels on a GPU, and what one NVIDIA H200 measured of them (2026-11-26)."""
+"""Laws of this project's kernels on a GPU, and what NVIDIA H200s measured of them (2026-11-26 and 27)."""
 
 from collections.abc import Callable
 from importlib.resources import as_file, files
@@ -123,7 +123,7 @@ def decoded(name: str) -> ModelSpec:
 
 def measured_on_h200(model: str) -> tuple[Measurement, ...]:
     with as_file(files("meshwright.profiles") / "data" / "h200" / f"{model}.json") as path:
-        return read_table(path).measurements
+        return tuple(one for one in read_table(path).measurements if one.status == "ok")
 
 
 def seconds_of(one: Measurement) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from meshwright.cost_models.sampling_waves import WAVE_REWARDS
@@ -18,9 +19,13 @@ from meshwright.planner.plan.layout_and_schedule_rules import schedule_rules
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.reward_workers import host_seconds
 from meshwright.planner.plan.verify import verify
+from meshwright.planner.simulation.sampled_durations import Sampled
+from meshwright.planner.simulation.simulate import simulate
+from meshwright.planner.simulation.simulated_generation import sample_waves
 from meshwright.planner.trainers.registry import TRAINERS
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.documents import canonical_json, parse
+from meshwright.profiles.environment.dynamic_sampling import DynamicSampling
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
@@ -127,6 +132,51 @@ def test_a_plan_says_what_is_drawn_and_what_is_kept(plan: Plan, plain: Plan) -> 
     assert best_samples(plain) is None
 
 
+@pytest.fixture(scope="module")
+def waves() -> Plan:
+    """Of the same job with waves of 24 prompts, of which half have a signal on average."""
+    return made(changed(best_facts(), dynamic_sampling={"acceptance": 0.5, "num_prompts": 24}))
+
+
+def test_waves_of_the_best_samples_count_all_samples_of_their_prompts(plan: Plan, waves: Plan) -> None:
+    assert verify(waves) == ()
+    workload = waves.facts.workload
+    assert (workload.wave.batch_size, workload.wave.group_size, workload.wave.best_of) == (24 * 16, 16, None)
+    number = DynamicSampling(acceptance=0.5, num_prompts=24).expected_waves(16)
+    own, of_wave, of_batch = (
+        cost_model_of(facts)
+        for facts in (
+            waves.facts,
+            waves.facts.model_copy(update={"workload": workload.wave}),
+            plan.facts.model_copy(update={"workload": changed(plan.facts, best_of=None).workload}),
+        )
+    )
+    for placement in waves.placements:
+        call = query_for_placement(waves, placement)
+        if placement.stage in (GENERATE, SCORE):
+            assert own.seconds(call).total == pytest.approx(number * of_wave.seconds(call).total)
+            assert own.memory(call) == of_wave.memory(call)
+        else:
+            assert own.seconds(call) == of_batch.seconds(call)
+    found = best_samples(waves)
+    assert found is not None
+    assert next(iter(found.sentences)) == (
+        f"16 samples of each of {24 * number:.0f} prompts are generated and scored on average, and the best 4 of 16 "
+        f"prompts are trained on: {24 * number * 16:.0f} and 64 a step"
+    )
+
+
+def test_waves_of_the_best_samples_are_simulated(waves: Plan) -> None:
+    workload = waves.facts.workload
+    for step in range(20):
+        kept = sample_waves(waves, seed=0, step=step).kept
+        prompts = np.concatenate(kept) // 16 + np.repeat(24 * np.arange(len(kept)), [len(rows) for rows in kept])
+        assert (np.unique(prompts, return_counts=True)[1] == workload.group_size).all()
+        assert len(np.unique(prompts)) == workload.num_prompts
+    found = simulate(waves, Sampled(waves, cost_model_of, seed=3), steps=100)
+    assert found.steps.mean == pytest.approx(waves.period_seconds, rel=0.05)
+
+
 def test_rewards_on_hosts_are_waited_for_once_before_samples_are_kept() -> None:
     reward = {"name": "judge", "is_remote": True, "batch_size": 1, "latency_seconds": {"fixed": 0.25}}
     document = {**json.loads(canonical_json(best_facts())), "rewards": [reward]}
@@ -154,8 +204,9 @@ def test_what_delivers_samples_one_by_one_does_not_go_with_it(name: str) -> None
         ({"workload.best_of": 4}, "best_of=4 is not above group_size=4, .*; sample more of them, or remove best_of"),
         ({"workload.best_of": 2**25}, None),
         (
-            {"workload.dynamic_sampling": {"acceptance": 0.5}},
-            "best_of and dynamic_sampling are not supported together yet; remove one",
+            {"workload.dynamic_sampling": {"acceptance": 0.5, "num_prompts": 1601}},
+            "dynamic_sampling.num_prompts=1601 is more than 100 times the 16 prompts of a batch, the most that a step "
+            "samples; use 1600 or fewer",
         ),
     ],
 )
@@ -171,6 +222,12 @@ def test_what_is_not_possible_is_refused(changes: dict[str, object], sentence: s
         return
     with pytest.raises(BadInput, match=sentence):
         parse(Facts, json.dumps(document), "facts")
+
+
+def test_more_samples_than_can_be_counted_are_refused() -> None:
+    facts = best_facts(2**21)
+    with pytest.raises(BadInput, match=r"the workload generates 33554432 sequences at once \(16 prompts with 2097152 "):
+        require_within_limits(facts.models.by_name, facts.cluster, facts.workload, "job")
 
 
 def test_a_distillation_has_no_best_samples() -> None:

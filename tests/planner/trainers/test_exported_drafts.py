@@ -16,7 +16,7 @@ from meshwright.profiles.stages import GENERATE
 from tests.planner.trainers.plans import best
 from tests.planner.trainers.test_exported import no_model
 
-NEMO = "+policy.generation.vllm_kwargs.speculative_config"
+NEMO = "policy.generation.vllm_kwargs.speculative_config"
 VERL = "+actor_rollout_ref.rollout.engine_kwargs"
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 8, "prompt_lookup_min": 2}
 

@@ -9,28 +9,31 @@ import pytest
 import yaml
 
 from meshwright import api
-from meshwright.cost_models.generation_cost import ENGINE_LOAD
+from meshwright.cost_models.cost import Source
+from meshwright.cost_models.generation_cost import ENGINE_LOAD, ENGINE_SLEEP, ENGINE_WAKE
 from meshwright.planner.analysis.explain import explain
 from meshwright.planner.analysis.optional_features import engine_choice
 from meshwright.planner.analysis.wave_size import with_wave
-from meshwright.planner.job.engine_limits import engines_of
+from meshwright.planner.job.engine_limits import engine_violations, engines_of
 from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.search.re_evaluate import re_evaluate
 from meshwright.profiles.algorithms import PPO_GRAPH, graph_of
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.frameworks import EAGER, VLLM
+from meshwright.profiles.frameworks import EAGER, NOT_RUN, SGLANG, VLLM, EngineSleep
 from meshwright.profiles.harness import TimingResult, generation_points, points, record
 from meshwright.profiles.stages import GENERATE, Role, StageGraph
 from meshwright.profiles.table import EngineTimings, Table, WeightLoad, shape_of
 from tests.cost_models.tables import PROVENANCE
 from tests.planner.analysis.test_oversampling import sampled_facts
-from tests.planner.jobs import quantised_facts, small_facts
+from tests.planner.jobs import adapted_facts, critic_free_facts, quantised_facts, small_facts
+from tests.planner.plan.test_engine_rules import TURNS
 from tests.runtime.checkpoints import name_end_tokens, write_checkpoint
 from tests.runtime.command import Call
 from tests.runtime.small_job import VOCAB_SIZE, write_job
 
 FACTS = small_facts(ranks_per_node=2, batch_size=8, response=32, memory_bytes=2**34, num_heads=2)
+LONGER = small_facts(ranks_per_node=2, batch_size=8, response=200, memory_bytes=2**34, num_heads=2)
 BOTH = (EAGER, VLLM)
 LOOSE = api.Limits(gap=0.3)
 
@@ -52,9 +55,14 @@ def table_with(vllm_factor: float, graph: StageGraph = PPO_GRAPH, facts: Facts =
             for shape in shapes
             for depth in depths
         ),
+        sleep=EngineSleep(freed_bytes_per_second=3e9, taken_bytes_per_second=1e9),
     )
     provenance = PROVENANCE.model_copy(update={"device": "toy", "kind": "cpu", "precision": "bf16", "num_ranks": 2})
     return Table(provenance=provenance, measurements=tuple(measured), engines=(timings,))
+
+
+def with_workload(facts: Facts, **changes: object) -> Facts:
+    return facts.model_copy(update={"workload": facts.workload.model_copy(update=changes)})
 
 
 @cache
@@ -109,6 +117,14 @@ def test_the_load_of_weights_is_in_a_simulated_step_of_several_waves_once() -> N
     assert steps.seconds[-1] == pytest.approx(plan.period_seconds, rel=1e-3)  # all responses have the same length
 
 
+def test_the_sleep_of_an_engine_is_costed_as_it_was_timed() -> None:
+    plan = planned(0.2)
+    terms = {term.name: term for term in plan.placement(GENERATE).cost.terms}
+    wake, sleep = terms[ENGINE_WAKE], terms[ENGINE_SLEEP]
+    assert wake.amount == pytest.approx(3 * sleep.amount)
+    assert {wake.source, sleep.source} == {Source.MEASURED}
+
+
 def test_engines_share_the_time_of_a_search() -> None:
     plan = api.plan(FACTS, table_with(5.0), engines=BOTH, limits=api.Limits.for_seconds(60.0, gap=0.3))
     assert isinstance(plan, api.Plan)
@@ -157,6 +173,60 @@ def test_other_facts_drop_what_was_known_of_the_engines() -> None:
     more = FACTS.model_copy(update={"workload": FACTS.workload.model_copy(update={"batch_size": 16}), "engine": VLLM})
     assert plan.engine_options is not None
     assert re_evaluate(plan, more, cost_model_of(more)).engine_options is None
+
+
+APART = (f"{GENERATE}.pool=0:1", "actor_train.pool=1:1")
+FORMS: dict[str, tuple[Facts, tuple[str, ...]]] = {
+    "an adapter": (adapted_facts(FACTS), ()),
+    "turns": (with_workload(FACTS, turns=TURNS), ()),
+    "turns ahead": (with_workload(FACTS, turns=TURNS).model_copy(update={"staleness": 1}), ()),
+    "streams": (LONGER, (*APART, "ref_logprob.pool=1:1", "ref_logprob.chunk_tokens=128")),
+    "batches in flight": (
+        FACTS.model_copy(update={"staleness": 2, "cache_after_refit": "recompute"}),
+        (*APART, f"{GENERATE}.batches_in_flight=2"),
+    ),
+}
+"""Jobs of GRPO on two ranks, and pins."""
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_plan_of_either_engine_is_found_and_one_of_them_chosen_for_jobs_of_every_form(name: str) -> None:
+    facts, pins = FORMS[name]
+    facts = critic_free_facts(facts=facts)
+    plan = api.plan(facts, engines=BOTH, pins=pins, limits=LOOSE)
+    assert isinstance(plan, api.Plan)
+    choice = engine_choice(plan)
+    assert choice is not None
+    assert (set(choice.step_seconds), choice.excluded) == (set(BOTH), {})
+    by_vllm = api.plan(facts.model_copy(update={"engine": VLLM}), pins=pins, limits=LOOSE)
+    assert isinstance(by_vllm, api.Plan)
+    assert not api.verify(by_vllm)
+    assert not [*engine_violations(by_vllm.facts)]
+
+
+def test_what_vllm_does_not_do_with_these_jobs_is_its_reason() -> None:
+    keeping = critic_free_facts(facts=FACTS.model_copy(update={"staleness": 2}))
+    plan = api.plan(keeping, engines=BOTH, pins=(*APART, f"{GENERATE}.batches_in_flight=2"), limits=LOOSE)
+    assert isinstance(plan, api.Plan)
+    choice = engine_choice(plan)
+    assert choice is not None
+    assert "give cache_after_refit: recompute, or use 1" in choice.excluded[VLLM]
+
+
+def test_an_engine_that_was_never_tried_is_said_to_be_so_and_is_not_chosen_by_a_plan() -> None:
+    device = FACTS.cluster.device.model_copy(update={"kind": "cuda"})
+    on_gpus = FACTS.model_copy(update={"cluster": FACTS.cluster.model_copy(update={"device": device})})
+    chosen = api.plan(on_gpus, engines=(EAGER, SGLANG), limits=LOOSE)
+    assert isinstance(chosen, api.Plan)
+    choice = engine_choice(chosen)
+    assert choice is not None
+    assert chosen.facts.engine == EAGER
+    assert choice.excluded == {SGLANG: f"{NOT_RUN[SGLANG]}; name it as engine to plan with it."}
+    named = api.plan(on_gpus.model_copy(update={"engine": SGLANG}), limits=LOOSE)
+    assert isinstance(named, api.Plan)
+    choice = engine_choice(named)
+    assert choice is not None
+    assert list(choice.sentences)[1:] == [f"engine sglang: {NOT_RUN[SGLANG]}"]
 
 
 DEGREES = {

@@ -29,10 +29,13 @@ FOUND = RunStatus(
         "token_mult_prob_error": 1.01,
         "gen_kl_error": 0.5,
     },
-    held_out=(
-        {"step": 0, "mean_score": 0.1, "standard_error": 0.2},
-        {"step": 20, "mean_score": 0.9, "standard_error": 0.2},
-    ),
+    held_out={
+        "held_out": (
+            {"step": 0, "mean_score": 0.1, "standard_error": 0.2},
+            {"step": 20, "mean_score": 0.9, "standard_error": 0.2},
+        ),
+        "gsm8k": ({"step": 10, "mean_score": 0.25, "standard_error": 0.1},),
+    },
     comparisons=(
         Comparison(name="actor_train", predicted_seconds=0.5, measured_seconds=1.0),
         Comparison(name="refit", predicted_seconds=0.5, measured_seconds=0.001),
@@ -88,14 +91,15 @@ def test_a_mismatch_that_the_field_takes_for_a_fault_is_marked(shown: str) -> No
 
 def test_held_out_reward_is_told_against_the_first(shown: str) -> None:
     assert "held-out reward after 20 updates: 0.900 ± 0.200, 0.100 at the first evaluation" in shown
+    assert "gsm8k reward after 10 updates: 0.250 ± 0.100, 0.250 at the first evaluation" in shown
 
 
 def test_what_teachers_say_of_held_out_prompts_is_told_as_a_divergence(shown: str) -> None:
     """Their mean score is the negative of it."""
-    learned = {**FOUND.training_metrics, "kl_to_teachers_per_token": 0.3}
-    held_out = tuple({**one, "mean_score": -one["mean_score"]} for one in FOUND.held_out)
+    of_set = FOUND.held_out["held_out"]
+    held_out = {"held_out": tuple({**one, "mean_score": -one["mean_score"], "by_teachers": True} for one in of_set)}
     told = "held-out KL to the teachers per token after 20 updates: 0.900 ± 0.200, 0.100 at the first evaluation"
-    assert told in _text(replace(FOUND, training_metrics=learned, held_out=held_out))
+    assert told in _text(replace(FOUND, held_out=held_out))
 
 
 def test_a_run_without_a_step_says_so() -> None:

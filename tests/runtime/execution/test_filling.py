@@ -16,13 +16,13 @@ from meshwright.profiles.stages import RESPONSE_LENGTHS, REWARD_ERROR, REWARDS, 
 from meshwright.runtime.execution.sample_selection import GroupSampling, SampleReward, WaveFilling
 from meshwright.runtime.messages.experience import StepExperience
 
-SAMPLING = GroupSampling(num_groups=3, group_size=2, num_prompts=4, max_waves=75)
+SAMPLING = GroupSampling(num_groups=3, group_size=2, num_sampled=2, num_prompts=4, max_waves=75)
 ALIKE, APART = (1.0, 1.0), (0.0, 1.0)
 
 
 def put(
     wave: StepExperience,
-    groups: Sequence[tuple[float, float]],
+    groups: Sequence[tuple[float, ...]],
     *,
     truncated: Sequence[int] = (),
     lengths: Mapping[int, int] | None = None,
@@ -103,7 +103,12 @@ def test_rewards_of_hosts_are_added_up_before_groups_are_compared() -> None:
     """Two rewards that differ and make up for each other are no signal; a reward model's score beside them may be."""
     for of_model, share in ((0.0, 0.0), (1.0, 1.0)):
         sampling = GroupSampling(
-            num_groups=1, group_size=2, num_prompts=1, max_waves=100, reward=SampleReward((1.0, 0.5), of_model)
+            num_groups=1,
+            group_size=2,
+            num_sampled=2,
+            num_prompts=1,
+            max_waves=100,
+            reward=SampleReward((1.0, 0.5), of_model),
         )
         filling = sampling.filling(0)
         wave = put(filling.next_wave(), [APART])
@@ -118,6 +123,7 @@ def share(settings: RewardedSettings, groups: Sequence[tuple[float, float]], **k
     sampling = GroupSampling(
         num_groups=1,
         group_size=2,
+        num_sampled=2,
         num_prompts=len(groups),
         max_waves=1,
         reward=SampleReward(settings=settings, max_response=8),
@@ -125,6 +131,21 @@ def share(settings: RewardedSettings, groups: Sequence[tuple[float, float]], **k
     filling = sampling.filling(0)
     filling.take(put(filling.next_wave(), groups, **known))
     return filling.metrics["groups_with_signal"]
+
+
+def test_the_best_samples_of_a_prompt_are_its_group_and_a_signal_is_a_difference_between_them() -> None:
+    sampling = GroupSampling(num_groups=2, group_size=2, num_sampled=3, num_prompts=3, max_waves=9)
+    filling = sampling.filling(5)
+    filling.take(put(filling.next_wave(), [(1.0, 0.0, 1.0), (0.0, 1.0, 0.0), (2.0, 2.0, 3.0)]))
+    batch = StepExperience(step=5, rows=range(4))
+    filling.fill(batch)
+    # The best two of the first prompt are alike. Of the second sample 0 is kept, the first of those that tie.
+    assert [int(batch.experience.get("tokens", row)) for row in batch.rows] == [3, 4, 6, 8]
+    found = filling.metrics
+    assert found["groups_with_signal"] == 2 / 3
+    assert (found["generated_samples"], found["trained_samples"], found["dropped_samples"]) == (9, 4, 5)
+    assert found["tied_prompts"] == 2 / 3
+    assert found["dropped_prompts"] == 1
 
 
 def test_groups_are_compared_by_what_is_paid() -> None:
@@ -149,7 +170,9 @@ def test_scores_that_differ_by_rounding_are_no_signal() -> None:
 
 
 def test_rewards_that_add_up_to_nothing_leave_no_signal_in_their_rounding() -> None:
-    sampling = GroupSampling(num_groups=1, group_size=2, num_prompts=1, max_waves=1, reward=SampleReward((0.1, -0.3)))
+    sampling = GroupSampling(
+        num_groups=1, group_size=2, num_sampled=2, num_prompts=1, max_waves=1, reward=SampleReward((0.1, -0.3))
+    )
     filling = sampling.filling(0)
     wave = put(filling.next_wave(), [APART])
     for row, rewards in enumerate(([300.0, 100.0], [30.3, 10.1])):
@@ -162,7 +185,7 @@ def test_rewards_that_add_up_to_nothing_leave_no_signal_in_their_rounding() -> N
 
 def test_the_same_response_twice_is_no_signal_however_far_apart_a_model_scores_it() -> None:
     """As one in bf16 does, in micro-batches of other shapes."""
-    filling = GroupSampling(num_groups=1, group_size=2, num_prompts=1, max_waves=1).filling(0)
+    filling = GroupSampling(num_groups=1, group_size=2, num_sampled=2, num_prompts=1, max_waves=1).filling(0)
     wave = put(filling.next_wave(), [(0.5, 0.504)])
     wave.experience.put(SEQUENCE_DIGESTS, 1, torch.tensor([0]))
     filling.take(wave)

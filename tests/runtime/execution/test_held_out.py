@@ -10,8 +10,9 @@ import torch
 
 from meshwright.planner.job.job import Job
 from meshwright.profiles.documents import parse
+from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import REWARDS
-from meshwright.runtime.execution.held_out import HeldOutPart, evaluation_of
+from meshwright.runtime.execution.held_out import HeldOutPart, evaluated_fields, evaluation_of
 from meshwright.runtime.messages.experience import StepExperience
 
 WORKLOAD = {"batch_size": 2, "prompt": {"max": 4, "fixed": 2}, "response": {"max": 4, "fixed": 2}}
@@ -34,9 +35,9 @@ def job(document: dict[str, Any]) -> Job:
     return parse(Job, json.dumps({**document, "workload": WORKLOAD | group}), "job")
 
 
-def part(asked: Job, **fields: dict[int, list[float]]) -> HeldOutPart:
+def part(asked: Job, prompt_set: str = "held_out", /, **fields: dict[int, list[float]]) -> HeldOutPart:
     """Of a rank that holds these, of two rows with two tokens of a prompt and two that were drawn."""
-    batch = StepExperience(step=3, rows=range(2), held_out=True)
+    batch = StepExperience(step=3, rows=range(2), held_out=prompt_set)
     for row in range(2):
         batch.experience.put("tokens", row, torch.arange(4))
         batch.experience.put("prompt_lengths", row, torch.tensor([2]))
@@ -69,3 +70,59 @@ def test_a_paid_response_has_the_sum_of_what_its_ranks_say() -> None:
     assert found.scores == (0.5 * 2.0 + 2.0 * 1.0, 0.5 * -4.0 + 2.0 * 0.5)
     assert found.reported_score == found.mean_score
     assert not found.by_teachers
+
+
+def test_a_set_is_scored_by_its_own_rewards_alone_unless_the_model_has_a_weight_there() -> None:
+    own = {"prompts": "none", "rewards": [{"name": "own", "function": "maths_answer", "weight": 3.0}]}
+    for weight, expected in ((0.0, (3.0, 1.5)), (0.25, (3.5, 0.5))):
+        sets = {"hard": own | {"reward_model_weight": weight}, "easy": {"prompts": "none"}}
+        asked = job({**GRPO, "evaluation": {"sets": sets}})
+        scored = part(asked, "hard", **({"scores": {0: [2.0], 1: [-4.0]}} if weight else {}))
+        hosted = part(asked, "hard", **{REWARDS: {0: [1.0], 1: [0.5]}})
+        found = evaluation_of([scored, hosted], 3, asked, "hard")
+        assert (found.prompt_set, found.title) == ("hard", "hard")
+        assert found.scores == expected
+        assert ("scores" in evaluated_fields(asked.evaluation, "hard")) == (weight != 0)
+        assert "scores" in evaluated_fields(asked.evaluation, "easy")
+    hosted = part(asked, "easy", **{REWARDS: {0: [1.0], 1: [0.5]}}, scores={0: [2.0], 1: [-4.0]})
+    assert evaluation_of([hosted], 3, asked, "easy").scores == (0.5 * 2.0 + 2.0 * 1.0, 0.5 * -4.0 + 2.0 * 0.5)
+
+
+def test_a_distillation_may_be_evaluated_by_rewards() -> None:
+    sets = {"hard": {"prompts": "none", "rewards": [{"name": "own", "function": "maths_answer"}]}}
+    asked = job({**DISTILL, "evaluation": {"sets": sets}})
+    found = evaluation_of([part(asked, "hard", **{REWARDS: {0: [1.0], 1: [0.0]}})], 3, asked, "hard")
+    assert (found.mean_score, found.by_teachers) == (0.5, False)
+    assert evaluated_fields(asked.evaluation, "hard") == ("tokens", "proximal_logprobs")
+
+
+@pytest.mark.parametrize(
+    ("sets", "sentence"),
+    [
+        ({"held_out": {"prompts": "none"}}, "this is the name of the prompts of data.held_out; give the set another"),
+        ({"hard": {"prompts": "none", "max_response": 5}}, "max_response=5 is above the 4 tokens after a prompt that "),
+        ({"hard": {"prompts": "none", "reward_model_weight": 1}}, "reward_model_weight=1 is beside no rewards of this"),
+        (
+            {"hard": {"prompts": "none", "rewards": [{"name": "a", "function": "exact_match"}] * 2}},
+            "evaluation.sets.hard.rewards: the name a is given twice; give each reward its own",
+        ),
+        ({"Hard set": {"prompts": "none"}}, "Hard set"),
+    ],
+)
+def test_a_set_that_cannot_be_evaluated_is_refused_in_a_sentence(sets: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        job({**GRPO, "evaluation": {"sets": sets}})
+    assert sentence in str(refused.value)
+
+
+def test_a_weight_of_a_reward_model_needs_one() -> None:
+    rewards = [{"name": "own", "function": "exact_match"}]
+    sets = {"hard": {"prompts": "none", "rewards": rewards, "reward_model_weight": 2}}
+    with pytest.raises(BadInput, match=r"reward_model_weight=2 weighs a reward model, and the job has none; use 0"):
+        job({**DISTILL, "evaluation": {"sets": sets}})
+
+
+def test_a_set_has_the_interval_of_all_unless_it_has_its_own() -> None:
+    sets = {"hard": {"prompts": "none"}, "easy": {"prompts": "none", "every_steps": 0}}
+    evaluation = job({**GRPO, "evaluation": {"every_steps": 5, "sets": sets}}).evaluation
+    assert [evaluation.interval(name) for name in ("held_out", "hard", "easy")] == [5, 5, 0]

@@ -17,7 +17,6 @@ def test_a_sample_is_the_prompt_the_response_and_the_score_of_a_row() -> None:
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     data = PromptData(
         train=((1,),),
-        held_out=(),
         ends=StopConditions(tokens={}),
         stop=None,
         batch_size=6,

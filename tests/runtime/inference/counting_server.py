@@ -5,6 +5,7 @@ Prompts that begin with one of these tokens make it fail. The environment of the
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import time
@@ -15,8 +16,10 @@ from typing import Any
 from meshwright.runtime.inference import engine_server
 from meshwright.runtime.inference.engine_server import Message
 
-DIES, HANGS, REFUSES, EXITS, IS_NEWER, GARBLES = 901, 902, 903, 904, 905, 906
+DIES, HANGS, REFUSES, EXITS, IS_NEWER, GARBLES, STARVES, GROWS, MAPS = 901, 902, 903, 904, 905, 906, 907, 908, 909
 MODULUS = 100
+MAX_ELEMENTS = 1000
+"""Larger weights are refused, without a word."""
 
 
 @dataclass
@@ -26,6 +29,7 @@ class CountingEngine:
     base: int = 0
     """The weights below an adapter."""
     requests: dict[str, Message] = field(default_factory=dict)
+    is_asleep: bool = False
 
     def __post_init__(self) -> None:
         if self.settings["model"] == "broken":
@@ -38,12 +42,24 @@ class CountingEngine:
     def load(self, tensors: Iterator[tuple[str, Any]]) -> None:
         if self.settings["model"] == "frozen":
             raise ValueError("its weights are frozen")
-        self.total = self.base = sum(int(tensor.sum()) for _, tensor in tensors)
+        self.total = self.base = 0
+        for _, tensor in tensors:
+            assert tensor.numel() < MAX_ELEMENTS
+            self.total = self.base = self.total + int(tensor.sum())
 
     def load_adapter(self, tensors: Iterator[tuple[str, Any]]) -> None:
         self.total = self.base + sum(int(tensor.sum()) for _, tensor in tensors)
 
+    def sleep(self) -> int:
+        assert not self.requests
+        self.is_asleep = True
+        return int(self.settings["cache_bytes"])
+
+    def wake(self) -> None:
+        self.is_asleep = False
+
     def step(self, added: Sequence[Message], aborted: Sequence[str]) -> list[Any]:
+        assert not self.is_asleep, "it has no cache"
         for name in aborted:
             del self.requests[name]
         for request in added:
@@ -66,6 +82,12 @@ def misbehave(token: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if token == HANGS:
         time.sleep(600)
+    if token == STARVES:
+        bytearray(2**62)
+    if token == GROWS:  # the words of torch on a CPU
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8192 bytes.")
+    if token == MAPS:
+        mmap.mmap(-1, 2**50)
     if token == EXITS:
         os._exit(7)
     if token == REFUSES:

@@ -101,6 +101,16 @@ def test_an_aborted_request_gets_no_more_tokens(engine: EngineProcess) -> None:
     assert [row.id for row in engine.step(aborted=["a"])] == ["b"]
 
 
+def test_an_engine_samples_only_while_it_has_its_cache(engine: EngineProcess) -> None:
+    assert engine.sleep() == SETTINGS.cache_bytes
+    engine.wake()
+    assert [row.id for row in engine.step([request_of(1)])] == ["a"]
+    engine.step(aborted=["a"])
+    engine.sleep()
+    with pytest.raises(RunFailed, match="refused: AssertionError: it has no cache"):
+        engine.step([request_of(1)])
+
+
 def test_weights_of_several_buckets_and_types_arrive_whole(
     lasting: EngineProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,7 +150,10 @@ def test_a_start_says_what_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("token", "says"),
     [
-        (counting_server.DIES, "was ended by SIGKILL"),
+        (counting_server.DIES, "was ended by SIGKILL, which the kernel sends when memory runs out;"),
+        (counting_server.STARVES, "ran out of memory (MemoryError); plan for more memory or fewer generation_slots;"),
+        (counting_server.MAPS, "ran out of memory (OSError: [Errno 12] Cannot allocate memory); plan for more memory"),
+        (counting_server.GROWS, "ran out of memory (RuntimeError: DefaultCPUAllocator: can't allocate memory"),
         (counting_server.EXITS, "ended with exit code 7"),
         (counting_server.REFUSES, "refused: ValueError: a prompt that it does not take"),
         (counting_server.IS_NEWER, "sent a message of version 2 of the format, and this side has version 1"),
@@ -170,6 +183,14 @@ def test_refused_weights_say_why(tmp_path: Path) -> None:
     process.wait_until_ready()
     with pytest.raises(RunFailed, match="refused: ValueError: its weights are frozen"):
         process.take_weights(0, [("weight", torch.zeros(3))])
+
+
+def test_a_weight_that_is_refused_is_named(tmp_path: Path) -> None:
+    process = start(tmp_path)
+    process.wait_until_ready()
+    tensors = [("first", torch.zeros(3)), ("second", torch.zeros(counting_server.MAX_ELEMENTS))]
+    with pytest.raises(RunFailed, match="refused: ValueError: the weight second was not taken, AssertionError;"):
+        process.take_weights(0, tensors)
 
 
 def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:

@@ -130,6 +130,7 @@ class Opened(NamedTuple):
     load: Callable[[Path], None]
     change_adapter: Callable[[int, Path], None]
     """Give the adapter numbers that depend on a seed, and write the model with it merged."""
+    process: EngineProcess | None = None
 
 
 def layout_of(engine: str) -> Layout:
@@ -207,7 +208,7 @@ def opened(engine: str, directory: Path, adapter: Adapter | None = None) -> Open
     if adapter:
         load(directory)
         process.take_base_weights(stored_tensors(model))
-    return Opened(theirs, load, change_adapter)
+    return Opened(theirs, load, change_adapter, process)
 
 
 _VERSION = iter(range(1, 10**6))
@@ -439,3 +440,33 @@ def test_sequences_in_flight_continue_with_new_weights(
         assert response.versions == (version,) * num_old + (version + 1,) * (len(response.tokens) - num_old)
         assert response.tokens == (*old[:num_old].tolist(), *new[num_old:].tolist())
     assert any(0 < response.versions.count(version) < len(response.tokens) for response in rest)
+
+
+def _sleep(engine: str, directory: Path) -> tuple[list[tuple[Response, ...]], int, list[int]]:
+    """Greedy responses before and after a sleep, the bytes that it freed, and those of the process before, in and after
+    it."""
+    found = opened(engine, directory)
+    found.load(directory)
+    process, version = found.process, next(_VERSION)
+    assert process is not None
+    responses = [found.replica(GREEDY).generate(PROMPTS[:8], version=version)]
+    resident = [process.resident_bytes]
+    freed = process.sleep()
+    resident.append(process.resident_bytes)
+    process.wake()
+    resident.append(process.resident_bytes)
+    responses.append(found.replica(GREEDY).generate(PROMPTS[:8], version=version))
+    return responses, freed, resident
+
+
+@pytest.mark.parametrize("engine", ENGINES[1:])
+def test_an_engine_that_sleeps_frees_its_cache_and_samples_as_before_when_it_wakes(
+    engine: str, directory: Path
+) -> None:
+    for (before, after), freed, (awake, asleep, woken) in run_on_ranks(
+        layout_of(engine).num_ranks, _sleep, engine, directory, timeout=300.0
+    ):
+        assert after == before
+        assert freed == pytest.approx(2**24, rel=0.01)
+        assert awake - asleep == pytest.approx(freed, rel=0.1)
+        assert woken - asleep == pytest.approx(freed, rel=0.1)

@@ -15,7 +15,8 @@ from tests.runtime.plans_by_hand import Where
 from tests.runtime.refereed import Distances, Runs, requests_of
 from tests.runtime.rewarded import lines
 from tests.runtime.sampled import (
-    GROUP,
+    DYNAMIC,
+    NUM_GROUPS,
     Case,
     SampledAhead,
     is_short,
@@ -58,6 +59,19 @@ CASES |= {
     ),
     "two steps ahead": Case(2, {**APART, "other": Where("0:1", schedule=ROWS)}, "rloo", steps_ahead=2),
 }
+OF_THE_BEST = {**DYNAMIC, "batch_size": NUM_GROUPS * 2, "group_size": 2, "best_of": 4}
+CASES |= {
+    "dp2, groups of the best": Case(2, {"other": Where("0:2", "dp2", ROWS)}, workload=OF_THE_BEST),
+    "groups of the best, one step ahead": Case(
+        2, {**APART, "other": Where("1:1", schedule=ROWS)}, "rloo", workload=OF_THE_BEST, steps_ahead=1
+    ),
+    "tp2, groups of the best": Case(
+        2,
+        {"other": Where("0:2", "tp2,sp", ROWS), "actor_generate": Where("0:2", "tp2")},
+        settings={"kl_coefficient": 0.1},
+        workload=OF_THE_BEST,
+    ),
+}
 FIXED = {"actor_learning_rate": 1e-12}
 OF_HOSTS = {
     "hosts, one rank": Case(1, {"other": Where("0:1", schedule=ROWS)}, settings=FIXED, **HOSTED),  # type: ignore[arg-type]
@@ -73,6 +87,13 @@ OF_HOSTS = {
         {"actor_generate": Where("0:1"), "other": Where("1:1", schedule=ROWS)},
         settings=FIXED,
         steps_ahead=1,
+        **HOSTED,  # type: ignore[arg-type]
+    ),
+    "hosts, dp2, groups of the best": Case(
+        2,
+        {"other": Where("0:2", "dp2", ROWS)},
+        settings=FIXED,
+        workload=OF_THE_BEST,
         **HOSTED,  # type: ignore[arg-type]
     ),
     "hosts and a reward model apart": Case(
@@ -116,7 +137,10 @@ def test_a_run_draws_keeps_and_learns_what_the_reference_does(
         batch = batches.batch(step)
         assert trained_on(run, step) == [row.ids.tolist() for row in batch.rows]
         assert {key: line[key] for key in said(batch)} == pytest.approx(said(batch))
-        are_groups(batch.rows, GROUP)
+        are_groups(batch.rows, asked.job.workload.group_size)
+        if asked.job.workload.best_of:
+            assert line["tied_prompts"] == pytest.approx(batch.tied / batch.num_drawn)
+            assert line["generated_samples"] == batch.num_drawn * asked.job.workload.best_of
         compared = judge.step(step, batch.rows)
         compare_experience(found, run, step, batch.rows, compared)
         compare_updates(found, run, step, batch.rows, compared)

@@ -3,9 +3,11 @@ its end."""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import statistics
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
@@ -20,6 +22,7 @@ from meshwright.planner.plan.plan import read_plan, write_plan
 from meshwright.profiles.errors import STOPPED
 from meshwright.profiles.run_logs import former_plans
 from meshwright.profiles.schedule import Schedule
+from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.train import run_plan
 from meshwright.runtime.records.record import RunSummary
 from tests.runtime.checkpoints import name_end_tokens, write_checkpoint
@@ -224,14 +227,58 @@ def test_a_run_goes_over_to_another_plan_and_learns_as_if_it_had_been_resumed_by
             assert line[name] == pytest.approx(known[name], abs=1e-4), name
 
 
-@pytest.mark.parametrize("pins", [TWO_REPLICAS, TWO_SHARDS])
-def test_an_engine_that_is_killed_is_named_and_started_again_with_its_rank(
-    pins: tuple[str, ...], tmp_path: Path
-) -> None:
-    path = write_job(tmp_path, num_ranks=2)
+def ppo_by_vllm(directory: Path, *pins: str) -> RunRequest:
+    """A request for six steps of PPO on two ranks."""
+    path = write_job(directory, num_ranks=2)
     path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **BY_VLLM}))
-    with_wide_heads(tmp_path)
-    write_plan(tmp_path / "plan.json", request(path, tmp_path, *pins).plan)
+    with_wide_heads(directory)
+    return replace(request(path, directory / "unbroken", *pins), steps=6)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[float]]:
+    """The scores of each step of such a run in which no engine fails, by its pins."""
+
+    @functools.cache
+    def scores(*pins: str) -> list[float]:
+        asked = ppo_by_vllm(tmp_path_factory.mktemp("unbroken"), *pins)
+        assert isinstance(run_plan(asked), RunSummary)
+        return [line["score"] for line in lines(asked.out)]
+
+    return scores
+
+
+def kill(engine: psutil.Process) -> None:
+    engine.kill()
+
+
+def stop(engine: psutil.Process) -> None:
+    """Stop the process without ending it, as one that waits for ever."""
+    engine.suspend()
+
+
+def leave_no_memory(engine: psutil.Process) -> None:
+    """Refuse the process all memory beyond what it has."""
+    engine.rlimit(psutil.RLIMIT_AS, (engine.memory_info().vms, engine.memory_info().vms))
+
+
+@pytest.mark.parametrize(
+    ("fault", "pins", "says"),
+    [
+        (kill, TWO_REPLICAS, "was ended by SIGKILL, which the kernel sends when memory runs out; what it printed is"),
+        (kill, TWO_SHARDS, "was ended by SIGKILL"),
+        (stop, TWO_REPLICAS, "did not answer within 45 s and was ended; what it printed is in"),
+        (leave_no_memory, TWO_REPLICAS, "ran out of memory ("),
+    ],
+)
+def test_an_engine_that_fails_is_named_and_started_again_with_its_rank_which_samples_the_same_again(
+    fault: Callable[[psutil.Process], None],
+    pins: tuple[str, ...],
+    says: str,
+    unbroken: Callable[..., list[float]],
+    tmp_path: Path,
+) -> None:
+    write_plan(tmp_path / "plan.json", ppo_by_vllm(tmp_path, *pins).plan)
     agent = LOOPBACK[0].start(command(tmp_path, tmp_path / "run", "--max-restarts", 1))
     wait_for_steps(tmp_path / "run", 2, [agent])
     engines = [
@@ -240,12 +287,13 @@ def test_an_engine_that_is_killed_is_named_and_started_again_with_its_rank(
         for process in rank.children(recursive=True)
         if any("engine_server.py" in word for word in process.cmdline())
     ]
-    engines[0].kill()
-    ended = agent.end(300)
+    fault(engines[0])
+    ended = agent.end(600)
     assert ended.code == 0, ended.err
-    assert "was ended by SIGKILL; what it printed is in" in ended.err
-    assert [line["step"] for line in lines(tmp_path / "run")] == list(range(6))
+    assert says in ended.err
     assert not any(psutil.pid_exists(engine.pid) for engine in engines)
+    assert "generation by vllm" in json.loads((tmp_path / "run" / "summary.json").read_text())["kernels"]
+    found = lines(tmp_path / "run")
+    assert [line["step"] for line in found] == list(range(6))
     require_same_weights(tmp_path / "run")
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert "generation by vllm" in summary["kernels"]
+    assert [line["score"] for line in found] == pytest.approx(unbroken(*pins), abs=1e-4)

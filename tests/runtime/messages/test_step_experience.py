@@ -91,10 +91,12 @@ def test_other_tokens_have_another_digest() -> None:
 
 def test_held_out_batches_have_a_key_of_their_own() -> None:
     assert held().key == 3
-    assert StepExperience(step=3, rows=range(0), held_out=True).key == -1
+    assert StepExperience(step=3, rows=range(0), held_out="held_out").key == -1
 
 
 def test_held_out_batches_and_waves_are_told_from_the_batch_of_their_step() -> None:
-    keys = {StepExperience(step=0, rows=range(1), **kind).key for kind in ({}, {"held_out": True}, {"is_wave": True})}
+    keys = {
+        StepExperience(step=0, rows=range(1), **kind).key for kind in ({}, {"held_out": "held_out"}, {"is_wave": True})
+    }
     assert len(keys) == 3
     assert keys.isdisjoint(StepExperience(step=step, rows=range(1)).key for step in range(1, 9))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -14,12 +16,14 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_parts.adapter import Adapter
-from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.model_parts.family_keys import FAMILIES
+from meshwright.profiles.model_shape import ModelSpec, read_model
 from meshwright.runtime.device import host
 from meshwright.runtime.model.hf_checkpoint import OUTPUT, parameters_of_stage
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model, model_chunks_of, named_global_parameters
 from tests.planner.jobs import model_spec
+from tests.runtime.configs import SHAPES
 from tests.runtime.ranks import run_on_ranks
 
 SPEC = replace(model_spec("actor"), num_kv_heads=2, vocab_size=250)
@@ -80,6 +84,33 @@ def test_the_seed_decides_the_weights_and_a_model_that_is_not_trained_wants_no_g
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
     assert (still, moving) == ([False, False], [True, True])
+
+
+def _whole_weights(spec: ModelSpec, layout: str) -> dict[str, Tensor]:
+    """The weights that are whole on every tensor-parallel rank, after each rank has used torch's generator its way."""
+    rank = dist.get_rank()
+    torch.rand(1 + rank)
+    before = torch.get_rng_state()
+    model = build_model(spec, build_mesh(Layout.parse(layout), 0), seed=3)
+    assert torch.equal(torch.get_rng_state(), before)
+    return {
+        name: parameter.detach()
+        for name, parameter in model.named_parameters()
+        if not getattr(parameter, "tensor_model_parallel", False) and parameter.dim() > 1
+    }
+
+
+@pytest.mark.parametrize("family", ["DeepseekV2", "Qwen2Moe"])
+def test_weights_that_are_not_sharded_follow_from_the_seed_on_every_rank(tmp_path: Path, family: str) -> None:
+    names = {"architectures": [f"{family}ForCausalLM"], "model_type": FAMILIES[family].model_type}
+    config = SHAPES[family] | names
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    spec = read_model(tmp_path)
+    one, other = run_on_ranks(2, _whole_weights, spec, "tp2")
+    assert one
+    assert not [name for name in one if not torch.equal(one[name], other[name])]
+    [alone] = run_on_ranks(1, _whole_weights, spec, "tp1")
+    assert not [name for name in one if not torch.equal(one[name], alone[name])]
 
 
 def _places(spec: ModelSpec, trainable: bool) -> dict[str, str]:

@@ -18,7 +18,7 @@ from meshwright.profiles.table import EngineTimings, Table, TimedPass, shape_of
 from meshwright.runtime.inference.engine_process import EngineProcess
 from meshwright.runtime.profiling import engine_benchmarks
 from meshwright.runtime.profiling.engine_benchmarks import TimedEngine, measure_engine, missing_of_engine
-from meshwright.runtime.rollout.external_engine import VLLM_VERSION
+from meshwright.runtime.rollout.external_engine import VERSIONS
 from tests.cost_models.tables import PROVENANCE
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.inference.test_engine_process import SERVER
@@ -82,7 +82,7 @@ def times(
     is_counting = engine == "counting"
     python = Path(sys.executable) if is_counting else VLLM_PYTHON
     engine_benchmarks.EngineProcess = CountingProcess if is_counting else EngineProcess  # type: ignore[misc, attr-defined]
-    engine_benchmarks.VLLM_VERSION = "1.2." if is_counting else VLLM_VERSION  # type: ignore[attr-defined]
+    engine_benchmarks.VERSIONS = {VLLM: "1.2."} if is_counting else VERSIONS  # type: ignore[attr-defined]
     timed = TimedEngine(
         name=VLLM, python=python, model=directory / "actor", top_k=5, top_p=0.9, log=directory / "engine"
     )
@@ -99,6 +99,7 @@ def test_all_points_of_a_job_are_timed_and_only_missing_ones_again(engine: str, 
     assert {one.point.timed_pass for one in found.measurements} == {TimedPass.PREFILL, TimedPass.DECODE}
     assert all(one.seconds and one.repeats >= 3 for one in found.measurements)
     assert (found.load_seconds(shape, 3) or 0.0) > 0.0
+    assert found.sleep is not None
     assert 2**24 < (found.process_bytes or 0.0) < 2**30
     table = EMPTY.with_timings(found)
     assert missing_of_engine(facts, table, VLLM) == ((), ())

@@ -54,7 +54,7 @@ def test_looking_again_is_looking_anew(plan: Plan, tmp_path: Path) -> None:
     )
     again, anew = watching.read(), StatusReader(tmp_path).read()
     assert (again.updates, again.comparisons, again.uses) == (6, anew.comparisons, anew.uses)
-    assert again.held_out == ({"step": 0, "mean_score": 0.5, "standard_error": 0.1},)
+    assert again.held_out == {"held_out": ({"step": 0, "mean_score": 0.5, "standard_error": 0.1},)}
 
 
 def test_a_run_whose_trace_becomes_a_segment_between_two_looks_is_seen_as_one_that_was_not(

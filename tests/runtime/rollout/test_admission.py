@@ -42,7 +42,6 @@ def plan(how: str, replicas: int = REPLICAS) -> Plan:
 
 DATA = PromptData(
     train=tuple((number,) * (1 + number % 7) for number in range(100)),
-    held_out=(),
     ends=StopConditions(tokens={1: "<eos>"}),
     stop=None,
     batch_size=BATCH,

@@ -1,4 +1,5 @@
-"""vLLM as the engine of a run: what does not run with it is refused by name, and so is a wrong environment."""
+"""vLLM or SGLang as the engine of a run: what does not run with it is refused by name, and so is a wrong
+environment."""
 
 from __future__ import annotations
 
@@ -18,11 +19,14 @@ from meshwright.planner.job.sections import ClusterSpec
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.experts import Experts
+from meshwright.profiles.frameworks import SGLANG, VLLM
+from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_parts.adapter import ATTENTION_LINEARS, Adapter
 from meshwright.profiles.model_parts.hf_config import SlidingWindow
+from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import GENERATE
 from meshwright.runtime.inference.engine_server import LORA_RANKS
-from meshwright.runtime.rollout.external_engine import VLLM_VERSION, require_engine
+from meshwright.runtime.rollout.external_engine import VERSIONS, require_engine
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.inference.vllm_environment import VLLM_PYTHON, needs_vllm
 from tests.runtime.plans_by_hand import Where, plan_by_hand
@@ -117,7 +121,7 @@ def test_a_job_that_does_not_say_where_the_engine_is_gets_the_key(whole: tuple[P
     [
         ("no/python", "/no/python does not run (No such file or directory); give the interpreter"),
         ("/bin/false", "/bin/false does not run (CalledProcessError)"),
-        (sys.executable, f"has no vLLM, and meshwright runs {VLLM_VERSION}x; `make engines` builds one"),
+        (sys.executable, f"has no vLLM, and meshwright runs {VERSIONS[VLLM]}x; `make engines` builds one"),
     ],
 )
 def test_an_environment_that_is_none_is_refused(python: str, says: str, whole: tuple[Plan, Job, Path]) -> None:
@@ -136,3 +140,50 @@ def test_our_own_engine_needs_no_environment(whole: tuple[Plan, Job, Path]) -> N
 def test_the_environment_of_make_engines_is_the_one_that_runs(whole: tuple[Plan, Job, Path]) -> None:
     plan, job, directory = whole
     require_engine(plan, with_python(job, str(VLLM_PYTHON)), directory)
+
+
+SGLANG_CHANGED: Mapping[str, tuple[Callable[[Plan], Plan], str]] = {
+    "a CPU": (
+        lambda plan: with_facts(plan, cluster=ClusterSpec(device="local").resolve()),
+        "does not install without CUDA",
+    ),
+    "an adapter": (lambda plan: with_actor(plan, adapter=Adapter(rank=4, alpha=8.0)), "sends whole weights only"),
+    "8 bits": (lambda plan: with_facts(plan, generation_weights="fp8"), "generation_weights is fp8"),
+    "shards": (
+        lambda plan: with_generation(plan, layout=Layout(tp=2)),
+        "one process has a whole model, and actor_gene",
+    ),
+    "batches in flight": (
+        lambda plan: with_generation(plan, schedule=Schedule(generation_slots=4, batches_in_flight=2)),
+        "give cache_after_refit: recompute",
+    ),
+}
+
+
+def with_generation(plan: Plan, **changes: Any) -> Plan:
+    """The plan with another placement of generation."""
+    placements = [p.model_copy(update=changes) if p.stage == GENERATE else p for p in plan.placements]
+    return plan.model_copy(update={"placements": tuple(placements)})
+
+
+@pytest.fixture
+def on_sglang(whole: tuple[Plan, Job, Path]) -> tuple[Plan, Job, Path]:
+    """The same plan on GPUs, for SGLang."""
+    plan, job, directory = whole
+    return with_facts(plan, engine=SGLANG, cluster=ClusterSpec(device="a100-80gb").resolve()), job, directory
+
+
+@pytest.mark.parametrize("name", SGLANG_CHANGED)
+def test_what_sglangs_adapter_does_not_do_is_refused_by_name(name: str, on_sglang: tuple[Plan, Job, Path]) -> None:
+    (plan, job, directory), (change, says) = on_sglang, SGLANG_CHANGED[name]
+    with pytest.raises(BadInput, match=f"^engine sglang: .*{re.escape(says)}"):
+        require_engine(change(plan), job, directory)
+
+
+def test_sglang_needs_an_environment_that_has_it(on_sglang: tuple[Plan, Job, Path]) -> None:
+    plan, job, directory = on_sglang
+    with pytest.raises(BadInput, match=re.escape("give engines: {sglang: {python: PATH}}")):
+        require_engine(plan, job, directory)
+    named = job.model_copy(update={"engines": EngineEnvironments(sglang=EngineEnvironment(python=sys.executable))})
+    with pytest.raises(BadInput, match=re.escape(f"has no SGLang, and meshwright runs {VERSIONS[SGLANG]}x.")):
+        require_engine(plan, named, directory)

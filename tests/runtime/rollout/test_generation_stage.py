@@ -31,7 +31,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def batch(step: int, *, held_out: bool = False) -> StepExperience:
-    return StepExperience(step=step, rows=range(40 if held_out else BATCH), held_out=held_out)
+    return StepExperience(step=step, rows=range(40 if held_out else BATCH), held_out="held_out" if held_out else "")
 
 
 def held(found: StepExperience) -> Held:

@@ -10,13 +10,14 @@ import pytest
 import tokenizers
 from transformers import AutoTokenizer
 
+from meshwright.planner.job.evaluation import Evaluation, EvaluationSet
 from meshwright.planner.job.job import Job, read_job
 from meshwright.planner.job.rewards_and_tools import Reward
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.profiles.workload import Workload
 from meshwright.runtime.model.end_tokens import StopConditions
 from meshwright.runtime.rollout.prompt_encoding import PromptEncoder
-from meshwright.runtime.rollout.prompts import PromptData, read_data, read_tokenizer
+from meshwright.runtime.rollout.prompts import PromptData, PromptSet, read_data, read_tokenizer
 from tests.runtime.small_job import EOS, VOCAB_SIZE, write_job
 
 
@@ -24,7 +25,7 @@ def data(seed: int = 0) -> PromptData:
     prompts = tuple((number,) for number in range(10))
     return PromptData(
         train=prompts,
-        held_out=prompts[:3],
+        held_out={"held_out": PromptSet(prompts[:3]), "hard": PromptSet(prompts[3:7], max_response=5)},
         ends=StopConditions(tokens={1: "<eos>"}),
         stop=None,
         batch_size=4,
@@ -49,7 +50,7 @@ def test_the_seed_decides_the_order() -> None:
 
 def test_no_two_prompts_of_a_run_share_their_draws() -> None:
     draws = [prompt.sample_id for step in range(5) for prompt in data().batch(step)]
-    draws += [prompt.sample_id for prompt in data().held_out_batch()]
+    draws += [prompt.sample_id for name in data().held_out for prompt in data().held_out_batch(name)]
     assert len(set(draws)) == len(draws)
 
 
@@ -166,14 +167,26 @@ def test_the_samples_of_a_group_have_one_prompt_and_draws_of_their_own() -> None
 
 def test_a_prompt_has_the_answer_of_its_line_in_every_pass_and_group() -> None:
     train = tuple({"answer": letter} for letter in "abcdefghij")
-    held_out = ({"answer": "x"}, {}, {"answer": 7})
-    answered = replace(data(), group_size=2, train_columns=train, held_out_columns=held_out)
+    held_out = PromptSet(data().train[:3], ({"answer": "x"}, {}, {"answer": 7}))
+    hard = PromptSet(data().train[:2], ({"answer": "y"}, {"answer": "z"}))
+    answered = replace(data(), group_size=2, train_columns=train, held_out={"held_out": held_out, "hard": hard})
     for step in range(8):
         for prompt in answered.batch(step):
             assert answered.answer(prompt) == "abcdefghij"[prompt.tokens[0]]
     assert [answered.answer(prompt) for prompt in answered.held_out_batch()] == ["x", None, "7"]
-    assert not answered.has_answers
-    assert replace(answered, held_out_columns=({"answer": "x"},)).has_answers
+    assert [answered.answer(prompt) for prompt in answered.held_out_batch("hard")] == ["y", "z"]
+    assert not answered.has_answers(Evaluation())
+    assert replace(answered, held_out={"hard": hard}).has_answers(Evaluation())
+    scored_otherwise = EvaluationSet(prompts="none", rewards=(Reward(name="own", function="exact_match"),))
+    assert replace(answered, held_out={"other": held_out}).has_answers(Evaluation(sets={"other": scored_otherwise}))
+
+
+def test_a_held_out_set_keeps_its_numbers_when_another_grows() -> None:
+    one, grown = data(), replace(data(), held_out=data().held_out | {"held_out": PromptSet(data().train)})
+    assert one.held_out_batch("hard") == grown.held_out_batch("hard")
+    assert [one.held_out_name(p.sample_id) for p in one.held_out_batch("hard")] == ["hard"] * 4
+    assert {prompt.max_response for prompt in one.held_out_batch("hard")} == {5}
+    assert {prompt.max_response for prompt in one.held_out_batch()} == {None}
 
 
 def test_answers_stay_with_their_prompts_where_long_ones_are_left_out(tmp_path: Path) -> None:
