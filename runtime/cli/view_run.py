@@ -104,14 +104,14 @@ def print_run_summary(summary: RunSummary, out: Path) -> None:
             f"drafts: {speculation.drafted:.0%} of the decode rounds of a sequence had one, whose tokens were accepted "
             f"in {by_position} of the rounds that came to them; a round sampled {sampled:.2f} tokens"
         )
-    _print_evaluations(summary, console)
+    _print_evaluations(console, summary)
     for restart in summary.restarts:
         console.print(restart.message, markup=False)
     console.print(f"metrics.jsonl, trace.jsonl, trace.chrome.json, summary.json and checkpoints are in {out}")
 
 
-def _print_evaluations(summary: RunSummary, console: Console) -> None:
-    """Print the metric of each set of held-out prompts, and by how much it has improved."""
+def _print_evaluations(console: Console, summary: RunSummary) -> None:
+    """Print each evaluation, and for each set of held-out prompts the rise from the first to the last."""
     for evaluation in summary.evaluations:
         metric, unit, _ = _metric_words(evaluation)
         console.print(
