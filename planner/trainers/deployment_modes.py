@@ -72,11 +72,19 @@ class DeploymentMode:
         return replace(
             self,
             pins=(*pins, *_equal_stages(facts, pins, has_end_layers=self.has_end_layers)),
-            equal_choices=tuple(
-                choice for choice in self.equal_choices if {choice.stage, choice.leader} <= graph.by_name.keys()
-            ),
+            equal_choices=tuple(self._present_choices(graph)),
             with_sp=tuple(stage for stage in self.with_sp if stage in graph.by_name),
         )
+
+    def _present_choices(self, graph: StageGraph) -> Iterator[EqualChoice]:
+        """The equal choices between stages of a job. Where it lacks the leader of a group, the first of its other
+        stages leads."""
+        groups: dict[tuple[str, str], list[str]] = {}
+        for choice in self.equal_choices:
+            groups.setdefault((choice.leader, choice.key), []).append(choice.stage)
+        for (leader, key), followers in groups.items():
+            present = [stage for stage in (leader, *followers) if stage in graph.by_name]
+            yield from (EqualChoice(stage, present[0], key) for stage in present[1:])
 
     def inexpressible(self, plan: Plan) -> Iterator[str]:
         """A clause for each choice of a plan that this mode cannot express."""
@@ -182,13 +190,14 @@ def _divisions(cluster: AnyCluster, first: int, number: int) -> Iterator[tuple[R
                 yield (Ranks(first, size), *rest)
 
 
-def tp_only_engines() -> tuple[str, ...]:
+def tp_only_engines(*, has_drafts: bool) -> tuple[str, ...]:
     """The pins of a trainer whose engines, that of the reward model included, support only tensor parallelism.
 
-    The trainer neither overlaps stages nor interleaves pipelines.
+    `has_drafts` says whether the trainer has keys for speculative decoding. The trainer neither overlaps stages nor
+    interleaves pipelines.
     """
     return (
-        *no_overlap(),
+        *no_overlap(has_drafts=has_drafts),
         *pin_value("pp", 1, (GENERATE, "reward_score")),
         "reward_score.cp=1",
         *pin_value("vpp", 1, ppo_stages(trains=True)),
@@ -196,11 +205,13 @@ def tp_only_engines() -> tuple[str, ...]:
     )
 
 
-def no_overlap() -> tuple[str, ...]:
-    """The pins of a trainer that neither streams responses nor carries unfinished sequences into the next batch."""
+def no_overlap(*, has_drafts: bool = False) -> tuple[str, ...]:
+    """The pins of a trainer that neither streams responses nor carries unfinished sequences into the next batch; nor
+    decodes speculatively, unless it has keys for drafts."""
     reads = ppo_stages(trains=False)
     return (
         *pin_value("chunk_tokens", 0, reads),
         f"{GENERATE}.batches_in_flight=1",
         f"{GENERATE}.overcommit=0",
+        *(() if has_drafts else (f"{GENERATE}.draft_tokens=0",)),
     )

@@ -65,6 +65,7 @@ from meshwright.planner.trainers.table import STEPS_AHEAD, Read, Row, Write, rea
 from meshwright.planner.trainers.trainer import ConfigValue, ExportInput, KeyValue, OtherTrainer
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.frameworks import SGLANG, VLLM
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Offload
 from meshwright.profiles.stages import GENERATE, Role
@@ -127,7 +128,7 @@ def deployment_modes(facts: Facts) -> Iterator[DeploymentMode]:
 def _mode(name: str, pool_pins: tuple[str, ...], *, steps_ahead: int = 0) -> DeploymentMode:
     return DeploymentMode(
         name=name,
-        pins=(*pool_pins, *tp_only_engines()),
+        pins=(*pool_pins, *tp_only_engines(has_drafts=True)),
         equal_choices=(
             *equal_choices("layout", "actor_train", ("actor_logprob",)),
             *equal_choices("layout", "critic_train", ("critic_value",)),
@@ -464,6 +465,8 @@ def _adapter_rows(prefix: str, instead_of: str | None = None) -> tuple[Row, ...]
     )
 
 
+_BYPASS = "algorithm.rollout_correction.bypass_mode"
+"""The key by which those of the generator are the old log-probabilities (verl/trainer/ppo/rollout_corr_helper.py)."""
 _LOGPROB = "placements.actor_logprob.schedule"
 _GENERATION = f"placements.{GENERATE}"
 _TRAIN_POOL, _GENERATION_POOL, _SCORE_POOL = (
@@ -549,6 +552,11 @@ TABLE = (
     Row("actor_rollout_ref.rollout.expert_parallel_size", "rule: expert = tensor x data of an engine",
         None, writes.engine_experts(times_tp=True)),
     Row("actor_rollout_ref.rollout.max_num_seqs", f"{_GENERATION}.schedule.generation_slots"),
+    *writes.ngram_rows("+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config", engine=VLLM),
+    Row("+actor_rollout_ref.rollout.engine_kwargs.sglang.speculative_algorithm", writes.DRAFT_TOKENS,
+        None, writes.if_drafts(lambda _: "NGRAM", SGLANG)),
+    Row("+actor_rollout_ref.rollout.engine_kwargs.sglang.speculative_num_draft_tokens", writes.DRAFT_TOKENS,
+        None, writes.if_drafts(lambda draft_tokens: draft_tokens + 1, SGLANG), "the last token and the draft"),
     Row("actor_rollout_ref.rollout.gpu_memory_utilization", f"{_GENERATION}: its weights and cache",
         reads.memory_share, writes.of_plan(engine_memory_share)),
     Row("actor_rollout_ref.rollout.max_model_len", "facts.workload: prompt.max + response.max",
@@ -559,8 +567,13 @@ TABLE = (
     Row("actor_rollout_ref.rollout.enforce_eager", writes.VLLM_RULE, None, writes.vllm_argument),
     Row("actor_rollout_ref.rollout.quantization", "facts.generation_weights", _read_fp8, _if_fp8(write_field)),
     Row("algorithm.rollout_correction.rollout_is", "rule: tokens sampled in FP8 get importance weights",
-        None, _if_fp8(writes.always("token"))),
-    Row("algorithm.rollout_correction.rollout_is_threshold", "setting: importance_cap", None, _if_fp8(write_field)),
+        None, writes.old_logprobs_from("recompute", _if_fp8(writes.always("token")))),
+    Row("algorithm.rollout_correction.rollout_is_threshold", "setting: importance_cap",
+        None, writes.old_logprobs_from("recompute", _if_fp8(write_field))),
+    Row(_BYPASS, "facts.old_logprobs",
+        reads.old_logprobs, writes.old_logprobs_from("generator", writes.always(True))),
+    Row("actor_rollout_ref.rollout.calculate_log_probs", "facts.old_logprobs",
+        None, writes.old_logprobs_from("generator", writes.always(True)), "bypass_mode needs it"),
     # rewards
     Row("reward.reward_model.enable", "job: rewards",
         None, _write_reward_model, "whether a reward model or a function scores"),
@@ -640,6 +653,7 @@ VERL = OtherTrainer(
     engine="vllm",
     other_engines=("sglang",),
     supports_fp8=True,
+    old_logprobs={"generator": tuple(_ESTIMATOR_NAMES)},
     modes=deployment_modes,
     settings=partial(write_table, TABLE),
     files=_files,
@@ -689,6 +703,8 @@ def _unused_keys(setup: TrainingSetup) -> Iterator[str]:
         yield "algorithm.kl_ctrl.*"
     if not _has_reward_model(config):
         yield f"{_RM}.*"
+    if not setup.stages("actor_logprob"):
+        yield f"{_R}.log_prob_*"
     dynamic = {
         f"{_A}.actor": "use_dynamic_bsz",
         _R: "log_prob_use_dynamic_bsz",
@@ -724,6 +740,7 @@ def _training_setup(config: TrainerConfig) -> TrainingSetup:
         kl_in_loss=f"{_A}.actor.kl_loss_coef" if in_loss else None,
         kl_in_reward="algorithm.kl_ctrl.kl_coef" if in_reward else None,
         reward=None if _has_reward_model(config) else _function_reward(config),
+        old_logprobs="generator" if config.value(_BYPASS) else "recompute",
     )
 
 

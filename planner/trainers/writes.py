@@ -15,6 +15,7 @@ from meshwright.planner.trainers.export_settings import (
 )
 from meshwright.planner.trainers.table import Row, Write, write_field
 from meshwright.planner.trainers.trainer import ConfigValue, ExportInput, KeyValue
+from meshwright.profiles.algorithms import OldLogprobs
 from meshwright.profiles.schedule import Recompute
 from meshwright.profiles.stages import GENERATE, Role
 
@@ -85,13 +86,51 @@ def max_tokens(source: ExportInput, _row: Row) -> ConfigValue:
     return source.plan.facts.workload.max_tokens
 
 
-def budget(stage: str) -> Write:
-    """Tokens of a stage's micro-batch per context-parallel rank, from its limit on tokens or, without it, on rows."""
+def old_logprobs_from(source: OldLogprobs, write: Write) -> Write:
+    """Write only where the log-probabilities before the updates come from this source."""
+    return lambda origin, row: write(origin, row) if origin.plan.facts.old_logprobs == source else None
 
-    def write(source: ExportInput, row: Row) -> KeyValue:
+
+DRAFT_TOKENS = f"placements.{GENERATE}.schedule.draft_tokens"
+"""The field of the keys of speculative decoding."""
+
+_LONGEST_MATCH, _SHORTEST_MATCH = 8, 2
+"""Tokens of the suffixes that are looked up for a draft, as in `runtime.inference.drafts`."""
+
+
+def if_drafts(value: Callable[[int], ConfigValue], engine: str | None = None) -> Write:
+    """A value that depends on the tokens of a draft; written where the plan drafts, and only with `engine` if given."""
+
+    def write(source: ExportInput, _row: Row) -> ConfigValue:
+        draft_tokens = source.plan.placement(GENERATE).schedule.draft_tokens
+        is_written = draft_tokens and engine in (None, source.plan.facts.engine)
+        return value(draft_tokens) if is_written else None
+
+    return write
+
+
+def ngram_rows(mapping: str, engine: str | None = None) -> tuple[Row, ...]:
+    """The keys of vLLM's configuration of speculative decoding, for drafts from n-grams of the sequence itself, in a
+    mapping of a trainer."""
+    return (
+        Row(f"{mapping}.method", DRAFT_TOKENS, None, if_drafts(lambda _: "ngram", engine)),
+        Row(f"{mapping}.num_speculative_tokens", DRAFT_TOKENS, None, if_drafts(lambda count: count, engine)),
+        Row(f"{mapping}.prompt_lookup_max", DRAFT_TOKENS, None, if_drafts(lambda _: _LONGEST_MATCH, engine)),
+        Row(f"{mapping}.prompt_lookup_min", DRAFT_TOKENS, None, if_drafts(lambda _: _SHORTEST_MATCH, engine)),
+    )
+
+
+def budget(*stages: str) -> Write:
+    """Tokens of a micro-batch per context-parallel rank of the first of these stages that the plan has, from its limit
+    on tokens or, without it, on rows."""
+
+    def write(source: ExportInput, row: Row) -> ConfigValue | KeyValue:
+        stage = next((stage for stage in stages if stage in source.plan.graph.by_name), None)
+        if stage is None:
+            return None
         return KeyValue(row.key, token_budget(source.plan, stage), token_budget_origin(source.plan, stage))
 
-    return with_stage(stage, write)
+    return write
 
 
 def model_path(role: Role) -> Write:
