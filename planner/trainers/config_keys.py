@@ -267,7 +267,7 @@ def read_overrides(path: Path, known: KnownKeys, changed: Mapping[str, Any] | No
         config = TrainerConfig(
             known=known, values=_read_leaves(path, missing, []), missing=tuple(missing), directory=path.parent
         )
-        return _override(config, changed or {})
+        return _override(config if missing else _require_trainer_keys(path, config), changed or {})
     return _read_command(path, known, lambda words: _overrides(words, known), changed or {})
 
 

@@ -74,6 +74,9 @@ def layout_of(
     become replicas. Raises BadInput where the degrees do not divide the ranks; it names them by `keys`, the trainer's
     key of each axis.
     """
+    if num_ranks < 1:
+        name = next(iter((keys or {}).values()), "tp")
+        raise BadInput(f"{name}: its pool has {num_ranks} ranks; give its nodes and its GPUs a node as 1 or more.")
     ranks_per_replica = degrees.get("tp", 1) * degrees.get("pp", 1) * degrees.get("cp", 1)
     if ranks_per_replica < 1 or num_ranks % ranks_per_replica:
         names = {axis: (keys or {}).get(axis, axis) for axis in ("tp", "pp", "cp") if degrees.get(axis, 1) != 1}

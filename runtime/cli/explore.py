@@ -143,7 +143,7 @@ def _write_grid(source: Source, state: State, output: Path) -> None:
         )
     fields = [path for path, _ in state.grid]
     points = (replace(point, setting={path: point.setting[path] for path in fields}) for point in planned.points)
-    found = replace(planned, points=tuple(points))
+    found = replace(planned, points=tuple(points), digest="")  # no sweep goes on from points with other settings
     write_atomically(output, sweep_json(found))
     view_search.print_sweep(found, output)
     if stop.is_set():

@@ -147,7 +147,7 @@ def _models(run: Path, job: Path | None, output: Path, num_ranks: int, models: M
     if job is not None:
         raise BadInput(f"{job}: a run knows its job; give the directory of the run alone, as export RUN --to hf.")
     if not run.is_dir():
-        raise BadInput(f"{run} is not the directory of a run; --to hf writes the models that a run trained.")
+        raise BadInput(f"{run} is not the directory of a run; give the --out of `meshwright run`.")
     return [str(path) for path in export_models(run, output, num_ranks=num_ranks, models=models)]
 
 

@@ -45,7 +45,8 @@ def _broken_rule(detail: ErrorDetails) -> str:
         if not math.isfinite(float(value)):
             return "is not a finite number; give one."
         key, words = _LIMITS[kind]
-        return f"is out of range; give {detail['ctx'][key]:.9g} {words}."
+        limit = detail["ctx"][key]
+        return f"is out of range; give {int(limit) if float(limit).is_integer() else format(limit, '.9g')} {words}."
     if kind == "value_error":
         choices = re.findall(r"'(.*?)'", str(detail["ctx"]["error"]).partition(" is not one of ")[2])
         return f"is not known; {suggestion(value.lower(), choices)}" if choices else ""

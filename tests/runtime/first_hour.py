@@ -109,6 +109,7 @@ MISTAKES_WITH_A_PLAN: Mapping[str, str] = {
     "explain plan.json --per-steps 1e3": "--per-steps 1e3 is not a whole number",
     "compare plan.json": "missing argument 'OTHER.json'",
     "simulate plan.json --durations real": "--durations 'real' is not known; known: planned, sampled.",
+    "simulate plan.json --seed 99999999999": "--seed 99999999999 is out of range; give 4294967295 at most.",
     "rehearse plan.json --steps 100000": "--steps 100000 is out of range; give 10000 at most.",
     f"{_SET} workload.response.scale=0": "is not a number above 0; use one, such as 2.",
     f"{_SET} response.scale=2": "did you mean workload.prompt.scale or workload.response.scale?",

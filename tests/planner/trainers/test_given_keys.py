@@ -54,7 +54,10 @@ def test_a_yaml_file_stands_over_those_that_it_names(tmp_path: Path) -> None:
     assert dict(given.values) == {"policy.train_micro_batch_size": 8, "policy.precision": "bfloat16"}
 
 
-@pytest.mark.parametrize(("name", "text"), [("run.sh", "echo hello\n"), ("run.yaml", "- 1\n")])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("run.sh", "echo hello\n"), ("run.yaml", "- 1\n"), ("run.yaml", "policy: {precision: bfloat16}\n")],
+)
 def test_what_is_no_configuration_is_refused(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(BadInput, match="configuration"):

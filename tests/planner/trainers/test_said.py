@@ -21,6 +21,10 @@ def test_replicas_are_what_degrees_leave() -> None:
     assert layout_of({"tp": 1}, 4, sp=True) == Layout(dp=4)
     with pytest.raises(BadInput, match=r"^tp=3 does not divide the 8 ranks of its pool; use degrees"):
         layout_of({"tp": 3, "pp": 1}, 8)
+    with pytest.raises(
+        BadInput, match=r"^width: its pool has 0 ranks; give its nodes and its GPUs a node as 1 or more"
+    ):
+        layout_of({"tp": 1}, 0, keys={"tp": "width"})
     with pytest.raises(BadInput, match=r"^width=3 x pp=2 does not divide the 8 ranks"):
         layout_of({"tp": 3, "pp": 2}, 8, keys={"tp": "width"})
 
