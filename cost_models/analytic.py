@@ -65,6 +65,7 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import rows_per_prompt
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
+from meshwright.profiles.speculation import DraftRound
 from meshwright.profiles.stages import Stage
 from meshwright.profiles.table import Table, TimedPass
 from meshwright.profiles.workload import Workload
@@ -100,14 +101,15 @@ class WorkloadSplits(NamedTuple):
     """The split of one workload's rows, independent of the model: micro-batches, streamed chunks, periods of
     generation, and multi-turn rollouts if the workload has turns.
 
-    `generation_works` is keyed by rows, slots, overlap, pipeline stages, rows of a prompt, and the maximum tokens of a
-    prefill; `tables` by the table, the rows of a replica, cp, and which chunks are read.
+    `generation_works` is keyed by rows, slots, overlap, pipeline stages, rows of a prompt, the maximum tokens of a
+    prefill, the tokens of a draft, and whether they are verified together; `tables` by the table, the rows of a
+    replica, cp, and which chunks are read.
     """
 
     batches: MicroBatchCache
     streams: StreamingCache
     periods: SteadyState
-    generation_works: Memo[tuple[int, int, Overlap, int, int, int | None], Work]
+    generation_works: Memo[tuple[int, int, Overlap, int, int, int | None, int, bool], Work]
     tables: Memo[tuple[ScheduleTable, int, int, ChunkFunction], TablePasses]
     rollouts: RolloutCosts | None
 
@@ -190,6 +192,7 @@ class AnalyticModel(QueryLoop):
             delta_by_torch=framework is None,
         )
         self._engine = engine
+        self._verifies_together = engine is not None and engine.verifies_together
         generates = engine or (None if framework else engine_named(EAGER))
         self._generation_framework = generates.framework_on(cluster.device.kind) if generates else self._framework
         self._has_own_engine = self._generation_framework is not self._framework
@@ -201,7 +204,7 @@ class AnalyticModel(QueryLoop):
         self._layout_memories: Memo[tuple[str, ModelSpec, Layout], LayoutMemory] = Memo()
         self._layout_costs: Memo[tuple[str, ModelSpec, Layout, int], PipelineCosts] = Memo()
         self._generations: Memo[tuple[ModelSpec, Layout], Generation] = Memo()
-        self._generation_bounds: Memo[tuple[ModelSpec, Layout, float, int, int], float] = Memo()
+        self._generation_bounds: Memo[tuple[ModelSpec, Layout, float, int, int, DraftRound], float] = Memo()
         self._round_kinds: Memo[tuple[Shard, float], RoundKinds] = Memo()
         self._decoded_tokens: Memo[tuple[int, bool], tuple[float, int]] = Memo()
         self._table_computes: dict[_TableKey, FloatArray] = {}
@@ -233,10 +236,17 @@ class AnalyticModel(QueryLoop):
         if self._splits.rollouts:
             return self._splits.rollouts.lower_bound_seconds(generation, replica, kinds_of=self._kinds_of_rounds)
         decoded, longest = self._decoded(num_rows, overlap.in_flight(num_rows) > num_rows)
+        draft_round = self._workload.draft_round(query.schedule.draft_tokens)
         return self._generation_bounds.memoize(
-            (query.model, query.layout, decoded, num_slots, longest),
+            (query.model, query.layout, decoded, num_slots, longest, draft_round),
             lambda: generation_lower_bound(
-                generation, decoded, num_slots, num_slots, longest, kinds_of=self._kinds_of_rounds
+                generation,
+                decoded,
+                num_slots,
+                num_slots,
+                longest,
+                kinds_of=self._kinds_of_rounds,
+                draft_round=draft_round,
             ),
         )
 
@@ -481,17 +491,35 @@ class AnalyticModel(QueryLoop):
     def _generation_seconds(self, query: StageQuery) -> Cost:
         replica, overlap = self._replica(query)
         num_rows, num_slots, pp, same_prompt, _ = replica
-        max_prefill_tokens = self._generation_framework.max_tokens
+        max_prefill_tokens, draft_tokens = self._generation_framework.max_tokens, query.schedule.draft_tokens
 
         def work() -> Work:
             rounds = self._splits.periods.rounds(num_rows, num_slots, overlap)
-            return generation_work(rounds, num_slots, pp, same_prompt, max_tokens=max_prefill_tokens)
+            draft_round = self._workload.draft_round(draft_tokens)
+            return generation_work(
+                rounds,
+                num_slots,
+                pp,
+                same_prompt,
+                max_tokens=max_prefill_tokens,
+                draft_round=draft_round,
+                verifies_together=self._verifies_together,
+            )
 
         generation = self._generation(query)
         if self._splits.rollouts:
             cost = self._splits.rollouts.seconds(generation, replica)
         else:
-            key = num_rows, num_slots, overlap, pp, same_prompt, max_prefill_tokens
+            key = (
+                num_rows,
+                num_slots,
+                overlap,
+                pp,
+                same_prompt,
+                max_prefill_tokens,
+                draft_tokens,
+                self._verifies_together,
+            )
             cost = generation.seconds(self._splits.generation_works.memoize(key, work))
         need = self._workload.cache_need(query.schedule, query.layout.dp)
         if need.preemptions:

@@ -31,6 +31,7 @@ from meshwright.cost_models.params import LayerCounts
 from meshwright.cost_models.protocol import StageQuery
 from meshwright.cost_models.rounds import Rounds, RoundWindow
 from meshwright.profiles.frameworks import Framework
+from meshwright.profiles.speculation import NO_DRAFTS, DraftRound
 from meshwright.profiles.table import TimedPass
 
 RECOMPUTATION = "cache recomputation"
@@ -82,7 +83,7 @@ class Work(NamedTuple):
 
     loads: tuple[tuple[TimedPass, Load], ...]
     host_iterations: float  # host iterations, each for one group
-    num_sampled: float  # sampled tokens that the host processes
+    num_sampled: float  # sampled tokens that the host processes, those of rejected drafts included
     num_shared: float  # rounds with both a prefill and a decode step
 
 
@@ -243,16 +244,27 @@ def generation_work(
     tool_prefills: Passes = (),
     *,
     max_tokens: int | None = None,
+    draft_round: DraftRound = NO_DRAFTS,
+    verifies_together: bool = False,
 ) -> Work:
     """Return the rounds as passes of the groups of a pipeline of `pp` stages.
+
+    With drafts a decode step has a row for each token that a sequence verifies, and there are fewer steps. Each row
+    reads the cache, or with `verifies_together` those of a sequence read it once.
 
     Prefills of more than `max_tokens` tokens are split. Of `rows_per_prompt` rows of one prompt the first to be
     admitted is prefilled; the others copy its keys and values, which is not costed. `tool_prefills` are prefills
     of tool results.
     """
     num_groups, loads = min(pp, num_slots), []
+    rounds = rounds.with_drafts(draft_round.sampled)
     if rounds.windows:
-        loads.append((TimedPass.DECODE, _decode_load(rounds.windows, num_groups, pp)))
+        loads.append(
+            (
+                TimedPass.DECODE,
+                _decode_load(rounds.windows, num_groups, pp, draft_round.verified, together=verifies_together),
+            )
+        )
     if rounds.first.calls or rounds.refills.calls:
         passes = [*tool_prefills, *_prefill_passes(_prefilled_prompts(rounds, rows_per_prompt), num_groups, pp)]
         loads.append(
@@ -260,7 +272,10 @@ def generation_work(
         )
     tool_rounds = sum(number for number, *_ in tool_prefills)
     return Work(
-        tuple(loads), rounds.num_busy * num_groups, rounds.num_sampled, num_shared=rounds.num_shared + tool_rounds
+        tuple(loads),
+        rounds.num_busy * num_groups,
+        rounds.num_sampled + (draft_round.verified - 1) * rounds.num_decoded,
+        num_shared=rounds.num_shared + tool_rounds,
     )
 
 
@@ -270,13 +285,26 @@ def _without_shared(load: Load, num_shared: float) -> Load:
     return load._replace(passes=(*load.passes, (-num_shared, 1.0, 1.0, context))) if num_shared else load
 
 
-def _decode_load(windows: Sequence[RoundWindow], num_groups: int, pp: int) -> Load:
-    """Return the decode passes: max(m, p) a round, with the live sequences spread over m groups."""
+def _decode_load(
+    windows: Sequence[RoundWindow], num_groups: int, pp: int, rows_of_sequence: float, *, together: bool
+) -> Load:
+    """Return the decode passes: max(m, p) a round, with the live sequences spread over m groups.
+
+    Where the `rows_of_sequence` rows of a sequence read its cache `together`, each of them counts as reading its part.
+    """
+    readers = rows_of_sequence if together else 1.0
     passes = []
     for rounds, decoding, context in windows:
         live = decoding if decoding > 1 else 1.0
         live_groups = num_groups if num_groups < live else live
-        passes.append((rounds * (live_groups if live_groups > pp else pp), live / live_groups, 1, context))
+        passes.append(
+            (
+                rounds * (live_groups if live_groups > pp else pp),
+                live / live_groups * rows_of_sequence,
+                1,
+                context / readers,
+            )
+        )
     return _load(passes)
 
 

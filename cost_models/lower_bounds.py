@@ -24,6 +24,7 @@ from meshwright.cost_models.kernels import PRECISIONS
 from meshwright.profiles.elementwise import FloatArray
 from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.speculation import NO_DRAFTS, DraftRound
 from meshwright.profiles.stages import Stage
 from meshwright.profiles.table import TimedPass
 from meshwright.profiles.workload import Workload
@@ -123,23 +124,27 @@ def generation_lower_bound(
     num_rounds: float,
     *,
     kinds_of: RoundKindsOf,
+    draft_round: DraftRound = NO_DRAFTS,
 ) -> float:
     """Return a lower bound on the seconds in which a replica decodes `num_tokens` tokens, without simulating it.
 
     At most `max_live` sequences sample at a time, in at least `num_rounds` rounds. The `num_slots` slots form a group
     for each pipeline stage, or one for each slot if there are fewer. Prefills, each of which samples the first token of
-    its response, count as nothing.
+    its response, count as nothing. With drafts, a sequence takes a row of a round for every token that it verifies, and
+    samples as many as `draft_round` says.
     """
     num_stages = generation.query.layout.pp
     if not num_tokens:
         return 0.0
-    num_groups, num_rounds = min(num_stages, num_slots), max(num_rounds, num_tokens / max_live)
-    kinds = kinds_of(generation.shard, max(1.0, max_live / num_groups))
+    num_groups = min(num_stages, num_slots)
+    num_rounds = max(num_rounds, num_tokens / max_live) / draft_round.sampled
+    num_rows = num_tokens * draft_round.verified / draft_round.sampled
+    kinds = kinds_of(generation.shard, max(1.0, max_live * draft_round.verified / num_groups))
     layers, ends = (
-        num_stages * _min_seconds_of_rounds(seconds, kinds.max_rows, num_rounds, num_tokens / num_groups)
+        num_stages * _min_seconds_of_rounds(seconds, kinds.max_rows, num_rounds, num_rows / num_groups)
         for seconds in (kinds.layer, kinds.ends)
     )
-    return generation.lower_bound_seconds(layers, ends, num_rounds, num_tokens, num_groups)
+    return generation.lower_bound_seconds(layers, ends, num_rounds, num_rows, num_groups)
 
 
 def _min_seconds_of_rounds(seconds: FloatArray, max_rows: FloatArray, num_rounds: float, num_rows: float) -> float:

@@ -674,15 +674,19 @@ class GenerationMemory(RankMemory[float]):
         return min(schedule.generation_slots, in_flight)
 
     def _generation_memory(self, schedule: Schedule) -> TermSums[float]:
-        """Return the larger of a prefill's working set and that of attention in a decode step, plus sampling."""
+        """Return the larger of a prefill's working set and that of attention in a decode step, plus sampling. A decode
+        step has a row for each live sequence, and one for each token of its draft."""
         slot_group = int(-(-self._slots(schedule) // self._layout.pp))  # pipeline stages work on different slot groups
         token_bytes = max(self._sizes.working_bytes, self._latent_prefill_bytes())
-        prefill = max_prefill_tokens(slot_group, self._workload.prompt.max) * token_bytes
+        num_rows = slot_group * (1 + schedule.draft_tokens)
+        longest_pass = max(max_prefill_tokens(slot_group, self._workload.prompt.max), num_rows)
         tally = TermSums[float]()
-        tally.add("working set", max(prefill, self._blocks(schedule) * self._decode_attention_bytes()))
-        self._add_capped_scores(tally, max_prefill_tokens(slot_group, self._workload.prompt.max), trains=False)
+        tally.add(
+            "working set", max(longest_pass * token_bytes, self._blocks(schedule) * self._decode_attention_bytes())
+        )
+        self._add_capped_scores(tally, longest_pass, trains=False)
         if self._part.is_last:
-            tally.add("logits", slot_group * self._model.padded_vocab_size * (self._size + _SAMPLING_BYTES))
+            tally.add("logits", num_rows * self._model.padded_vocab_size * (self._size + _SAMPLING_BYTES))
         return tally
 
     def _latent_prefill_bytes(self) -> float:

@@ -67,6 +67,7 @@ class StageQuery:
                 schedule.batches_in_flight,
                 schedule.overcommit,
                 str.__hash__(schedule.while_waiting),
+                schedule.draft_tokens,
             )
         )
 

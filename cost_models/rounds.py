@@ -62,6 +62,27 @@ class Rounds:
     first: Prefill
     refills: Prefill
 
+    def with_drafts(self, tokens_per_round: float) -> Rounds:
+        """Return the rounds of the same sequences if each grows by so many tokens in a decode round.
+
+        All sequences grow at this mean rate, so a round with drafts stands for `tokens_per_round` rounds without. It
+        has prefills if one of those has: with n of them, of which a share s have prefills, 1 - (1 - s)^n.
+        """
+        if tokens_per_round == 1:
+            return self
+        decoded = self.num_rounds - self.first.calls
+        refills = self.refills
+        if refills.calls:
+            share = min(1.0, refills.calls / decoded)
+            calls = decoded / tokens_per_round * (1 - (1 - share) ** tokens_per_round)
+            refills = refills._replace(calls=calls, rows=refills.rows * refills.calls / calls)
+        return Rounds(
+            num_rounds=self.first.calls + decoded / tokens_per_round,
+            windows=tuple(window._replace(rounds=window.rounds / tokens_per_round) for window in self.windows),
+            first=self.first,
+            refills=refills,
+        )
+
     @cached_property
     def num_busy(self) -> float:
         """The rounds of the first prefills, and those in which some sequence decodes."""
@@ -74,8 +95,13 @@ class Rounds:
 
     @cached_property
     def num_sampled(self) -> float:
-        """Tokens sampled in those rounds."""
-        return self.first.calls * self.first.rows + sum(w.rounds * w.live for w in self.windows)
+        """Tokens sampled in those rounds, if each sequence samples one in a round."""
+        return self.first.calls * self.first.rows + self.num_decoded
+
+    @cached_property
+    def num_decoded(self) -> float:
+        """Decode rounds, counted once for each sequence that decodes in them."""
+        return sum(window.rounds * window.live for window in self.windows)
 
 
 class Batch(NamedTuple):

@@ -173,7 +173,7 @@ def _old_logprobs(names: Combination, algorithm: str) -> dict[str, Any]:
 
 
 def _models(names: Combination, algorithm: str, scores: set[str]) -> dict[str, Any]:
-    """The models of a job; only attention has an adapter in a model with experts."""
+    """The models of a job. With an adapter, a critic has one too; only attention has one in a model with experts."""
     policy = "experts" if "experts" in names else "dense"
     models: dict[str, Any] = {"actor": {"path": policy}}
     if "adapter" in names:
@@ -181,6 +181,8 @@ def _models(names: Combination, algorithm: str, scores: set[str]) -> dict[str, A
         models["actor"]["adapter"] = {"rank": 4, "alpha": 8.0, **targets}
     if algorithm == "ppo" or (algorithm == "own" and "dynamic" not in names):
         models["critic"] = {"path": "scalar"}
+        if "adapter" in names:
+            models["critic"]["adapter"] = {"rank": 4, "alpha": 8.0}
     if algorithm in ("ppo", "distill"):
         models["ref" if algorithm == "ppo" else "teacher"] = {"path": policy}
     if scores & {"model", "judge"}:

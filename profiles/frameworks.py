@@ -173,6 +173,11 @@ class Engine(Document):
         ge=1,
         description="how often the KV cache holds a token's vector of latent attention: 2 as key and as value, or 1",
     )
+    verifies_together: bool = Field(
+        default=False,
+        description="the drafted tokens of a sequence are rows of one kernel that reads its cache once; false: each is "
+        "a row of a decode step, which reads the cache by itself",
+    )
     refit: EngineRefit
     process_bytes: float = Field(
         default=0.0,

@@ -20,16 +20,21 @@ from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.speculation import Speculation
 from meshwright.profiles.stages import GENERATE, Stage, StageGraph
 from meshwright.profiles.table import Provenance, Table, TimedPass
 from meshwright.profiles.trace import (
     CALL_SECONDS,
     NUM_CALLS,
     NUM_PROMPT_TOKENS,
+    NUM_ROW_ROUNDS,
     NUM_SAMPLED_TOKENS,
     NUM_SAMPLES,
     NUM_TOOL_TOKENS,
     Span,
+    is_draft_count,
+    num_accepted,
+    num_drafted,
 )
 from meshwright.profiles.workload import Workload
 
@@ -119,6 +124,28 @@ def _with_mean(latency: LatencySpec, mean: float) -> LatencySpec:
         return LatencySpec(fixed=mean)
     scaled = ((s * mean / latencies.mean, p) for s, p in zip(latencies.seconds, latencies.probabilities, strict=True))
     return LatencySpec(histogram=tuple(scaled))
+
+
+def draft_counts(spans: Iterable[Span]) -> Counter[str]:
+    """Return the sums over the spans of the counts of drafted and accepted tokens.
+
+    Every rank of a replica records those of the replica, so only ratios of the sums have a meaning."""
+    counts = Counter[str]()
+    for span in spans:
+        if NUM_ROW_ROUNDS in span.facts:
+            counts.update({name: count for name, count in span.facts.items() if is_draft_count(name)})
+    return counts
+
+
+def observed_speculation(counts: Mapping[str, float]) -> Speculation | None:
+    """Return the acceptance by position that follows from `draft_counts`; None if nothing was drafted."""
+    acceptance = list[float]()
+    while drafted := counts.get(num_drafted(len(acceptance)), 0.0):
+        acceptance.append(counts[num_accepted(len(acceptance))] / drafted)
+    if not acceptance:
+        return None
+    drafted_share = counts[num_drafted(0)] / counts[NUM_ROW_ROUNDS]
+    return Speculation(acceptance=tuple(acceptance), drafted=min(1.0, drafted_share))
 
 
 class WavesObservation(NamedTuple):

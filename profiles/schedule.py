@@ -43,6 +43,8 @@ class Schedule:
     as a batch has, are delivered, and the others continue. It excludes `batches_in_flight` above 1.
     `chunk_tokens`: size of the chunks in which a stage reads responses while they are generated; 0 if it does not.
     `while_waiting`: treatment of sequences that wait for a tool, in multi-turn rollouts.
+    `draft_tokens`: tokens that are drafted for each sequence in a decode round, which verifies them (speculative
+    decoding); 0 if rounds sample one token of each.
     `rows`: for a stage on two kinds of nodes, the sequences of a batch (of a minibatch, if it trains) that go to the
     replicas on each kind together. Empty if all replicas have equally many.
     """
@@ -57,6 +59,7 @@ class Schedule:
     while_waiting: WhileWaiting = WhileWaiting.KEEP
     micro_batch_tokens: int = 0
     rows: tuple[int, ...] = ()
+    draft_tokens: int = 0
 
     def __post_init__(self) -> None:
         for name, minimum in _MINIMA.items():
@@ -105,5 +108,6 @@ _MINIMA = {
     "overcommit": 0,
     "chunk_tokens": 0,
     "micro_batch_tokens": 0,
+    "draft_tokens": 0,
 }
 """The minimum of each count."""

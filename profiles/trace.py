@@ -37,12 +37,32 @@ or in the wave, and their tokens."""
 NUM_PROMPT_TOKENS = "num_prompt_tokens"
 """Fact of the generation of one wave of dynamic sampling, in addition to the sampled tokens: tokens of the prompts."""
 
+NUM_ROW_ROUNDS = "num_row_rounds"
+"""Fact of a generation with drafts: its decode rounds, counted once for each sequence."""
+
 WAKE_SECONDS, SLEEP_SECONDS, FREED_BYTES = "wake_seconds", "sleep_seconds", "freed_bytes"
 """Facts of a generation by an engine in its own process: the seconds in which it takes the memory of its KV cache
 before the first round and frees it after the last, and the bytes that it frees."""
 
 NUM_LIVE = "num_live_sequences"
 """Fact of a span: mean number of sequences in flight on its rank's replica over the span."""
+
+
+def num_drafted(position: int) -> str:
+    """Return the name of a fact of a generation with drafts: rounds that verified a token at this position of a draft,
+    from 0, those before it being accepted."""
+    return f"num_drafted_{position}"
+
+
+def is_draft_count(name: str) -> bool:
+    """True if a fact counts decode rounds with drafts, or tokens drafted or accepted in them."""
+    return name == NUM_ROW_ROUNDS or name.startswith(("num_drafted_", "num_accepted_"))
+
+
+def num_accepted(position: int) -> str:
+    """Return the name of a fact of a generation with drafts: rounds that accepted the token at this position."""
+    return f"num_accepted_{position}"
+
 
 MAX_STEPS_AHEAD = 8
 """Upper bound on the steps by which stages run ahead: all lines of step s - 8 come before the first line of step s."""

@@ -18,6 +18,7 @@ from meshwright.profiles.kv_cache_size import Arrivals, CacheNeed, LiveTokens
 from meshwright.profiles.lengths import Histogram, LengthSpec
 from meshwright.profiles.packing import rows_per_prompt
 from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.speculation import NO_DRAFTS, DraftRound, Speculation
 
 _BEST_OF = "samples of each prompt that are generated and scored, of which the best group_size are trained on"
 
@@ -37,6 +38,9 @@ class Workload(Document):
     )
     dynamic_sampling: DynamicSampling | None = Field(
         default=None, description="prompts are sampled until enough groups have non-zero reward variance (DAPO)"
+    )
+    speculation: Speculation | None = Field(
+        default=None, description="acceptance of drafted tokens; without it no plan decodes speculatively"
     )
     num_minibatches: int = Field(default=1, gt=0, description="optimizer updates per pass over the batch")
     num_epochs: int = Field(default=1, gt=0, description="passes over the batch per step")
@@ -113,6 +117,12 @@ class Workload(Document):
         num_samples = self.dynamic_sampling.wave_size(self.num_prompts) * candidates.group_size
         return candidates.model_copy(update={"batch_size": num_samples, "dynamic_sampling": None, "num_minibatches": 1})
 
+    def draft_round(self, draft_tokens: int) -> DraftRound:
+        """Return what a sequence samples and verifies in a decode round with drafts of `draft_tokens` tokens."""
+        if not (draft_tokens and self.speculation):
+            return NO_DRAFTS
+        return self.speculation.round_of(draft_tokens)
+
     @property
     def num_prompts(self) -> int:
         """Number of prompts of a step, each with a group of sequences."""
@@ -180,7 +190,7 @@ def _arrivals(schedule: Schedule, dp: int) -> Arrivals:
 
 
 class ObservedLengths(Document):
-    """Observed lengths of prompts and responses, turns, and shares of groups with non-zero reward variance."""
+    """Observed lengths of prompts and responses, turns, shares of groups with a signal, and acceptance of drafts."""
 
     prompt: LengthSpec = Field(description="prompt lengths in tokens")
     response: LengthSpec = Field(description="response lengths in tokens; with turns, of one turn")
@@ -188,13 +198,16 @@ class ObservedLengths(Document):
     groups_with_signal: tuple[float, ...] = Field(
         default=(), description="share of groups with non-zero reward variance in each step, if it was recorded"
     )
+    speculation: Speculation | None = Field(
+        default=None, description="acceptance of drafted tokens, if it was recorded"
+    )
 
 
 def workload_with_lengths(workload: Workload, observed: ObservedLengths) -> Workload:
     """Return the workload with the observed length distributions, truncated at its own maximum lengths.
 
-    Its dynamic sampling gets the observed shares of groups. Raises BadInput if only one of workload and observation has
-    multi-turn rollouts.
+    Its dynamic sampling gets the observed shares of groups, its speculation the observed acceptance. Raises BadInput if
+    only one of workload and observation has multi-turn rollouts.
     """
     if workload.turns and not observed.turns:
         raise BadInput(
@@ -221,6 +234,8 @@ def workload_with_lengths(workload: Workload, observed: ObservedLengths) -> Work
         shares = tuple((max(MIN_ACCEPTANCE, share), 1.0) for share in observed.groups_with_signal)
         sampling = workload.dynamic_sampling.model_copy(update={"acceptance": None, "histogram": shares})
         update["dynamic_sampling"] = sampling
+    if workload.speculation and observed.speculation:
+        update["speculation"] = workload.speculation.updated(observed.speculation)
     return workload.model_copy(update=update)
 
 

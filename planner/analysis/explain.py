@@ -34,6 +34,7 @@ from meshwright.planner.plan.evaluate import task_name_of as task_name
 from meshwright.planner.plan.plan import Plan, Pool
 from meshwright.planner.plan.reward_workers import host_seconds
 from meshwright.profiles.hardware import max_usable_bytes
+from meshwright.profiles.stages import Role
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,16 +95,17 @@ class Explanation:
     latencies: CallLatencies | None = None
     engine: EngineChoice | None = None
     adapter: AdapterSummary | None = None
+    critic_adapter: AdapterSummary | None = None
     best: BestSamples | None = None
     quantised: QuantisedCopy | None = None
     old_logprobs: SkippedLogprobs | None = None
 
     @property
     def sentences(self) -> Iterator[str]:
-        """Report lines on the choice of an engine, an adapter, 8-bit floats, old log-probabilities, best-of-n, rewards
-        on hosts and latencies of calls, where the plan has them."""
-        parts = (self.engine, self.adapter, self.quantised, self.old_logprobs, self.best, self.rewards, self.latencies)
-        for part in parts:
+        """Report lines on the choice of an engine, adapters, 8-bit floats, old log-probabilities, best-of-n, rewards on
+        hosts and latencies of calls, where the plan has them."""
+        copies = (self.adapter, self.critic_adapter, self.quantised)
+        for part in (self.engine, *copies, self.old_logprobs, self.best, self.rewards, self.latencies):
             yield from part.sentences if part else ()
 
 
@@ -135,6 +137,7 @@ def explain(plan: Plan) -> Explanation:
         latencies=call_latencies(plan.facts),
         engine=engine_choice(plan),
         adapter=adapter_summary(plan),
+        critic_adapter=adapter_summary(plan, Role.CRITIC),
         best=best_samples(plan),
         quantised=quantised_copy(plan),
         old_logprobs=skipped_logprobs(plan),

@@ -28,7 +28,7 @@ import numpy as np
 from meshwright.planner.plan.plan import read_plan
 from meshwright.profiles.documents import parse
 from meshwright.profiles.errors import BadInput, suggestion
-from meshwright.profiles.observations import observe, observe_workload
+from meshwright.profiles.observations import draft_counts, observe, observe_workload, observed_speculation
 from meshwright.profiles.trace import is_finite_number, read_recent_spans
 from meshwright.profiles.untrusted_text import DuplicateKeyError, json_value, load_json, read_text
 from meshwright.profiles.workload import ObservedLengths, lengths_of_workload
@@ -199,11 +199,13 @@ def read_lengths(trace: Path, keys: Mapping[str, str]) -> ObservedLengths:
         raise BadInput(f"--trace-field: {trace} is the directory of a run, whose trace has its own keys; leave it out.")
     plan = read_plan(trace / "plan.json")
     layouts = {placement.stage: placement.layout for placement in plan.placements}
-    observation = observe(read_recent_spans(trace / "trace.jsonl"), layouts, plan.graph, plan.facts.workload.batch_size)
+    spans = read_recent_spans(trace / "trace.jsonl")
+    observation = observe(spans, layouts, plan.graph, plan.facts.workload.batch_size)
     if observation.response_tokens is None:
         raise BadInput(f"the trace of {trace} has no tokens; give the directory of a `meshwright run`.")
     lengths = lengths_of_workload(observe_workload(plan.facts.workload, observation))
-    return lengths.model_copy(update={"groups_with_signal": _groups_with_signal(trace / "metrics.jsonl")})
+    shares, speculation = _groups_with_signal(trace / "metrics.jsonl"), observed_speculation(draft_counts(spans))
+    return lengths.model_copy(update={"groups_with_signal": shares, "speculation": speculation})
 
 
 def _groups_with_signal(path: Path) -> tuple[float, ...]:

@@ -21,12 +21,12 @@ from meshwright.planner.job.algorithm_rules import (
     AnyAlgorithm,
     graph_for,
     presets_with_graph,
-    require_only_actor_adapter,
     require_ref_is_base,
     require_reference,
     require_roles,
     require_settings_of_graph,
     require_teacher_weights,
+    require_trained_adapters,
 )
 from meshwright.planner.job.algorithm_settings import GRPO, PPO, RLOO, SETTINGS, Distill, LearningSettings, Reinforce
 from meshwright.planner.job.custom_graph import OwnGraph
@@ -182,7 +182,10 @@ class Job(Document):
             raise ValueError(sentence)
         if self.tool and not self.workload.turns:
             raise ValueError("tool: single-turn rollouts call no tool; give workload.turns, or remove tool")
-        require_only_actor_adapter([role for role in self.models.roles if self.models.source(role).adapter])
+        graph = graph_for(self.algorithm, self.models.roles, self.workload, has_environment=bool(self.rewards))
+        require_trained_adapters(
+            [role for role in self.models.roles if self.models.source(role).adapter], graph.train_stage
+        )
         if isinstance(self.algorithm, OwnGraph) and self.own_key and not self.algorithm.states_losses:
             require_settings_of_graph([SETTINGS_KEYS[preset] for preset in self.presets], self.own_key)
         if isinstance(self.algorithm, OwnGraph) and self.preset:
@@ -380,7 +383,7 @@ class Facts(Document):
         require_graph_support(self.engine, self.cluster.kind, has_experts=self.models.actor.experts is not None)
         if self.generation_weights:
             require_quantisable(self.models.actor, self.cluster, self.precision, self.engine)
-        require_ref_is_base(self.models.by_name, ref_is_base=self.ref_is_base)
+        require_ref_is_base(self.models.by_name, self.graph.train_stage, ref_is_base=self.ref_is_base)
         for sentence in old_logprobs_violations(self.old_logprobs, self.algorithm, self.workload):
             raise ValueError(sentence)
         return self
@@ -421,8 +424,7 @@ def resolve(job: Job, directory: Path) -> Facts:
     for role in job.models.roles:
         longest = job.workload.max_tokens + (judge.max_added_tokens if judge and role is Role.REWARD else 0)
         specs[role] = specs[role].with_balance(job.models.source(role).balance).for_sequences(longest)
-    adapter = job.models.actor.adapter
-    specs[Role.ACTOR] = replace(specs[Role.ACTOR], adapter=adapter)
+    specs = {role: replace(spec, adapter=job.models.source(role).adapter) for role, spec in specs.items()}
     real_paths = {role: os.path.realpath(path) for role, path in directories.items()}
     require_heads(specs, directories, has_judge=judge is not None)
     require_one_vocabulary(specs, directories)
@@ -448,7 +450,9 @@ def resolve(job: Job, directory: Path) -> Facts:
         engine=own_engine_name if job.engine is None or job.engine == AUTO else job.engine,
         generation_weights=job.generation_weights,
         rewards=tuple(reward.load for reward in job.rewards),
-        ref_is_base=adapter is not None and real_paths.get(Role.REF) == real_paths[Role.ACTOR] and not _trains_ref(job),
+        ref_is_base=specs[Role.ACTOR].adapter is not None
+        and real_paths.get(Role.REF) == real_paths[Role.ACTOR]
+        and not _trains_ref(job),
         tokenizer=read_tokenizer_facts(directories[Role.ACTOR], tokenizer),
     )
 

@@ -204,6 +204,7 @@ def schedule_rules(facts: Facts, stage: Stage, layout: Layout, schedule: Schedul
         *_turn_rules(facts, schedule),
         *_wave_rules(facts, schedule),
         *engine_schedule_rules(facts, schedule),
+        *(_draft_rules(facts, stage, schedule) if stage.generates else ()),
     )
 
 
@@ -266,6 +267,46 @@ def _wave_rules(facts: Facts, schedule: Schedule) -> Iterator[str]:
         yield from _unsupported_with(schedule, "best_of" if facts.workload.best_of else "dynamic sampling")
 
 
+def _draft_rules(facts: Facts, stage: Stage, schedule: Schedule) -> Iterator[str]:
+    """Rules about drafts, which are planned only where the workload states their acceptance."""
+    drafts, speculation = schedule.draft_tokens, facts.workload.speculation
+    if not drafts:
+        return
+    if speculation is None:
+        yield (
+            f"draft_tokens={drafts}, and the job does not state how many drafts are accepted; give "
+            "workload.speculation.acceptance, or use 0."
+        )
+    elif drafts > speculation.max_draft:
+        yield (
+            f"draft_tokens={drafts} is more than the {speculation.max_draft} positions of "
+            f"workload.speculation.acceptance; use {speculation.max_draft} at most."
+        )
+    if reason := _drafts_unsupported(facts, stage):
+        yield f"draft_tokens={drafts} is not supported with {reason}; use 0."
+
+
+def _drafts_unsupported(facts: Facts, stage: Stage) -> str:
+    """What the job has that speculative decoding does not go with; empty if nothing."""
+    if facts.workload.turns:
+        return "multi-turn rollouts"
+    if facts.models.spec(stage.role).linear:
+        return "layers that have a recurrent state, which cannot be rolled back"
+    return "engine vllm on a CPU, which is started without drafts" if generates_with_vllm(facts) else ""
+
+
+_DRAFTS = (2, 4, 8)
+"""The offered lengths of drafts in tokens, as far as the workload states their acceptance."""
+
+
+def _offered_drafts(facts: Facts, stage: Stage) -> tuple[int, ...]:
+    """The offered lengths of drafts; 0 alone without a stated acceptance."""
+    speculation = facts.workload.speculation
+    if speculation is None or _drafts_unsupported(facts, stage):
+        return (0,)
+    return (0, *(tuple(k for k in _DRAFTS if k <= speculation.max_draft) or (speculation.max_draft,)))
+
+
 def _unsupported_with(schedule: Schedule, what: str) -> Iterator[str]:
     plain = Schedule()
     for name in ("chunk_tokens", "batches_in_flight", "overcommit"):
@@ -280,7 +321,7 @@ def _may_stream_responses(facts: Facts) -> bool:
 
 def _inference_only_rules(schedule: Schedule) -> Iterator[str]:
     plain = Schedule()
-    for name in ("generation_slots", "batches_in_flight", "overcommit", "while_waiting"):
+    for name in ("generation_slots", "batches_in_flight", "overcommit", "while_waiting", "draft_tokens"):
         if getattr(schedule, name) != getattr(plain, name):
             yield f"{name}={getattr(schedule, name)} on a stage that does not generate; use {getattr(plain, name)}."
 
@@ -334,7 +375,7 @@ def schedule_table(
             for overlap in _overlaps(facts, layout, search_case)
             for slots in slot_counts(in_flight(overlap, rows, layout.dp), layout.pp)
         )
-        return _generation_table(offered, _treatments(facts))
+        return _generation_table(offered, _treatments(facts), _offered_drafts(facts, stage))
     kinds = tuple(Recompute) if stage.trains else (Recompute.NONE,)
     streams = search_case.streams(stage) and layout.cp == 1 and _may_stream_responses(facts)
     chunks = (0, *(c for c in CHUNKS if c < facts.workload.response.max)) if streams else (0,)
@@ -369,14 +410,23 @@ def _pass_table(
 
 
 @lru_cache(maxsize=1024)  # many layouts have equally many replicas and pipeline stages
-def _generation_table(offered: tuple[tuple[int, int, int], ...], waiting: tuple[WhileWaiting, ...]) -> ScheduleTable:
+def _generation_table(
+    offered: tuple[tuple[int, int, int], ...], waiting: tuple[WhileWaiting, ...], drafts: tuple[int, ...]
+) -> ScheduleTable:
     """The table for (batches in flight, overcommit, slots), each with every treatment of a sequence that waits for its
-    tool."""
+    tool and every length of drafts."""
     return ScheduleTable(
         tuple(
-            Schedule(batches_in_flight=batches, overcommit=extra, generation_slots=slots, while_waiting=treatment)
+            Schedule(
+                batches_in_flight=batches,
+                overcommit=extra,
+                generation_slots=slots,
+                while_waiting=treatment,
+                draft_tokens=draft,
+            )
             for batches, extra, slots in offered
             for treatment in waiting
+            for draft in drafts
         )
     )
 

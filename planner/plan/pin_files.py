@@ -47,6 +47,7 @@ def _schedule_keys(plan: Plan, stage: Stage) -> tuple[str, ...]:
     """The fields of a schedule that apply to a stage, without its offload."""
     if stage.generates:
         waiting = ("while_waiting",) if plan.facts.workload.turns else ()
-        return "generation_slots", "batches_in_flight", "overcommit", *waiting
+        drafts = ("draft_tokens",) if plan.facts.workload.speculation else ()
+        return "generation_slots", "batches_in_flight", "overcommit", *waiting, *drafts
     cap = plan.placement(stage.name).schedule.micro_batch_tokens
     return "micro_batch_tokens" if cap else "micro_batch_size", "recompute" if stage.trains else "chunk_tokens"

@@ -192,6 +192,7 @@ _PARSERS: Mapping[str, Callable[[str, str], Value]] = {
     "chunk_tokens": _parse_count,
     "offload": _parse_offload,
     "while_waiting": _parse_while_waiting,
+    "draft_tokens": _parse_count,
 }
 
-_GENERATION_KEYS = ("generation_slots", "batches_in_flight", "overcommit", "while_waiting")
+_GENERATION_KEYS = ("generation_slots", "batches_in_flight", "overcommit", "while_waiting", "draft_tokens")

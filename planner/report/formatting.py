@@ -86,6 +86,8 @@ def schedule(value: Schedule) -> str:
         settings.append(f"{value.overcommit} prompts overcommitted")
     if value.while_waiting is not WhileWaiting.KEEP:
         settings.append("slots released while tools answer")
+    if value.draft_tokens:
+        settings.append(f"drafts of {value.draft_tokens} tokens")
     if value.chunk_tokens:
         settings.append(f"chunks of {value.chunk_tokens} tokens")
     if value.offload is not Offload.NONE:

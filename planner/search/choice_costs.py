@@ -192,7 +192,7 @@ class CostingRecord:
         if query.stage.generates:
             for layout, schedule in choices:
                 slots = schedule.generation_slots, schedule.batches_in_flight, schedule.overcommit
-                self.simulated.add((layout.dp, layout.pp, *slots, schedule.while_waiting))
+                self.simulated.add((layout.dp, layout.pp, *slots, schedule.while_waiting, schedule.draft_tokens))
             self.queries.num_generations = len(self.simulated)
 
     def note_smallest(self, part: int, choices: ChoiceTable, peaks: FloatArray) -> None:

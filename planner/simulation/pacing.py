@@ -65,7 +65,7 @@ class Pacer:
 
     @property
     def min_rounds(self) -> int:
-        """Minimum rounds of the next period."""
+        """Minimum rounds of the next period, if each samples one token of a sequence."""
         return int(self._planned_rounds * min(1.0, self.mean_tokens / self._planned_tokens))
 
     def record_delivered(self, response_tokens: Collection[int]) -> None:

@@ -85,7 +85,11 @@ class RoundTimes:
 
 
 def round_times(facts: Facts, query: StageQuery, remodel: CostModelBuilder) -> RoundTimes:
-    """Return seconds by the cost model of `facts`, by length and rows, up to twice the slots of `query`."""
+    """Return seconds by the cost model of `facts`, by length and rows, up to twice the slots of `query`.
+
+    With drafts, `round_` is the seconds of a round over the tokens that a sequence samples in it: sequences are
+    simulated as growing by one token in each of shorter rounds.
+    """
     slots = query.schedule.generation_slots
     rows = sorted({*(2**k for k in range(slots.bit_length())), slots, 2 * slots})
     longest = max(2, facts.workload.max_tokens)
@@ -93,7 +97,8 @@ def round_times(facts: Facts, query: StageQuery, remodel: CostModelBuilder) -> R
     lengths = sorted({round(n) for n in points})
     prefills, rounds = np.empty((len(rows), len(lengths))), np.empty((len(rows), len(lengths)))
     for i, num_rows in enumerate(rows):
-        grid_query = replace(query, schedule=Schedule(generation_slots=num_rows), max_deferral=0)
+        schedule = Schedule(generation_slots=num_rows, draft_tokens=query.schedule.draft_tokens)
+        grid_query = replace(query, schedule=schedule, max_deferral=0)
         for j, length in enumerate(lengths):
             costs = (remodel(_with(facts, query, num_rows, length, n)).seconds(grid_query) for n in (1, 3))
             first, third = (cost.total - cost.amount(*OUTSIDE_ROUNDS) for cost in costs)
@@ -109,6 +114,7 @@ def _with(facts: Facts, query: StageQuery, num_rows: int, prompt: int, response:
         batch_size=num_rows * query.layout.dp,
         prompt=LengthSpec(max=prompt, fixed=prompt),
         response=LengthSpec(max=response, fixed=response),
+        speculation=facts.workload.speculation,
     )
     return facts.model_copy(update={"workload": workload})
 

@@ -190,13 +190,14 @@ def _divisions(cluster: AnyCluster, first: int, number: int) -> Iterator[tuple[R
                 yield (Ranks(first, size), *rest)
 
 
-def tp_only_engines() -> tuple[str, ...]:
+def tp_only_engines(*, has_drafts: bool) -> tuple[str, ...]:
     """The pins of a trainer whose engines, that of the reward model included, support only tensor parallelism.
 
-    The trainer neither overlaps stages nor interleaves pipelines.
+    `has_drafts` says whether the trainer has keys for speculative decoding. The trainer neither overlaps stages nor
+    interleaves pipelines.
     """
     return (
-        *no_overlap(),
+        *no_overlap(has_drafts=has_drafts),
         *pin_value("pp", 1, (GENERATE, "reward_score")),
         "reward_score.cp=1",
         *pin_value("vpp", 1, ppo_stages(trains=True)),
@@ -204,11 +205,13 @@ def tp_only_engines() -> tuple[str, ...]:
     )
 
 
-def no_overlap() -> tuple[str, ...]:
-    """The pins of a trainer that neither streams responses nor carries unfinished sequences into the next batch."""
+def no_overlap(*, has_drafts: bool = False) -> tuple[str, ...]:
+    """The pins of a trainer that neither streams responses nor carries unfinished sequences into the next batch; nor
+    decodes speculatively, unless it has keys for drafts."""
     reads = ppo_stages(trains=False)
     return (
         *pin_value("chunk_tokens", 0, reads),
         f"{GENERATE}.batches_in_flight=1",
         f"{GENERATE}.overcommit=0",
+        *(() if has_drafts else (f"{GENERATE}.draft_tokens=0",)),
     )

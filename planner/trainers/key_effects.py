@@ -191,7 +191,10 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
         ("*fp8*", "*deepgemm*", "*fp4*", "*load_in_4bit"),
     ),
     ("weights in 4-bit integers are not modelled", ("*int4*",)),
-    ("speculative decoding is not costed", ("*specul*", "*num-draft-tokens")),
+    (
+        "how many drafts are accepted is not in the configuration; state it in workload.speculation",
+        ("*specul*", "*num-draft-tokens"),
+    ),
     ("MTP heads are not costed", ("*mtp*",)),
     (
         "only the rank and alpha of an adapter are read; it is planned at every linear layer of the actor",

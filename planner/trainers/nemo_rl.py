@@ -136,7 +136,7 @@ def _mode(name: str, pool_pins: tuple[str, ...], *, steps_ahead: int = 0) -> Dep
         name=name,
         pins=(
             *pool_pins,
-            *no_overlap(),
+            *no_overlap(has_drafts=True),
             f"{GENERATE}.cp=1",
             *pin_value("micro_batch_tokens", 0, ppo_stages()),
             "reward_score.pp=1",
@@ -556,6 +556,7 @@ def _table(group: str) -> tuple[Row, ...]:
         # not enable_prefix_caching: NeMo-RL gives it to vLLM itself, and ends where vllm_kwargs has it a second time
         # (models/generation/vllm/vllm_worker.py)
         Row("policy.generation.vllm_cfg.enforce_eager", writes.VLLM_RULE, None, writes.vllm_argument),
+        *writes.ngram_rows("policy.generation.vllm_kwargs.speculative_config"),
         Row("policy.generation.colocated.enabled", generation_pool,
             None, writes.of_plan(lambda plan: not plan.ahead[GENERATE]), "read with cluster.num_nodes"),
         Row(f"{group}.async_{group}.enabled", ahead,

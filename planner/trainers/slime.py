@@ -120,7 +120,7 @@ def _mode(name: str, pool_pins: tuple[str, ...], trained: tuple[str, ...], *, st
     forward = tuple(stage for stage in followers if stage in ppo_stages(trains=False) and stage != "actor_logprob")
     return DeploymentMode(
         name=name,
-        pins=(*pool_pins, *tp_only_engines()),
+        pins=(*pool_pins, *tp_only_engines(has_drafts=True)),
         equal_choices=(
             *equal_choices("layout", "actor_train", followers),
             *equal_choices("micro_batch_size", "actor_logprob", forward),
@@ -359,6 +359,9 @@ TABLE = (
         _read_reward_model, writes.with_stage("reward_score", writes.always("sglang.yaml"))),
     Row("sglang-mem-fraction-static", f"{_GENERATION}: its weights and cache",
         reads.if_given(reads.memory_share), writes.of_plan(engine_memory_share)),
+    Row("sglang-speculative-algorithm", writes.DRAFT_TOKENS, None, writes.if_drafts(lambda _: "NGRAM")),
+    Row("sglang-speculative-num-draft-tokens", writes.DRAFT_TOKENS,
+        None, writes.if_drafts(lambda draft_tokens: draft_tokens + 1), "the last token and the draft"),
     Row("sglang-max-running-requests", f"{_GENERATION}.schedule.generation_slots", _read_slots),
     # degrees and recomputation, the same for all stages that train or compute log-probabilities
     Row("tensor-model-parallel-size", f"{_TRAIN}.layout.tp", _read_layout),

@@ -193,8 +193,9 @@ def _unsupported_features(facts: Facts) -> Iterator[str]:
         yield "waves of prompts until enough groups have non-zero reward variance (workload.dynamic_sampling) are"
     if facts.workload.best_of:
         yield f"the best {facts.workload.group_size} of {facts.workload.best_of} samples (workload.best_of) are"
-    if adapter := facts.models.actor.adapter:
-        yield f"the actor's adapter of rank {adapter.rank} is"
+    for role, spec in facts.models.by_name.items():
+        if spec.adapter:
+            yield f"the {role}'s adapter of rank {spec.adapter.rank} is"
     if isinstance(facts.algorithm, OwnGraph):
         yield "the job's own graph (algorithm.stages) is"
     if facts.algorithm == "distill":

@@ -65,6 +65,7 @@ from meshwright.planner.trainers.table import STEPS_AHEAD, Read, Row, Write, rea
 from meshwright.planner.trainers.trainer import ConfigValue, ExportInput, KeyValue, OtherTrainer
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.frameworks import SGLANG, VLLM
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Offload
 from meshwright.profiles.stages import GENERATE, Role
@@ -127,7 +128,7 @@ def deployment_modes(facts: Facts) -> Iterator[DeploymentMode]:
 def _mode(name: str, pool_pins: tuple[str, ...], *, steps_ahead: int = 0) -> DeploymentMode:
     return DeploymentMode(
         name=name,
-        pins=(*pool_pins, *tp_only_engines()),
+        pins=(*pool_pins, *tp_only_engines(has_drafts=True)),
         equal_choices=(
             *equal_choices("layout", "actor_train", ("actor_logprob",)),
             *equal_choices("layout", "critic_train", ("critic_value",)),
@@ -551,6 +552,11 @@ TABLE = (
     Row("actor_rollout_ref.rollout.expert_parallel_size", "rule: expert = tensor x data of an engine",
         None, writes.engine_experts(times_tp=True)),
     Row("actor_rollout_ref.rollout.max_num_seqs", f"{_GENERATION}.schedule.generation_slots"),
+    *writes.ngram_rows("+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config", engine=VLLM),
+    Row("+actor_rollout_ref.rollout.engine_kwargs.sglang.speculative_algorithm", writes.DRAFT_TOKENS,
+        None, writes.if_drafts(lambda _: "NGRAM", SGLANG)),
+    Row("+actor_rollout_ref.rollout.engine_kwargs.sglang.speculative_num_draft_tokens", writes.DRAFT_TOKENS,
+        None, writes.if_drafts(lambda draft_tokens: draft_tokens + 1, SGLANG), "the last token and the draft"),
     Row("actor_rollout_ref.rollout.gpu_memory_utilization", f"{_GENERATION}: its weights and cache",
         reads.memory_share, writes.of_plan(engine_memory_share)),
     Row("actor_rollout_ref.rollout.max_model_len", "facts.workload: prompt.max + response.max",

@@ -91,6 +91,35 @@ def old_logprobs_from(source: OldLogprobs, write: Write) -> Write:
     return lambda origin, row: write(origin, row) if origin.plan.facts.old_logprobs == source else None
 
 
+DRAFT_TOKENS = f"placements.{GENERATE}.schedule.draft_tokens"
+"""The field of the keys of speculative decoding."""
+
+_LONGEST_MATCH, _SHORTEST_MATCH = 8, 2
+"""Tokens of the suffixes that are looked up for a draft, as in `runtime.inference.drafts`."""
+
+
+def if_drafts(value: Callable[[int], ConfigValue], engine: str | None = None) -> Write:
+    """A value that depends on the tokens of a draft; written where the plan drafts, and only with `engine` if given."""
+
+    def write(source: ExportInput, _row: Row) -> ConfigValue:
+        draft_tokens = source.plan.placement(GENERATE).schedule.draft_tokens
+        is_written = draft_tokens and engine in (None, source.plan.facts.engine)
+        return value(draft_tokens) if is_written else None
+
+    return write
+
+
+def ngram_rows(mapping: str, engine: str | None = None) -> tuple[Row, ...]:
+    """The keys of vLLM's configuration of speculative decoding, for drafts from n-grams of the sequence itself, in a
+    mapping of a trainer."""
+    return (
+        Row(f"{mapping}.method", DRAFT_TOKENS, None, if_drafts(lambda _: "ngram", engine)),
+        Row(f"{mapping}.num_speculative_tokens", DRAFT_TOKENS, None, if_drafts(lambda count: count, engine)),
+        Row(f"{mapping}.prompt_lookup_max", DRAFT_TOKENS, None, if_drafts(lambda _: _LONGEST_MATCH, engine)),
+        Row(f"{mapping}.prompt_lookup_min", DRAFT_TOKENS, None, if_drafts(lambda _: _SHORTEST_MATCH, engine)),
+    )
+
+
 def budget(*stages: str) -> Write:
     """Tokens of a micro-batch per context-parallel rank of the first of these stages that the plan has, from its limit
     on tokens or, without it, on rows."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from meshwright.runtime.inference.attention import StepReads, packed_reads, prefill_reads, step_reads, table_reads
 from meshwright.runtime.inference.cuda_graphs import Prefills
 from meshwright.runtime.inference.decode_step import DecodeRunner, PackedStep
+from meshwright.runtime.inference.drafts import VerifiedRows
 from meshwright.runtime.inference.sampling import Uniforms
 from meshwright.runtime.inference.scheduler import PrefillPart, Scheduler
 from meshwright.runtime.inference.slots import NO_LIMIT, LiveGroup, Reals
@@ -39,6 +40,17 @@ class StepRows(NamedTuple):
     """Tokens of each row in the cache."""
     tokens: Numbers
     """The next token of each row."""
+
+    def with_drafts(self, drafts: VerifiedRows) -> StepRows:
+        """Return the rows that verify drafts [C + D]: each row, followed by one for each token of its draft at the next
+        position. Each is a row of the decode step, and all rows of a slot read its blocks."""
+        counts = drafts.counts[: len(self.slots)]
+        repeats = counts + 1
+        starts = np.cumsum(repeats) - repeats
+        offsets = np.arange(repeats.sum()) - np.repeat(starts, repeats)
+        tokens = np.empty(len(offsets), dtype=np.int64)
+        tokens[starts], tokens[offsets > 0] = self.tokens, drafts.tokens
+        return StepRows(np.repeat(self.slots, repeats), np.repeat(self.cached, repeats) + offsets, tokens)
 
 
 NO_STEPS = StepRows(*(np.zeros(0, dtype=np.int64) for _ in StepRows._fields))
@@ -78,11 +90,15 @@ class ForwardPasses:
         relay: PipelineLink,
         *,
         prefills: Prefills | None = None,
+        verifies: bool = False,
     ) -> None:
         """`decoding` runs decode steps that are not joined with a prefill batch; `prefills`, if given, runs prefill
-        batches without cached tokens."""
+        batches without cached tokens. With `verifies` several rows of a step may be of one slot, at successive
+        positions."""
         self._step, self._decoding, self._cache = step, decoding, step.cache
         self._model, self._mesh, self._relay, self._prefills = model, mesh, relay, prefills
+        # By block tables the keys of all rows of a layer are cached before any row attends, as such rows need it.
+        self._by_tables = verifies or step.reads_by_tables
         parameter = next(model.parameters())
         self._device, self._dtype = parameter.device, parameter.dtype
         self._uses_modules = parameter.is_cuda
@@ -139,7 +155,7 @@ class ForwardPasses:
         return self._send(output.squeeze(1)[batch.complete] if self._mesh.is_last_stage else output)
 
     def _reads(self, steps: StepRows) -> StepReads:
-        return step_reads(self._cache, steps.slots, steps.cached, by_tables=self._step.reads_by_tables)
+        return step_reads(self._cache, steps.slots, steps.cached, by_tables=self._by_tables)
 
     def _inputs(self, tokens: Numbers) -> Tensor:
         """Return the tokens [S] on the first stage, their hidden states [S, hidden] from the previous stage on the

@@ -22,6 +22,7 @@ from meshwright.runtime.inference.chunk_streaming import Listener
 from meshwright.runtime.inference.cuda_graphs import GraphedDecodeStep, GraphedPrefills, Prefills, can_replay
 from meshwright.runtime.inference.decode_rounds import NO_STEPS, ForwardPasses, MultiStepDecoding, StepRows
 from meshwright.runtime.inference.decode_step import DecodeRunner, PackedStep
+from meshwright.runtime.inference.drafts import AcceptanceCounts, Drafter, ResponseHistory, VerifiedRows
 from meshwright.runtime.inference.in_flight import SequencesInFlight
 from meshwright.runtime.inference.replica_engine import Period, ReplicaEngine
 from meshwright.runtime.inference.sampling import Sampling, Uniforms
@@ -39,6 +40,7 @@ from meshwright.runtime.inference.slots import (
     Numbers,
     PartialResponse,
     Prompt,
+    Reals,
     Response,
     split_into_batches,
 )
@@ -74,6 +76,9 @@ class Generator(ReplicaEngine):
         use_cuda_graphs: bool = True,
         group_size: int = 1,
         tool_turns: ToolTurns | None = None,
+        draft_tokens: int = 0,
+        history: ResponseHistory | None = None,
+        acceptance: AcceptanceCounts | None = None,
     ) -> None:
         """At most `num_slots` sequences are decoded at a time, each at most `max_tokens` long including its prompt, in
         a cache of `num_blocks` KV blocks. The default is enough blocks for every slot to hold the longest sequence; the
@@ -82,9 +87,13 @@ class Generator(ReplicaEngine):
         `Sampling` documents the distribution that is sampled and `Stopping` what ends a response. Sequences in flight
         keep keys and values of older weights, so the distribution of their later tokens is that of no single version;
         with `recomputes_cache` the keys and values are recomputed with the new weights. One row of every `group_size`
-        rows of a prompt is prefilled; the others share its blocks. With `tool_turns` rollouts are multi-turn,
-        and a tool answers between two turns.
+        rows of a prompt is prefilled; the others share its blocks. With `tool_turns` rollouts are multi-turn, and a
+        tool answers between two turns. A decode round verifies drafts of at most `draft_tokens` tokens of each
+        sequence, from the responses in `history` and those in flight; it samples the same tokens as without drafts, and
+        counts in `acceptance` how many are accepted. Drafts go neither with turns nor with layers that have a recurrent
+        state, which cannot be rolled back.
         """
+        assert not (draft_tokens and tool_turns), "rollouts with turns are not decoded speculatively"
         blocks_per_row = num_blocks_for(max_tokens)
         num_blocks = num_slots * blocks_per_row if num_blocks is None else num_blocks
         assert num_blocks >= blocks_per_row, f"{num_blocks} blocks of cache hold no sequence of {max_tokens} tokens"
@@ -97,7 +106,7 @@ class Generator(ReplicaEngine):
             eos_tokens=eos_tokens, max_response=max_response, strings=stop_strings, call_end=call_end
         )
         self._sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
-        self._uniforms = Uniforms(seed, num_slots)
+        self._seed, self._uniforms = seed, Uniforms(seed, num_slots)
         self._flight: Flight[Prompt, LiveGroup, Response] = Flight(LiveGroup.split(num_slots, mesh.layout.pp))
         self._cache = allocate_cache(
             spec,
@@ -113,16 +122,24 @@ class Generator(ReplicaEngine):
         self._step: DecodeRunner = GraphedDecodeStep(step, model) if replays else step
         self._prefills = (GraphedPrefills(step, model) if replays else Prefills(step)) if step.can_prefill else None
         self._relay = PipelineLink(mesh, parameter.device)
-        self._passes = ForwardPasses(step, self._step, model, mesh, self._relay, prefills=self._prefills)
+        self._passes = ForwardPasses(
+            step, self._step, model, mesh, self._relay, prefills=self._prefills, verifies=draft_tokens > 0
+        )
         self._prompts, self._lockstep = SharedPrompts(group_size), ExpertLockstep(model, mesh)
         self._sampled: dict[int, Tensor | None] = {}
         """The sampled tokens and log-probabilities [2, B] of groups that are in a forward pass, by first slot; None
         where the last stage has not sent them yet."""
+        assert not (draft_tokens and self._cache.states), "a recurrent state cannot be rolled back after a draft"
+        self._history = history or ResponseHistory()
+        self._drafter = Drafter(draft_tokens, self._history) if draft_tokens else None
+        self._drafts: dict[int, VerifiedRows] = {}
+        """The drafts of groups that are in a forward pass, by first slot."""
+        self.acceptance = acceptance or AcceptanceCounts(draft_tokens)
         self.scheduler = Scheduler(self._cache.tables, self._prompts, self._flight)
         self._tool_turns = tool_turns
         # On a GPU, rounds after an end token are computed and then dropped, but a state cannot be rolled back.
         would_roll_back = parameter.is_cuda and self._cache.states is not None
-        self._can_multi_step = _is_alone(mesh) and not (tool_turns or stop_strings or would_roll_back)
+        self._can_multi_step = _is_alone(mesh) and not (tool_turns or stop_strings or would_roll_back or draft_tokens)
         self._ahead = MultiStepDecoding(
             self._passes,
             self.scheduler,
@@ -187,6 +204,9 @@ class Generator(ReplicaEngine):
         if self._recomputes_cache and version != self._cached_version:
             self._recompute_cache()
         self._cached_version = version
+        if self._drafter:
+            live = [sequence.to_partial() for sequence in self._live()]
+            self._drafter.begin_period((*self._flight.ended, *live, *self.scheduler.paused))
         delivered = self._flight.run_period(
             waiting,
             period.delivery,
@@ -199,6 +219,9 @@ class Generator(ReplicaEngine):
         if self._tool_turns:
             self._tool_turns.end_period()
         self._lockstep.finish()
+        if self._drafter:
+            for response in delivered:
+                self._history.add(response.prompt.tokens, response.tokens, response.step)
         return delivered
 
     def prefill_pass(self, lengths: Sequence[int]) -> Callable[[], object]:
@@ -269,17 +292,56 @@ class Generator(ReplicaEngine):
         """Append the tokens sampled by the forward pass of the group; return the responses that end with them."""
         if group.first_slot not in self._sampled:
             return ()
-        sampled = self._sampled.pop(group.first_slot)
+        sampled, drafts = self._sampled.pop(group.first_slot), self._drafts.pop(group.first_slot, None)
         if sampled is None:
-            sampled = self._relay.receive_sampled(len(group.live))
-        tokens, logprobs = sampled.cpu().numpy()
-        responses, freed = group.record(tokens.astype(int), logprobs, version=version, finish=self._finish)
-        self.scheduler.release(freed)
+            sampled = self._relay.receive_sampled(len(group.live) + (len(drafts.tokens) if drafts else 0))
+        if drafts:
+            responses = self._record_verified(group, sampled.cpu().numpy(), drafts, version)
+        else:
+            tokens, logprobs = sampled.cpu().numpy()
+            responses, freed = group.record(tokens.astype(int), logprobs, version=version, finish=self._finish)
+            self.scheduler.release(freed)
         if self._tool_turns:
             self._tool_turns.begin_calls(group, self.scheduler)
         if stream is not None:
             stream.on_round(group.live, responses)
         return responses
+
+    def _record_verified(
+        self, group: LiveGroup, sampled: Reals, drafts: VerifiedRows, version: int
+    ) -> Sequence[Response]:
+        """Append the verified tokens to the live sequences of a group; return the responses that end with them.
+
+        `sampled` [2, B + D] are tokens and log-probabilities.
+        """
+        assert self._drafter
+        kept, before = drafts.num_kept(sampled[0].astype(np.int64)), group.records.num_sampled[group.rows]
+        rows = group.rows
+        starts = np.cumsum(drafts.counts + 1) - (drafts.counts + 1)
+        responses, freed = group.record_several(sampled, kept, starts, version=version, finish=self._stopping.finish)
+        self.acceptance.record(drafts.counts, kept, group.records.num_sampled[rows] - before)
+        for response in responses:
+            self._drafter.end(response)
+        self.scheduler.release(freed)
+        if len(group.rows):
+            self.scheduler.free_ahead(group.first_slot + group.rows, group.records.cached(group.rows) + 1)
+        return responses
+
+    def _new_drafts(self, drafter: Drafter, group: LiveGroup, num_continuing: int) -> VerifiedRows:
+        """Return drafts for the first `num_continuing` live sequences of a group, as far as they have blocks and tokens
+        left; the others have just been scheduled."""
+        # A sequence samples one token more than it accepts.
+        limits = np.minimum(self._stopping.tokens_left(group)[:num_continuing] - 1, drafter.draft_tokens)
+        slots, cached = (
+            group.first_slot + group.rows[:num_continuing],
+            group.records.cached(group.rows[:num_continuing]),
+        )
+        drafts = [drafter.draft(sequence, limit) for sequence, limit in zip(group.live, limits.tolist(), strict=False)]
+        counts = np.array([len(draft) for draft in drafts], dtype=np.int64)
+        if counts.any():
+            counts = self.scheduler.allocate_drafts(slots, cached + 1, counts)
+        none = [()] * (len(group.live) - num_continuing)
+        return VerifiedRows.of([*(d[:count] for d, count in zip(drafts, counts.tolist(), strict=True)), *none])
 
     def _finish(self, group: LiveGroup) -> dict[int, Finish]:
         """Return which live sequences end with the last sampled tokens, and why; one that calls a tool continues if
@@ -299,6 +361,9 @@ class Generator(ReplicaEngine):
         batches, sampled = scheduled.prefill_batches(self._max_prefill_tokens), None
         with self._lockstep.passes(self._passes.count(len(continuing), len(batches))):
             if group.live:
+                if self._drafter:
+                    drafts = self._new_drafts(self._drafter, group, len(continuing))
+                    self._drafts[group.first_slot] = drafts
                 sampled = self._sampled[group.first_slot] = self.sample_next(group, continuing, scheduled, batches)
         self._prompts.keep_for(self._flight.waiting)
         if sampled is not None:
@@ -331,17 +396,20 @@ class Generator(ReplicaEngine):
         stage."""
         records, prefilled = group.records, [admitted.sequences[index] for index in admitted.prefilled]
         steps = StepRows(group.first_slot + continuing, records.cached(continuing), records.last(continuing))
+        drafts = self._drafts.get(group.first_slot)
+        if drafts:
+            steps = steps.with_drafts(drafts)
         logits = self._passes(
             steps, [(sequence.slot, (*sequence.prompt.tokens, *sequence.tokens)) for sequence in prefilled], parts
         )
         if admitted.sequences:
-            logits = self._all_logits(logits, len(continuing), admitted)
-        return None if logits is None else self._sample_group(logits, group)
+            logits = self._all_logits(logits, len(steps.slots), admitted)
+        return None if logits is None else self._sample_group(logits, group, drafts)
 
     def _all_logits(self, logits: Tensor | None, num_continuing: int, admitted: ScheduledBatch) -> Tensor | None:
-        """Return logits [B, V / tp] of the rows that continue and of all admitted sequences, given those of the rows
-        that continue and of the prefilled ones. A sequence that was not prefilled shares the cached prompt of another
-        sample. None except on the last stage."""
+        """Return logits [B, V / tp] of the rows that continue, with their drafts, and of all admitted sequences, given
+        those of the rows that continue and of the prefilled ones. A sequence that was not prefilled shares the cached
+        prompt of another sample. None except on the last stage."""
         if self._cache.states is not None:
             self._share_states(self._cache.states, admitted)
         for index, source in admitted.shared_from.items():
@@ -376,11 +444,16 @@ class Generator(ReplicaEngine):
             self._passes(NO_STEPS, rows, batches)
         self._relay.flush()
 
-    def _sample_group(self, logits: Tensor, group: LiveGroup) -> Tensor:
-        """Return tokens and log-probabilities [2, B] float64 for all rows of the group, from logits [B, V / tp]."""
+    def _sample_group(self, logits: Tensor, group: LiveGroup, drafts: VerifiedRows | None) -> Tensor:
+        """Return tokens and log-probabilities [2, B] float64 for all rows of the group, from logits [B, V / tp]; with
+        drafts of D tokens [2, B + D], from as many logits."""
         records, rows = group.records, group.rows
-        uniforms = self._uniforms.at(group.first_slot + rows, records.sample_ids[rows], records.num_sampled[rows])
-        return self._sample(logits, uniforms)
+        sample_ids, positions = records.sample_ids[rows], records.num_sampled[rows]
+        if drafts:
+            numbers = drafts.uniforms(self._seed, sample_ids, positions)
+        else:
+            numbers = self._uniforms.at(group.first_slot + rows, sample_ids, positions)
+        return self._sample(logits, numbers)
 
     @torch.inference_mode()
     def _sample(self, shards: Tensor, uniforms: Tensor) -> Tensor:

@@ -73,6 +73,8 @@ class GenerationState:
     """Prompts that waves of dynamic sampling or best-of-n have used since step 0."""
     wave_prompts_before: Mapping[int, int] = field(default_factory=dict)
     """The number of prompts that waves used before a step, for each step that is sampled and not yet trained on."""
+    history: tuple[tuple[tuple[int, ...], int, tuple[int, ...]], ...] = ()
+    """Prompt, step and response of what speculative decoding drafts from, the prompts in the order of their steps."""
 
 
 class SamplingDigests(NamedTuple):
@@ -131,6 +133,7 @@ def pack_in_flight_state(state: InFlightState) -> bytes:
             "num_wave_prompts": generation.num_wave_prompts,
             "wave_prompts_before": generation.wave_prompts_before,
         }
+        _pack_history(generation.history, tensors)
         _pack_sampled("resumed", list(generation.resumed.values()), tensors)
     content: bytes = save(
         {name: tensor.contiguous() for name, tensor in tensors.items()}, {_METADATA_KEY: json.dumps(metadata)}
@@ -204,6 +207,7 @@ def _unpack_state(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
             end_step=state["end_step"],
             num_wave_prompts=state["num_wave_prompts"],
             wave_prompts_before={int(s): count for s, count in state.get("wave_prompts_before", {}).items()},
+            history=_unpack_history(tensors),
         )
     return InFlightState(
         digests=SamplingDigests(*metadata["digests"]),
@@ -220,6 +224,34 @@ def _unpack_resumed(
 ) -> Iterator[tuple[int, ResumedSample]]:
     for (sample_id, finish), (_, sampled) in zip(headers, _unpack_sampled("resumed", tensors), strict=True):
         yield sample_id, ResumedSample(**sampled, finish=Finish(finish) if finish else None)
+
+
+def _pack_history(history: Sequence[tuple[tuple[int, ...], int, tuple[int, ...]]], tensors: dict[str, Tensor]) -> None:
+    """Put steps and lengths of the responses in the history, [3, R], and their concatenated tokens into `tensors`; a
+    response with the prompt of the one before it has a prompt of length 0 here."""
+    facts, tokens = list[tuple[int, int, int]](), list[int]()
+    before: tuple[int, ...] | None = None
+    for prompt, step, response in history:
+        new = () if prompt == before else prompt
+        facts.append((step, len(new), len(response)))
+        tokens += (*new, *response)
+        before = prompt
+    if facts:
+        tensors["history/responses/facts"] = torch.tensor(facts, dtype=torch.int64).T
+        tensors["history/responses/tokens"] = torch.tensor(tokens, dtype=torch.int32)
+
+
+def _unpack_history(tensors: Mapping[str, Tensor]) -> tuple[tuple[tuple[int, ...], int, tuple[int, ...]], ...]:
+    if "history/responses/facts" not in tensors:
+        return ()
+    facts, tokens = tensors["history/responses/facts"].T.tolist(), tensors["history/responses/tokens"].tolist()
+    history, prompt, first = list[tuple[tuple[int, ...], int, tuple[int, ...]]](), (), 0
+    for step, num_prompt, num_response in facts:
+        prompt = tuple(tokens[first : first + num_prompt]) or prompt
+        first += num_prompt
+        history.append((prompt, step, tuple(tokens[first : first + num_response])))
+        first += num_response
+    return tuple(history)
 
 
 def _pack_in_flight(state: SequencesInFlight, tensors: dict[str, Tensor]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import bisect
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -185,9 +186,23 @@ class Scheduler:
             return max_tokens
         return min(max_tokens, self._tables.tokens_left(slots, num_tokens))
 
+    def allocate_drafts(self, slots: Numbers, num_tokens: Numbers, num_drafted: Numbers) -> Numbers:
+        """Allocate blocks for the drafts of slots that hold `num_tokens` tokens; return how many of the `num_drafted`
+        tokens of each have blocks, [B].
+
+        New blocks are allocated for all or for none, and only while as many stay free as there are live sequences, so
+        that a draft pre-empts no sequence.
+        """
+        num_live = sum(len(group.live) for group in self._flight.groups)
+        fits = self._tables.blocks_missing(slots, num_tokens + num_drafted) + num_live <= self._tables.num_free
+        if fits and self._tables.allocate_all(slots, num_tokens + num_drafted):
+            self.peak_blocks = max(self.peak_blocks, self._tables.num_used)
+            return num_drafted
+        return np.minimum(num_drafted, self._tables.tokens_left_in_each(slots, num_tokens))
+
     def free_ahead(self, slots: Numbers, num_tokens: Numbers) -> None:
-        """Free blocks that `allocate_ahead` allocated beyond the first `num_tokens` tokens of each slot; no other slot
-        shares them."""
+        """Free blocks that `allocate_ahead` or `allocate_drafts` allocated beyond the first `num_tokens` tokens of
+        each slot; no other slot shares them."""
         self._tables.truncate(slots, num_tokens)
 
     def resume_suspended(self, group: LiveGroup, suspended: LiveSequence) -> bool:

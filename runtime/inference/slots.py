@@ -96,8 +96,10 @@ class Records:
         counts: Numbers = self.num_prompt[rows] + self.num_sampled[rows] - 1
         return counts
 
-    def tokens(self, row: int) -> list[int]:
-        return self._values(self._tokens, row)
+    def tokens(self, row: int, first: int = 0) -> list[int]:
+        """Return the tokens after the prompt of a row, from index `first` on."""
+        tokens: list[int] = self._tokens[row, first : self.num_sampled[row]].tolist()
+        return tokens
 
     def logprobs(self, row: int) -> list[float]:
         return self._values(self._logprobs, row)
@@ -234,6 +236,10 @@ class LiveSequence:
     def tokens(self) -> list[int]:
         return self.records.tokens(self.row)
 
+    def tokens_from(self, first: int) -> list[int]:
+        """Return its tokens after the prompt from index `first` on."""
+        return self.records.tokens(self.row, first)
+
     @property
     def last_token(self) -> int:
         return int(self.records.last(np.array([self.row]))[0])
@@ -320,7 +326,34 @@ class LiveGroup(SlotGroup[LiveSequence]):
         responses, in the order of the live sequences, and the slots that are free again.
         """
         self.records.add(self.rows, tokens, logprobs, version)
-        finished = finish(self)
+        return self._end(finish(self))
+
+    def record_several(
+        self,
+        sampled: Reals,
+        kept: Numbers,
+        starts: Numbers,
+        *,
+        version: int,
+        finish: Callable[[LiveGroup, Numbers], Mapping[int, Finish]],
+    ) -> tuple[list[Response], list[int]]:
+        """Append `kept` [B] tokens, sampled by policy `version`, to the live sequences; a sequence that ends with one
+        of them drops the rest.
+
+        `sampled` [2, S] are tokens and log-probabilities; those of live sequence i begin at `starts[i]`. `finish`
+        returns which of the sequences with the given indices end with their last token, and why. Return the same as
+        `record`.
+        """
+        finished: dict[int, Finish] = {}
+        for offset in range(int(kept.max(initial=0))):
+            indices = np.array([i for i in (kept > offset).nonzero()[0].tolist() if i not in finished], dtype=np.int64)
+            tokens, logprobs = sampled[:, starts[indices] + offset]
+            self.records.add(self.rows[indices], tokens.astype(np.int64), logprobs, version)
+            finished |= finish(self, indices)
+        return self._end(finished)
+
+    def _end(self, finished: Mapping[int, Finish]) -> tuple[list[Response], list[int]]:
+        """Remove the live sequences with these indices; return their responses and the slots that are free again."""
         if not finished:
             return [], []
         responses = [self.live[index].to_response(why) for index, why in sorted(finished.items())]

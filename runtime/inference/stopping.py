@@ -82,26 +82,34 @@ class Stopping:
     strings: StopStrings | None = None
     call_end: StopStrings | None = None
 
-    def finish(self, group: LiveGroup) -> dict[int, Finish]:
-        """Return which live sequences of a group end with the last sampled tokens, by index, and why."""
-        rows, records = group.rows, group.records
+    def finish(self, group: LiveGroup, indices: Numbers | None = None) -> dict[int, Finish]:
+        """Return which live sequences of a group end with the last sampled tokens, by index, and why.
+
+        Only the sequences with the given `indices` got a token; by default all did.
+        """
+        records = group.records
+        indices = np.arange(len(group.live)) if indices is None else indices
+        rows = group.rows[indices]
         # In ascending order of precedence: a later reason replaces an earlier one.
         finished = _finish_where(
-            records.num_sampled[rows] >= np.minimum(records.max_tokens[rows], self.max_response), Finish.LENGTH
+            indices, records.num_sampled[rows] >= np.minimum(records.max_tokens[rows], self.max_response), Finish.LENGTH
         )
         for strings, reason in ((self.call_end, Finish.CALL), (self.strings, Finish.STOP)):
             if strings is not None:
-                complete = map(strings.complete, group.live)
-                finished |= dict.fromkeys((index for index, is_complete in enumerate(complete) if is_complete), reason)
+                finished |= {index: reason for index in indices.tolist() if strings.complete(group.live[index])}
         if self.eos_tokens:
-            finished |= _finish_where((records.last(rows) == self._ends).any(axis=0), Finish.EOS)
+            finished |= _finish_where(indices, (records.last(rows) == self._ends).any(axis=0), Finish.EOS)
         return finished
+
+    def tokens_left(self, group: LiveGroup) -> Numbers:
+        """Return how many more tokens each live sequence of a group may sample, [B]."""
+        rows, records = group.rows, group.records
+        left: Numbers = np.minimum(records.max_tokens[rows], self.max_response) - records.num_sampled[rows]
+        return left
 
     def num_tokens_left(self, group: LiveGroup) -> int:
         """Return how many more tokens every live sequence of a group may sample: the smallest number of any."""
-        rows, records = group.rows, group.records
-        left = np.minimum(records.max_tokens[rows], self.max_response) - records.num_sampled[rows]
-        return int(left.min())
+        return int(self.tokens_left(group).min())
 
     def any_end(self, tokens: Numbers) -> bool:
         """Return True if one of the tokens [B] is an end token."""
@@ -112,5 +120,5 @@ class Stopping:
         return np.array(sorted(self.eos_tokens), dtype=np.int64)[:, None]
 
 
-def _finish_where(is_finished: NDArray[np.bool_], reason: Finish) -> dict[int, Finish]:
-    return dict.fromkeys(is_finished.nonzero()[0].tolist(), reason)
+def _finish_where(indices: Numbers, is_finished: NDArray[np.bool_], reason: Finish) -> dict[int, Finish]:
+    return dict.fromkeys(indices[is_finished].tolist(), reason)

@@ -58,7 +58,16 @@ class BlockTables:
 
     def tokens_left(self, rows: Numbers, num_tokens: Numbers) -> int:
         """Number of further tokens that every one of `rows` has blocks for, beyond its `num_tokens`."""
-        return int((self._blocks_per_row[rows] * BLOCK_TOKENS - num_tokens).min())
+        return int(self.tokens_left_in_each(rows, num_tokens).min())
+
+    def tokens_left_in_each(self, rows: Numbers, num_tokens: Numbers) -> Numbers:
+        """Number of further tokens that each of `rows` has blocks for, beyond its `num_tokens`."""
+        left: Numbers = self._blocks_per_row[rows] * BLOCK_TOKENS - num_tokens
+        return left
+
+    def blocks_missing(self, rows: Numbers, num_tokens: Numbers) -> int:
+        """Number of blocks that `rows` need beyond those they hold, for `num_tokens` tokens each."""
+        return int(np.maximum(-(-num_tokens // BLOCK_TOKENS) - self._blocks_per_row[rows], 0).sum())
 
     def allocate(self, row: int, num_tokens: int, shared_tokens: int = 0) -> bool:
         """Allocates blocks for `num_tokens` tokens of a row; returns False, and changes nothing, if too few are free.
@@ -78,9 +87,9 @@ class BlockTables:
     def allocate_all(self, rows: Numbers, num_tokens: Numbers) -> bool:
         """Allocates blocks for `num_tokens` tokens of each of `rows`; returns False, and changes nothing, if too few
         are free for all."""
-        missing = -(-num_tokens // BLOCK_TOKENS) - self._blocks_per_row[rows]
-        if int(np.maximum(missing, 0).sum()) > len(self._free):
+        if self.blocks_missing(rows, num_tokens) > len(self._free):
             return False
+        missing = -(-num_tokens // BLOCK_TOKENS) - self._blocks_per_row[rows]
         for index in (missing > 0).nonzero()[0].tolist():
             self.allocate(int(rows[index]), int(num_tokens[index]))
         return True

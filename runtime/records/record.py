@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -18,12 +18,15 @@ from meshwright.planner.analysis.trace_analysis import Comparison, MeasuredSteps
 from meshwright.planner.job.evaluation import HELD_OUT, title_of_set
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.profiles.documents import remove_temporary_files, write_atomically
+from meshwright.profiles.observations import draft_counts, observed_speculation
 from meshwright.profiles.run_logs import SEGMENT_BYTES, log_files, next_former_plan, rename_log
+from meshwright.profiles.speculation import Speculation
 from meshwright.profiles.stages import GENERATE, StageGraph
 from meshwright.profiles.trace import (
     MAX_SPANS,
     NUM_CHUNK_TOKENS,
     NUM_OVERCOMMIT,
+    NUM_ROW_ROUNDS,
     NUM_SAMPLED_TOKENS,
     NUM_SAMPLES,
     Run,
@@ -31,6 +34,7 @@ from meshwright.profiles.trace import (
     chrome_trace,
     group_by_step,
     iter_spans,
+    num_accepted,
     write_spans,
 )
 from meshwright.runtime.model.end_tokens import StopConditions
@@ -123,6 +127,7 @@ class RunSummary:
     ends: StopConditions | None = None  # the tokens and strings that end a response
     restarts: tuple[Restart, ...] = ()
     kernels: str = ""
+    speculation: Speculation | None = None  # acceptance of drafts; None if the plan has none
 
     @property
     def evaluated_sets(self) -> tuple[str, ...]:
@@ -266,6 +271,7 @@ class Recorder:
             "overhead": max(outcome.overhead for outcome in outcomes if outcome.spans),
             **_controller_settings(spans),
             **_sampled_tokens(spans),
+            **_draft_metrics(spans),
             **metrics,
         }
         append_line(self._out / "metrics.jsonl", line)
@@ -295,10 +301,11 @@ class Recorder:
             return None
         self.stop()
         times, use, last_steps = MeasuredSteps(self._plan), ResourceUse(self._plan), deque[list[Span]]()
-        first, num_spans = sys.maxsize, 0
+        first, num_spans, drafts = sys.maxsize, 0, Counter[str]()
         for step, spans in group_by_step(iter_spans(self._out / "trace.jsonl")):
             times.add(step, spans)
             use.add(spans)
+            drafts.update(draft_counts(spans))
             last_steps.append(spans)
             first, num_spans = min(first, step), num_spans + len(spans)
             while num_spans > self._max_spans and len(last_steps) > 1:
@@ -323,9 +330,15 @@ class Recorder:
             ends=self._ends,
             restarts=read_restarts(self._out),
             kernels=self._kernels,
+            speculation=observed_speculation(drafts),
         )
-        write_atomically(self._out / "summary.json", json.dumps(asdict(summary), indent=2, sort_keys=True) + "\n")
+        write_atomically(self._out / "summary.json", _summary_text(summary))
         return summary
+
+
+def _summary_text(summary: RunSummary) -> str:
+    content = asdict(summary) | {"speculation": summary.speculation and summary.speculation.model_dump(mode="json")}
+    return json.dumps(content, indent=2, sort_keys=True) + "\n"
 
 
 def _progress_text(metrics: Mapping[str, float]) -> str:
@@ -371,6 +384,18 @@ def _sampled_tokens(spans: Sequence[Span]) -> dict[str, float]:
     """
     number, tokens = (sum(span.facts.get(fact, 0.0) for span in spans) for fact in (NUM_SAMPLES, NUM_SAMPLED_TOKENS))
     return {"sampled_tokens": tokens / number} if number else {}
+
+
+def _draft_metrics(spans: Sequence[Span]) -> dict[str, float]:
+    """Return the mean tokens that a sequence samples in a decode round, the share of rounds with a draft, and the
+    acceptance of each drafted token given those before it, if the plan drafts."""
+    counts = draft_counts(spans)
+    observed = observed_speculation(counts)
+    if observed is None:
+        return {}
+    accepted = sum(counts[num_accepted(position)] for position in range(observed.max_draft))
+    acceptance = {f"acceptance_{number}": value for number, value in enumerate(observed.acceptance, start=1)}
+    return {"tokens_per_round": 1 + accepted / counts[NUM_ROW_ROUNDS], "drafted_share": observed.drafted, **acceptance}
 
 
 def _training_metrics(graph: StageGraph, outcomes: Sequence[PeriodResult]) -> dict[str, float]:

@@ -49,6 +49,8 @@ class Admission:
         self._prompts_per_step = rows_per_replica(data.batch_size, self._num_replicas)[replica]
         self._num_admitted, self._step = 0, steps.start
         self._pacer = Pacer(plan)
+        workload = plan.facts.workload
+        self._tokens_per_round = workload.draft_round(placement.schedule.draft_tokens).sampled
         self._partial_batches: dict[int, tuple[int, int]] = {}
         """The partly delivered prompt batches by step: how many responses of this replica were delivered, and their
         tokens."""
@@ -118,7 +120,7 @@ class Admission:
         last = max(self._num_admitted, min(target, len(self._steps) * self._prompts_per_step))
         prompts = tuple(self._prompt(position) for position in range(self._num_admitted, last))
         self._num_admitted, self._step = last, step + 1
-        return Admitted(prompts, self._delivery(step), self._pacer.min_rounds)
+        return Admitted(prompts, self._delivery(step), int(self._pacer.min_rounds / self._tokens_per_round))
 
     def record_delivered(self, responses: Sequence[Response]) -> dict[str, float]:
         """Record the responses that a period has delivered.

@@ -36,6 +36,7 @@ from meshwright.runtime.environment.environment import Environment
 from meshwright.runtime.environment.samples import RewardSample, ToolCall
 from meshwright.runtime.environment.worker_pool import ToolWorkers
 from meshwright.runtime.inference.chunk_streaming import Chunk, Chunker, Listeners, SampledSequence
+from meshwright.runtime.inference.drafts import AcceptanceCounts, ResponseHistory
 from meshwright.runtime.inference.engine import Generator
 from meshwright.runtime.inference.engine_process import EngineProcess
 from meshwright.runtime.inference.external_replica import ExternalReplica, refit_tensors
@@ -92,6 +93,9 @@ class GenerationStage:
         """Samples made under another plan for prompts that are not admitted yet, by sample id."""
         self._delivered: dict[int, dict[int, int]] = {}
         """Sample ids of delivered responses, by step that is not trained yet and by row."""
+        self._history = ResponseHistory()
+        """The responses that drafts come from."""
+        self._acceptance = AcceptanceCounts(plan.placement(GENERATE).schedule.draft_tokens)
         self._num_wave_prompts = data.num_wave_prompts
         self._wave_prompts_before: dict[int, int] = {}
         """The number of prompts that waves used before a step, for each step that is not yet trained on."""
@@ -126,6 +130,7 @@ class GenerationStage:
             end_step=self._admission.end_step,
             num_wave_prompts=self._num_wave_prompts,
             wave_prompts_before=dict(self._wave_prompts_before),
+            history=tuple(self._history.entries()),
         )
 
     def add_resumed(self, resumed: Mapping[int, ResumedSample]) -> None:
@@ -140,6 +145,8 @@ class GenerationStage:
         self._delivered = {step: dict(rows) for step, rows in snapshot.delivered.items()}
         self._resumed = dict(snapshot.resumed)
         self._wave_prompts_before = dict(snapshot.wave_prompts_before)
+        for prompt, step, response in snapshot.history:
+            self._history.add(prompt, response, step)
         if snapshot.in_flight is None:
             return
         self._generator = self._new_generator(self._rows_per_prompt)
@@ -178,7 +185,7 @@ class GenerationStage:
         if batch.held_out:
             scoring = self._evaluating.get(batch.held_out, scoring)
             prompts = replica_share(self._data.held_out_batch(batch.held_out), mesh.dp_rank, mesh.layout.dp)
-            responses = self._new_generator().generate(prompts, version=version)
+            responses = self._new_generator(drafts=False).generate(prompts, version=version)
             facts: dict[str, float] = {}
             rows = tuple(response.row for response in responses)
             delivered = {response.prompt.sample_id: row for row, response in zip(rows, responses, strict=True)}
@@ -205,7 +212,14 @@ class GenerationStage:
             "num_longest_tokens": float(max((len(response.tokens) for response in responses), default=0)),
             **facts,
             **self._tool_facts(responses),
+            **self._draft_facts(),
         }
+
+    def _draft_facts(self) -> dict[str, float]:
+        """Return the counts of drafted and accepted tokens since the last call, if the plan drafts."""
+        facts = self._acceptance.facts()
+        self._acceptance.clear()
+        return facts
 
     def _tool_facts(self, responses: Sequence[Response]) -> dict[str, float]:
         """Return statistics of multi-turn rollouts: the number of tool tokens and, on the rank that calls the tool, the
@@ -298,10 +312,11 @@ class GenerationStage:
     def _put_back(self, generator: ReplicaEngine) -> None:
         """Keep a generator after a period if sequences are in flight, or if its CUDA graphs are worth their memory."""
         self._generator = generator if generator.in_flight else None
-        replays = isinstance(generator, Generator) and generator.replays and not self._tool_turns
-        self._idle = generator if replays and not generator.in_flight and keeps_generator(self._plan) else None
+        self._idle = None
+        if isinstance(generator, Generator) and generator.replays and not (generator.in_flight or self._tool_turns):
+            self._idle = generator if keeps_generator(self._plan) else None
 
-    def _new_generator(self, group_size: int = 1) -> ReplicaEngine:
+    def _new_generator(self, group_size: int = 1, *, drafts: bool = True) -> ReplicaEngine:
         workload, schedule = self._plan.facts.workload.wave, self._plan.placement(GENERATE).schedule
         self._tool_turns = self._new_tool_turns() if workload.turns else None
         if self._engine:
@@ -336,6 +351,9 @@ class GenerationStage:
             use_cuda_graphs=self._plan.facts.engine == GRAPH,
             group_size=group_size,
             tool_turns=self._tool_turns,
+            draft_tokens=schedule.draft_tokens if drafts else 0,
+            history=self._history,
+            acceptance=self._acceptance,
         )
 
     def _new_tool_turns(self) -> ToolTurns:

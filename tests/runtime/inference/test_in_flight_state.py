@@ -39,7 +39,11 @@ def state_in_flight(draws_by: SamplingDigests = ONE) -> InFlightState:
         cached=((torch.arange(8.0).view(1, 2, 2, 2), torch.ones(1, 2, 2, 2)),),
     )
     drawing = GenerationState(
-        num_admitted=9, mean_response_tokens=4.5, partial_batches=((1, 2, 3),), in_flight=in_flight
+        num_admitted=9,
+        mean_response_tokens=4.5,
+        partial_batches=((1, 2, 3),),
+        in_flight=in_flight,
+        history=(((1, 2), 4, (7, 8)), ((1, 2), 4, (9,)), ((3,), 5, (1, 1, 1))),
     )
     message = torch.arange(1000)  # of which rows are views
     experience = {4: {"tokens": {2: message[:3], 5: message[3:5]}}}
@@ -55,6 +59,7 @@ def test_a_rank_reads_what_it_wrote(tmp_path: Path) -> None:
     assert found.generation is not None
     assert written.generation is not None
     assert found.generation.partial_batches == written.generation.partial_batches
+    assert found.generation.history == written.generation.history
     one, other = found.generation.in_flight, written.generation.in_flight
     assert one is not None
     assert other is not None
