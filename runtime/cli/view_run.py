@@ -97,13 +97,7 @@ def print_run_summary(summary: RunSummary, out: Path) -> None:
             f"generator against trainer: log-probabilities of the same weights differ by {gap.mean:.1e} on average, "
             f"at most {gap.largest:.1e} (on {gap.measured_on})"
         )
-    if speculation := summary.speculation:
-        by_position = ", ".join(f"{chance:.0%}" for chance in speculation.acceptance)
-        sampled = speculation.round_of(speculation.max_draft).sampled
-        console.print(
-            f"drafts: {speculation.drafted:.0%} of the decode rounds of a sequence had one, whose tokens were accepted "
-            f"in {by_position} of the rounds that came to them; a round sampled {sampled:.2f} tokens"
-        )
+    _print_acceptance(console, summary)
     for evaluation in summary.evaluations:
         metric, unit, _ = _metric_words(evaluation)
         console.print(
@@ -121,6 +115,17 @@ def print_run_summary(summary: RunSummary, out: Path) -> None:
     for restart in summary.restarts:
         console.print(restart.message, markup=False)
     console.print(f"metrics.jsonl, trace.jsonl, trace.chrome.json, summary.json and checkpoints are in {out}")
+
+
+def _print_acceptance(console: Console, summary: RunSummary) -> None:
+    """Print how many drafts were accepted, if the plan drafts."""
+    if speculation := summary.speculation:
+        by_position = ", ".join(f"{chance:.0%}" for chance in speculation.acceptance)
+        sampled = speculation.round_of(speculation.max_draft).sampled
+        console.print(
+            f"drafts: {speculation.drafted:.0%} of the decode rounds of a sequence had one, whose tokens were accepted "
+            f"in {by_position} of the rounds that came to them; a round sampled {sampled:.2f} tokens"
+        )
 
 
 def _length_hint(summary: RunSummary) -> str:
