@@ -541,7 +541,7 @@ class AnalyticShard(Shard):
         product = self._head_products(head_count)
         if run.trains:
             gradients = self._head_gradients(head_count)
-            if not self._adapter:
+            if not self._adapter or self._model.scalar_head:
                 gradients = gradients + self._head_kernels.gemm(self._model.hidden_size, head_count, self._outputs)
             product = product + gradients
         return product + head_count * run.head_seconds + count * run.token_seconds
@@ -554,7 +554,8 @@ class AnalyticShard(Shard):
         model = self._model
         per_param = self._kernels.elementwise(4 * 4 + 3 * 4 + self._size + 4)
         if model.adapter:
-            return PassSeconds(model.adapter_layer_params * per_param, 0.0, Source.ANALYTIC)
+            head = model.trained_head_params
+            return PassSeconds(model.adapter_layer_params * per_param, head * per_param, Source.ANALYTIC)
         ends = model.num_params - model.num_layers * model.layer_params
         return PassSeconds(model.layer_params * per_param, ends * per_param, Source.ANALYTIC)
 

@@ -18,9 +18,9 @@ class StagePart(Generic[N]):
     """The layers and parameters of a rank of one pipeline stage, in one layout or in those of several choices.
 
     `num_stages_to_end` counts the pipeline stages from its own to the last. `expert_params` are its parameters in
-    experts, which are replicated only on every `spread`-th replica; `adapter_params` are those of an adapter, and then
-    the only trained ones. `num_full_layers` of its layers attend to all tokens, `num_window_layers` use sliding-window
-    attention, and `num_linear_layers` have a state.
+    experts, which are replicated only on every `spread`-th replica; `adapter_params` are those that are trained with an
+    adapter, its own and a scalar head's, and 0 without one. `num_full_layers` of its layers attend to all tokens,
+    `num_window_layers` use sliding-window attention, and `num_linear_layers` have a state.
     """
 
     num_layers: N
@@ -171,6 +171,8 @@ def _part(shard: ModelSpec, chunks: Sequence[range], pp: int, spread: int, stage
     num_layers = sum(map(len, chunks))
     adapter_params = num_layers * shard.adapter_layer_params
     num_params += adapter_params
+    if shard.adapter and stage == pp - 1:
+        adapter_params += shard.trained_head_params
     num_window_layers = sum(shard.window.num_layers(each.start, each.stop) for each in chunks) if shard.window else 0
     num_attention_layers = sum(shard.attention_layers_between(each.start, each.stop) for each in chunks)
     return StagePart(

@@ -29,7 +29,7 @@ from meshwright.profiles.documents import parse
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_shape import run_violations
 
-Axis: TypeAlias = Literal["algorithm", "time", "samples", "rollouts", "scores", "training", "model"]
+Axis: TypeAlias = Literal["algorithm", "time", "samples", "rollouts", "scores", "training", "logprobs", "model"]
 
 VOCABULARY = 32
 DENSE = {
@@ -116,6 +116,8 @@ FEATURES = (
     Feature("url", "scores", "a judge behind a URL"),
     Feature("judge", "scores", "a judge that generates"),
     Feature("adapter", "training", "adapter"),
+    Feature("generator", "logprobs", "old log-probabilities of the generator"),
+    Feature("one_pass", "logprobs", "old log-probabilities of the training pass", workload={"num_minibatches": 1}),
     Feature("experts", "model", "experts"),
 )
 BY_NAME = {one.name: one for one in FEATURES}
@@ -158,11 +160,20 @@ def job_of(names: Combination) -> dict[str, Any]:
         "data": {"prompts": "prompts.jsonl", "tokenizer": "tokenizer"},
         **({"rewards": rewards} if rewards else {}),
         **({"tool": {"function": "calculator"}} if "turns" in names else {}),
+        **_old_logprobs(names, algorithm),
     }
 
 
+def _old_logprobs(names: Combination, algorithm: str) -> dict[str, Any]:
+    """The source of the old log-probabilities; PPO has no penalty in the reward where they come with the update."""
+    if "one_pass" in names:
+        settings = {"ppo": {"kl_coefficient": 0.0}} if algorithm == "ppo" else {}
+        return {"old_logprobs": "training", **settings}
+    return {"old_logprobs": "generator"} if "generator" in names else {}
+
+
 def _models(names: Combination, algorithm: str, scores: set[str]) -> dict[str, Any]:
-    """The models of a job; only attention has an adapter in a model with experts."""
+    """The models of a job. With an adapter, a critic has one too; only attention has one in a model with experts."""
     policy = "experts" if "experts" in names else "dense"
     models: dict[str, Any] = {"actor": {"path": policy}}
     if "adapter" in names:
@@ -170,6 +181,8 @@ def _models(names: Combination, algorithm: str, scores: set[str]) -> dict[str, A
         models["actor"]["adapter"] = {"rank": 4, "alpha": 8.0, **targets}
     if algorithm == "ppo" or (algorithm == "own" and "dynamic" not in names):
         models["critic"] = {"path": "scalar"}
+        if "adapter" in names:
+            models["critic"]["adapter"] = {"rank": 4, "alpha": 8.0}
     if algorithm in ("ppo", "distill"):
         models["ref" if algorithm == "ppo" else "teacher"] = {"path": policy}
     if scores & {"model", "judge"}:
@@ -266,7 +279,7 @@ def is_one_job(names: Combination) -> bool:
     """Whether a job can be written that has these features: one algorithm, one kind of reward model, and a judge that
     generates only in an own graph."""
     axes = [BY_NAME[name].axis for name in names]
-    if any(axes.count(axis) > 1 for axis in ("algorithm", "training", "model")):
+    if any(axes.count(axis) > 1 for axis in ("algorithm", "training", "logprobs", "model")):
         return False
     if "judge" in names and any(BY_NAME[name].axis == "algorithm" for name in names - {"own"}):
         return False

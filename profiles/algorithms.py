@@ -31,6 +31,17 @@ from meshwright.profiles.stages import (
 
 Algorithm: TypeAlias = Literal["ppo", "grpo", "rloo", "reinforce++", "distill"]
 
+OldLogprobs: TypeAlias = Literal["recompute", "generator", "training"]
+"""The source of the log-probabilities of the policy before the updates of a step, which the policy ratio divides by.
+
+recompute: a forward pass of the actor before the updates. generator: the log-probabilities that the generation recorded
+when it sampled (verl's bypass mode, slime's --use-rollout-logprobs). training: the forward pass of the only update of a
+step, which starts from the same weights, so that the ratio is 1 (NeMo-RL's force_on_policy_ratio).
+"""
+
+BEHAVIOUR_LOGPROBS = "behaviour_logprobs"
+"""Field with the log-probabilities of the policy that sampled each token, as the generation recorded them."""
+
 GROUP_ALGORITHMS: tuple[Algorithm, ...] = ("grpo", "rloo")
 """Algorithms whose advantages compare a sample with the other samples of its prompt."""
 
@@ -39,7 +50,7 @@ _GENERATE = Stage(
     role=Role.ACTOR,
     modes=(Mode.PREFILL, Mode.DECODE),
     reads=(),
-    writes=("tokens", "prompt_lengths", "truncated", "behaviour_logprobs", "versions"),
+    writes=("tokens", "prompt_lengths", "truncated", BEHAVIOUR_LOGPROBS, "versions"),
     is_trained=True,
 )
 _SCORE = Stage(
@@ -93,7 +104,7 @@ def _training_stage(role: Role, *reads: str) -> Stage:
 
 
 _SEQUENCE_FIELDS = ("tokens", "prompt_lengths", "truncated")
-_SAMPLING_FIELDS = ("behaviour_logprobs", "versions")
+_SAMPLING_FIELDS = (BEHAVIOUR_LOGPROBS, "versions")
 _HOST_REWARDS = HostStage(
     name=ENVIRONMENT, reads=("tokens", "prompt_lengths"), writes=(REWARDS, REWARD_SECONDS, REWARD_ERROR)
 )
@@ -111,6 +122,7 @@ def graph_of(
     num_teachers: int = 1,
     has_waves: bool = False,
     has_filter: bool = False,
+    old_logprobs: OldLogprobs = "recompute",
 ) -> StageGraph:
     """Return the graph of an algorithm with or without a reference model, a reward model and rewards on hosts.
 
@@ -119,13 +131,15 @@ def graph_of(
     `ref_is_base`: the reference is the actor without its adapter. `has_waves`: prompts are sampled in waves, and other
     stages wait for the scores of the reward model, which select the groups. `has_filter`: the best samples of each
     prompt are selected, so that no stage streams. `num_teachers` is used by `distill` only, which has no other scores.
+    `old_logprobs`: only with "recompute" the actor has a forward pass of its own before the updates.
     """
+    proximal = (_PROXIMAL,) if old_logprobs == "recompute" else ()
     if algorithm == "distill":
-        return _distillation(TEACHERS[:num_teachers])
+        return _distillation(TEACHERS[:num_teachers], proximal)
     is_ppo = algorithm == "ppo"
     ref = replace(_REF, base_of=Role.ACTOR) if ref_is_base else _REF
     inferences = [ref] if has_ref or is_ppo else []
-    inferences += [_VALUE, _PROXIMAL] if is_ppo else [_PROXIMAL]
+    inferences += [_VALUE, *proximal] if is_ppo else proximal
     if has_filter or (has_reward and has_waves):
         # Stages work on the selected samples only. The selection needs the scores of whole samples, so that they cannot
         # stream, and they read the scores to start after them.
@@ -136,12 +150,14 @@ def graph_of(
     reads += (REWARDS, REWARD_SECONDS) if has_environment else ()
     training = [_training_stage(Role.ACTOR, *reads, *_SAMPLING_FIELDS)]
     # `versions` marks the tokens that were not sampled, which a tool has appended.
-    training += [_training_stage(Role.CRITIC, *reads, *(("versions",) if has_turns else ()))] if is_ppo else []
+    critic_reads = (*reads, *(("versions",) if has_turns else ()))
+    critic_reads += () if proximal else (BEHAVIOUR_LOGPROBS,)  # the KL penalty in its returns
+    training += [_training_stage(Role.CRITIC, *critic_reads)] if is_ppo else []
     return StageGraph((_GENERATE, *inferences, *training), (_HOST_REWARDS,) if has_environment else ())
 
 
-def _distillation(teachers: Iterable[Role]) -> StageGraph:
-    inferences = (*map(_teacher_stage, teachers), _PROXIMAL)
+def _distillation(teachers: Iterable[Role], proximal: tuple[Stage, ...]) -> StageGraph:
+    inferences = (*map(_teacher_stage, teachers), *proximal)
     reads = (*_SEQUENCE_FIELDS, *(field for stage in inferences for field in stage.writes))
     return StageGraph((_GENERATE, *inferences, _training_stage(Role.ACTOR, *reads, *_SAMPLING_FIELDS)))
 

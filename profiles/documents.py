@@ -289,9 +289,11 @@ def _sentence(error: ValidationError, kind: type[BaseModel]) -> str:
     message = first["msg"].removeprefix("Value error, ").rstrip(".")
     if first["type"] == "value_error":
         return f"{path}: {message}." if keys else f"{message}."
-    if first["type"] in _RECORD_TYPES and (names := _keys_of(_records_at(kind, location))):
+    if first["type"] in _RECORD_TYPES and (names := _keys_of(records := _records_at(kind, location))):
         listed = ", ".join(names[:_MAX_LISTED_KEYS]) + (", ..." if len(names) > _MAX_LISTED_KEYS else "")
-        return f"{path} is {_short(first['input'])} and should be an object with keys ({listed}); give {names[0]}."
+        value = "empty" if first["input"] is None and not keys else _short(first["input"])
+        needed = next(filter(None, map(_first_required_key, records)), names[0])
+        return f"{path} is {value} and should be an object with keys ({listed}); give {needed}."
     return f"{path} is {_short(first['input'])}: {message[0].lower()}{message[1:]}."
 
 
@@ -340,6 +342,12 @@ _MAX_LISTED_KEYS = 8
 def _keys_of(records: Sequence[Any]) -> tuple[str, ...]:
     """The keys of a value that may be one of these records, without duplicates."""
     return tuple(dict.fromkeys(name for record in records for name in _annotations(record)))
+
+
+def _first_required_key(record: Any) -> str | None:
+    """The first key of a document class without a default; None for one that has none, and for a dataclass."""
+    fields = record.model_fields if issubclass(record, BaseModel) else {}
+    return next((name for name, field in fields.items() if field.is_required()), None)
 
 
 def _hint(records: Sequence[Any], key: str) -> str:

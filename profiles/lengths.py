@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from statistics import NormalDist
 from typing import TypeAlias
 
@@ -18,9 +19,9 @@ from pydantic import Field, model_validator
 
 from meshwright.profiles.documents import Document
 
-_NUM_BINS = 64
-"""Number of equally likely bins of a log-normal; its mean is 0.4 % too low if p99 is 4 times the median, 3.3 % if 16
-times."""
+_NUM_BINS, _NUM_TAIL_BINS = 64, 14
+"""Number of equally likely bins of a log-normal, and of the parts of its last one, each half as likely as the one
+before: the longest of a million lengths is still a bin of its own."""
 
 _BISECTIONS = 60
 """Bisection steps after which a factor is exact to float precision."""
@@ -192,11 +193,13 @@ def _scaled(pairs: tuple[tuple[float, float], ...], factor: float, longest: int)
 
 
 def _lognormal(median: float, p99: float) -> tuple[tuple[int, float], ...]:
-    """Equally likely bins, each at the quantile of its middle."""
+    """Equally likely bins, the last of them in ever less likely parts, each at the quantile of its middle."""
     sigma = math.log(p99 / median) / NormalDist().inv_cdf(0.99)
-    middles = [(i + 0.5) / _NUM_BINS for i in range(_NUM_BINS)]
-    quantiles = [median * math.exp(sigma * NormalDist().inv_cdf(q)) for q in middles]
-    return tuple((max(1, round(q)), 1.0 / _NUM_BINS) for q in quantiles)
+    tail = [1.0 / _NUM_BINS / 2**part for part in range(_NUM_TAIL_BINS)]
+    beyond = [1.0, *((_NUM_BINS - i) / _NUM_BINS for i in range(1, _NUM_BINS)), *tail[1:], 0.0]
+    bins = [((above + below) / 2, above - below) for above, below in pairwise(beyond)]
+    quantiles = [median * math.exp(-sigma * NormalDist().inv_cdf(middle)) for middle, _ in bins]
+    return tuple((max(1, round(q)), weight) for q, (_, weight) in zip(quantiles, bins, strict=True))
 
 
 def _truncated(pairs: tuple[tuple[int, float], ...], longest: int) -> Histogram:

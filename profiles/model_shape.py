@@ -426,8 +426,17 @@ class ModelSpec:
 
     @property
     def trainable_params(self) -> int:
-        """Number of trained parameters: those of the adapter if the model has one, else all."""
-        return self.num_layers * self.adapter_layer_params if self.adapter else self.num_params
+        """Number of trained parameters: if the model has an adapter, those of the adapter and of a scalar head, else
+        all."""
+        if self.adapter is None:
+            return self.num_params
+        return self.num_layers * self.adapter_layer_params + self.trained_head_params
+
+    @property
+    def trained_head_params(self) -> int:
+        """Parameters of the head that are trained beside an adapter: those of a scalar head, which a language model
+        does not have before."""
+        return self.hidden_size if self.scalar_head else 0
 
     def shard(self, tp: int) -> ModelSpec:
         """The shard of the model on one of `tp` tensor-parallel ranks: heads, KV heads, MLP and vocabulary are divided.

@@ -114,7 +114,7 @@ def json_value(text: str, what: str) -> Any:
         line = _line_of_number(text, str(error))
         raise BadInput(f"{what}: {error} at line {line} is not a finite number; write one.") from None
     except ValueError as error:
-        raise BadInput(f"{what} is not JSON: {error}.") from None
+        raise BadInput(f"{what} is not JSON: {error}; correct it there, or write the file anew.") from None
     except RecursionError:
         raise BadInput(f"{what} is nested too deep; use at most {_MAX_DEPTH} levels.") from None
 
@@ -256,11 +256,11 @@ def yaml_value(text: str, what: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "not YAML"
-        raise BadInput(f"{what} is not YAML{where}: {problem}.") from None
+        raise BadInput(f"{what} is not YAML{where}: {problem}; correct it there.") from None
     except RecursionError:
         raise BadInput(f"{what} is nested too deep; use at most {_MAX_DEPTH} levels.") from None
     except ValueError as error:  # an invalid date, for example
-        raise BadInput(f"{what} is not YAML: {error}.") from None
+        raise BadInput(f"{what} is not YAML: {error}; write another value.") from None
     characters = 0
     for count, (where, member) in enumerate(_members(value)):
         if not isinstance(member, _PLAIN | dict | list) or (isinstance(member, float) and not math.isfinite(member)):

@@ -19,12 +19,14 @@ from meshwright.planner.analysis.optional_features import (
     EngineChoice,
     HostRewards,
     QuantisedCopy,
+    SkippedLogprobs,
     adapter_summary,
     best_samples,
     call_latencies,
     engine_choice,
     host_rewards,
     quantised_copy,
+    skipped_logprobs,
 )
 from meshwright.planner.plan.evaluate import Task, ranks_of, resident_bytes, tasks
 from meshwright.planner.plan.evaluate import items as items_of
@@ -32,6 +34,7 @@ from meshwright.planner.plan.evaluate import task_name_of as task_name
 from meshwright.planner.plan.plan import Plan, Pool
 from meshwright.planner.plan.reward_workers import host_seconds
 from meshwright.profiles.hardware import max_usable_bytes
+from meshwright.profiles.stages import Role
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,14 +95,17 @@ class Explanation:
     latencies: CallLatencies | None = None
     engine: EngineChoice | None = None
     adapter: AdapterSummary | None = None
+    critic_adapter: AdapterSummary | None = None
     best: BestSamples | None = None
     quantised: QuantisedCopy | None = None
+    old_logprobs: SkippedLogprobs | None = None
 
     @property
     def sentences(self) -> Iterator[str]:
-        """Report lines on the choice of an engine, an adapter, 8-bit floats, best-of-n, rewards on hosts and latencies
-        of calls, where the plan has them."""
-        for part in (self.engine, self.adapter, self.quantised, self.best, self.rewards, self.latencies):
+        """Report lines on the choice of an engine, adapters, 8-bit floats, old log-probabilities, best-of-n, rewards on
+        hosts and latencies of calls, where the plan has them."""
+        copies = (self.adapter, self.critic_adapter, self.quantised)
+        for part in (self.engine, *copies, self.old_logprobs, self.best, self.rewards, self.latencies):
             yield from part.sentences if part else ()
 
 
@@ -131,8 +137,10 @@ def explain(plan: Plan) -> Explanation:
         latencies=call_latencies(plan.facts),
         engine=engine_choice(plan),
         adapter=adapter_summary(plan),
+        critic_adapter=adapter_summary(plan, Role.CRITIC),
         best=best_samples(plan),
         quantised=quantised_copy(plan),
+        old_logprobs=skipped_logprobs(plan),
     )
 
 

@@ -1,6 +1,6 @@
-"""Summaries of the optional features of a plan: adapter, generation weights in 8-bit floats, best-of-n, rewards on
-hosts, the latencies that a job does not state, and the choice of an engine. Each is None for a plan without the
-feature.
+"""Summaries of the optional features of a plan: adapter, generation weights in 8-bit floats, old log-probabilities
+without a pass of their own, best-of-n, rewards on hosts, the latencies that a job does not state, and the choice of an
+engine. Each is None for a plan without the feature.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from meshwright.planner.job.rewards_and_tools import HostWorkers
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.plan import Edge, EngineOption, Plan
 from meshwright.planner.plan.reward_workers import LATENCY, UNDER_WAY, host_seconds, reward_tail_of
+from meshwright.profiles.algorithms import OldLogprobs
 from meshwright.profiles.frameworks import NOT_RUN, EngineName
 from meshwright.profiles.packing import rows_per_replica
-from meshwright.profiles.stages import GENERATE
+from meshwright.profiles.stages import GENERATE, Role
 from meshwright.profiles.workload import Workload
 
 _BYTES_PER_GIB = 2**30
@@ -31,13 +32,14 @@ _MILLION = 10**6
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterSummary:
-    """The adapter of a plan's actor.
+    """The adapter of a plan's actor or critic (`role`).
 
     `serves` has the stages that run on another stage's copy of the actor's weights without the adapter, each with the
     stage that owns the copy; `own_copies` has those with a copy of their own. A copy takes `copy_bytes` on the
     fullest of its ranks; 0 if there are no such stages.
     """
 
+    role: Role
     rank: int
     linears: tuple[str, ...]
     trained_params: int
@@ -49,9 +51,11 @@ class AdapterSummary:
     @property
     def sentences(self) -> Iterator[str]:
         """Report lines."""
+        head = " and its scalar head" if self.role is Role.CRITIC else ""
         yield (
-            f"an adapter of rank {self.rank} on {', '.join(self.linears)}: {self.trained_params / _MILLION:,.1f} "
-            f"million parameters are trained and refit, {self.num_params / _MILLION:,.1f} million are frozen"
+            f"{self.role}: an adapter of rank {self.rank} on {', '.join(self.linears)}{head}: "
+            f"{self.trained_params / _MILLION:,.1f} million parameters are trained and refit, "
+            f"{self.num_params / _MILLION:,.1f} million are frozen"
         )
         size = f"{self.copy_bytes / _BYTES_PER_GIB:.2f} GiB a rank"
         for stage, owner in self.serves:
@@ -60,18 +64,19 @@ class AdapterSummary:
             yield f"{stage} has its own copy of the actor's weights, {size}: no stage of the actor has its layout"
 
 
-def adapter_summary(plan: Plan) -> AdapterSummary | None:
-    """Return the adapter of a valid plan; None if all weights of the actor are trained."""
-    spec = plan.facts.models.actor
-    if spec.adapter is None:
+def adapter_summary(plan: Plan, role: Role = Role.ACTOR) -> AdapterSummary | None:
+    """Return the adapter of a model of a valid plan; None if there is none, or no such model."""
+    spec = plan.facts.models.by_name.get(role)
+    if spec is None or spec.adapter is None:
         return None
-    bases = [p for p in plan.placements if plan.stage(p.stage).base_of]
+    bases = [p for p in plan.placements if plan.stage(p.stage).base_of is role]
     owners = {p.stage: plan.copy_of(p.stage) for p in bases}
     return AdapterSummary(
+        role=role,
         rank=spec.adapter.rank,
         linears=spec.adapter.targets,
         trained_params=spec.trainable_params,
-        num_params=spec.num_params,
+        num_params=spec.num_params - spec.trained_head_params,
         serves=tuple((stage, owner) for stage, owner in owners.items() if owner != stage),
         own_copies=tuple(stage for stage, owner in owners.items() if owner == stage),
         copy_bytes=max((p.resident.amount(WEIGHTS) for p in bases), default=0.0),
@@ -116,6 +121,33 @@ def quantised_copy(plan: Plan) -> QuantisedCopy | None:
         precision=facts.precision,
         casts_up=facts.cluster.kind == "cpu",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkippedLogprobs:
+    """The source of the log-probabilities before the updates of a plan that computes them in no pass of their own."""
+
+    source: OldLogprobs
+
+    @property
+    def sentences(self) -> Iterator[str]:
+        """Report lines."""
+        if self.source == "training":
+            yield (
+                "no pass for old log-probabilities: they are those of the forward pass of the only update, where the "
+                "ratio is 1"
+            )
+        else:
+            yield (
+                "no pass for old log-probabilities: they are those that the generation recorded, and ratios are "
+                "truncated at importance_cap; a run measures their gap to the trainer's (generator_gap)"
+            )
+
+
+def skipped_logprobs(plan: Plan) -> SkippedLogprobs | None:
+    """Return the source of the old log-probabilities; None if the actor computes them in a pass of its own."""
+    source = plan.facts.old_logprobs
+    return None if source == "recompute" else SkippedLogprobs(source=source)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import TypeAlias, get_args
 
 from meshwright.planner.job.algorithm_settings import LearningSettings
 from meshwright.planner.job.custom_graph import OwnGraph, is_same_graph
-from meshwright.profiles.algorithms import GROUP_ALGORITHMS, Algorithm, graph_of
+from meshwright.profiles.algorithms import GROUP_ALGORITHMS, Algorithm, OldLogprobs, graph_of
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import ENVIRONMENT, TEACHERS, Role, StageGraph
 from meshwright.profiles.workload import Workload
@@ -24,6 +24,7 @@ def graph_for(
     *,
     has_environment: bool = False,
     ref_is_base: bool = False,
+    old_logprobs: OldLogprobs = "recompute",
 ) -> StageGraph:
     """The stage graph of a job that has models of these roles."""
     if isinstance(algorithm, OwnGraph):
@@ -38,6 +39,7 @@ def graph_for(
         num_teachers=max(1, sum(role in TEACHERS for role in roles)),
         has_waves=workload.dynamic_sampling is not None,
         has_filter=workload.best_of is not None,
+        old_logprobs=old_logprobs,
     )
     return replace(graph, selects_samples=True) if workload.selects_samples else graph
 
@@ -99,17 +101,20 @@ def require_teacher_weights(weights: Sequence[float], roles: Iterable[Role]) -> 
         )
 
 
-def require_only_actor_adapter(roles: Iterable[Role]) -> None:
-    """Raises ValueError if `roles`, whose models have adapters, contain another than the actor."""
+def require_trained_adapters(roles: Iterable[Role], trained: Collection[Role]) -> None:
+    """Raises ValueError if `roles`, whose models have adapters, contain another than the actor and the critic, or one
+    that the job does not train."""
     for role in roles:
-        if role is not Role.ACTOR:
-            raise ValueError(f"models.{role}.adapter: only the actor is trained by an adapter; remove it")
+        if role not in (Role.ACTOR, Role.CRITIC):
+            raise ValueError(f"models.{role}.adapter: only actor and critic are trained by adapters; remove it")
+        if role not in trained:
+            raise ValueError(f"models.{role}.adapter: no stage trains the {role}; remove it, or add one that does")
 
 
-def require_ref_is_base(models: Mapping[str, ModelSpec], *, ref_is_base: bool) -> None:
+def require_ref_is_base(models: Mapping[str, ModelSpec], trained: Collection[Role], *, ref_is_base: bool) -> None:
     """Raises ValueError if `ref_is_base` is set and the reference is not the actor without its adapter, or if a model
-    other than the actor has an adapter."""
-    require_only_actor_adapter(Role(name) for name, spec in models.items() if spec.adapter)
+    has an adapter that is not trained (`trained` are the roles that are)."""
+    require_trained_adapters([Role(name) for name, spec in models.items() if spec.adapter], trained)
     actor, ref = models[Role.ACTOR], models.get(Role.REF)
     if ref_is_base and (actor.adapter is None or ref is None or ref != replace(actor, adapter=None, name=ref.name)):
         raise ValueError(

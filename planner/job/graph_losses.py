@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from meshwright.planner.job.algorithm_settings import GRPO, PPO, RLOO, Distill
 from meshwright.planner.job.custom_graph import LOSSES, OwnGraph, OwnStage
 from meshwright.planner.job.job import DEFAULT_SETTINGS, SETTINGS_KEYS, Job
-from meshwright.profiles.algorithms import graph_of
+from meshwright.profiles.algorithms import BEHAVIOUR_LOGPROBS, OldLogprobs, graph_of
 from meshwright.profiles.stages import (
     ENVIRONMENT,
     GENERATE,
@@ -45,10 +45,13 @@ class StageLoss:
     """How a training stage learns from a batch.
 
     `old_logprobs` is the field with the log-probabilities of the policy before the update: the actor's own, or for
-    another policy those of its role. `advantages` and `function` are functions of the job's own, as module:function.
+    another policy those of its role. Its values come from `source`; with "training" they are those of the generator
+    until the forward pass of the update has its own.
+    `advantages` and `function` are functions of the job's own, as module:function.
     """
 
     old_logprobs: str = PROXIMAL
+    source: OldLogprobs = "recompute"
     is_distillation: bool = False
     advantages: str | None = None
     function: str | None = None
@@ -64,7 +67,11 @@ def stage_loss(job: Job, stage: Stage) -> StageLoss:
     is_policy = stage.role not in _SCALAR_ROLES
     learns_from_teachers = is_policy and isinstance(job.settings, Distill)
     if not isinstance(job.algorithm, OwnGraph):
-        return StageLoss(is_distillation=learns_from_teachers)
+        return StageLoss(
+            old_logprobs=old_logprobs_field(job),
+            source=job.resolved_old_logprobs,
+            is_distillation=learns_from_teachers,
+        )
     stated = next(own for own in job.algorithm.stages if own.name == stage.name)
     return StageLoss(
         old_logprobs=FIELD_OF_ROLE[stage.role] if is_policy else PROXIMAL,
@@ -72,6 +79,11 @@ def stage_loss(job: Job, stage: Stage) -> StageLoss:
         advantages=stated.advantages,
         function=stated.loss if stated.loss not in (None, *LOSSES) else None,
     )
+
+
+def old_logprobs_field(job: Job) -> str:
+    """The field of the experience with the actor's log-probabilities before the updates of a step."""
+    return PROXIMAL if job.resolved_old_logprobs == "recompute" else BEHAVIOUR_LOGPROBS
 
 
 def own_functions(job: Job) -> tuple[tuple[str, str], ...]:

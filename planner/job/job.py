@@ -21,18 +21,25 @@ from meshwright.planner.job.algorithm_rules import (
     AnyAlgorithm,
     graph_for,
     presets_with_graph,
-    require_only_actor_adapter,
     require_ref_is_base,
     require_reference,
     require_roles,
     require_settings_of_graph,
     require_teacher_weights,
+    require_trained_adapters,
 )
 from meshwright.planner.job.algorithm_settings import GRPO, PPO, RLOO, SETTINGS, Distill, LearningSettings, Reinforce
 from meshwright.planner.job.custom_graph import OwnGraph
 from meshwright.planner.job.engine_environments import EngineEnvironments
 from meshwright.planner.job.evaluation import Evaluation, evaluation_violations
 from meshwright.planner.job.limits import judge_violations, position_violations, require_within_limits
+from meshwright.planner.job.old_logprobs import (
+    OLD_LOGPROBS,
+    OldLogprobsChoice,
+    old_logprobs_violations,
+    resolved_old_logprobs,
+    reward_penalty_violations,
+)
 from meshwright.planner.job.rewards_and_tools import Reward, RewardLoad, Tool, from_plan, require_unique_names
 from meshwright.planner.job.sections import (
     AnyClusterSpec,
@@ -44,7 +51,7 @@ from meshwright.planner.job.sections import (
     require_one_vocabulary,
 )
 from meshwright.planner.job.tokenizer_facts import TokenizerFacts, read_tokenizer_facts, tokenizer_violations
-from meshwright.profiles.algorithms import Algorithm
+from meshwright.profiles.algorithms import Algorithm, OldLogprobs
 from meshwright.profiles.documents import Difference, Document, differences, digest, read_yaml
 from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.frameworks import EAGER, EngineName, own_engine, require_graph_support
@@ -128,6 +135,7 @@ class Job(Document):
     staleness: int = Field(default=0, ge=0, le=8, description=_STALENESS)
     controllers: bool = Field(default=False, description=_CONTROLLERS)
     cache_after_refit: CacheAfterRefit = Field(default="keep", description=_CACHE)
+    old_logprobs: OldLogprobsChoice = Field(default="recompute", description=OLD_LOGPROBS)
     engine: EngineName | Literal["auto"] | None = Field(default=None, description=_ENGINE)
     engines: EngineEnvironments = Field(default=EngineEnvironments(), description=_ENGINES)
     generation_weights: GenerationWeights | None = Field(default=None, description=_GENERATION_WEIGHTS)
@@ -174,7 +182,10 @@ class Job(Document):
             raise ValueError(sentence)
         if self.tool and not self.workload.turns:
             raise ValueError("tool: single-turn rollouts call no tool; give workload.turns, or remove tool")
-        require_only_actor_adapter([role for role in self.models.roles if self.models.source(role).adapter])
+        graph = graph_for(self.algorithm, self.models.roles, self.workload, has_environment=bool(self.rewards))
+        require_trained_adapters(
+            [role for role in self.models.roles if self.models.source(role).adapter], graph.train_stage
+        )
         if isinstance(self.algorithm, OwnGraph) and self.own_key and not self.algorithm.states_losses:
             require_settings_of_graph([SETTINGS_KEYS[preset] for preset in self.presets], self.own_key)
         if isinstance(self.algorithm, OwnGraph) and self.preset:
@@ -182,7 +193,19 @@ class Job(Document):
         require_reference(self.own_key, self.settings, self.models.roles)
         if isinstance(self.settings, Distill):
             require_teacher_weights(self.settings.teacher_weights, self.models.roles)
-        return self._without_default_penalty()
+        job = self._without_default_penalty()
+        for sentence in job._old_logprobs_violations():
+            raise ValueError(sentence)
+        return job
+
+    def _old_logprobs_violations(self) -> Iterator[str]:
+        yield from old_logprobs_violations(self.resolved_old_logprobs, self.algorithm, self.workload)
+        yield from reward_penalty_violations(self.resolved_old_logprobs, self.settings, self.own_key, self.models.roles)
+
+    @property
+    def resolved_old_logprobs(self) -> OldLogprobs:
+        """The source of the log-probabilities before the updates, with auto resolved."""
+        return resolved_old_logprobs(self.old_logprobs, self.algorithm, self.workload, self.settings, self.models.roles)
 
     def _without_default_penalty(self) -> Self:
         """The job with a KL coefficient of 0 if it has no reference and does not give the coefficient."""
@@ -346,6 +369,7 @@ class Facts(Document):
     staleness: int = Field(default=0, ge=0, le=8, description=_STALENESS)
     controllers: bool = Field(default=False, description=_CONTROLLERS)
     cache_after_refit: CacheAfterRefit = Field(default="keep", description=_CACHE)
+    old_logprobs: OldLogprobs = Field(default="recompute", description=OLD_LOGPROBS)
     engine: EngineName = Field(default=EAGER, description="generation engine")
     generation_weights: GenerationWeights | None = Field(default=None, description=_GENERATION_WEIGHTS)
     rewards: tuple[RewardLoad, ...] = Field(default=(), max_length=16, description=_LOADS)
@@ -359,7 +383,9 @@ class Facts(Document):
         require_graph_support(self.engine, self.cluster.kind, has_experts=self.models.actor.experts is not None)
         if self.generation_weights:
             require_quantisable(self.models.actor, self.cluster, self.precision, self.engine)
-        require_ref_is_base(self.models.by_name, ref_is_base=self.ref_is_base)
+        require_ref_is_base(self.models.by_name, self.graph.train_stage, ref_is_base=self.ref_is_base)
+        for sentence in old_logprobs_violations(self.old_logprobs, self.algorithm, self.workload):
+            raise ValueError(sentence)
         return self
 
     @cached_property
@@ -371,6 +397,7 @@ class Facts(Document):
             self.workload,
             has_environment=bool(self.rewards),
             ref_is_base=self.ref_is_base,
+            old_logprobs=self.old_logprobs,
         )
         return graph.with_quantised(GENERATE) if self.generation_weights else graph
 
@@ -397,8 +424,7 @@ def resolve(job: Job, directory: Path) -> Facts:
     for role in job.models.roles:
         longest = job.workload.max_tokens + (judge.max_added_tokens if judge and role is Role.REWARD else 0)
         specs[role] = specs[role].with_balance(job.models.source(role).balance).for_sequences(longest)
-    adapter = job.models.actor.adapter
-    specs[Role.ACTOR] = replace(specs[Role.ACTOR], adapter=adapter)
+    specs = {role: replace(spec, adapter=job.models.source(role).adapter) for role, spec in specs.items()}
     real_paths = {role: os.path.realpath(path) for role, path in directories.items()}
     require_heads(specs, directories, has_judge=judge is not None)
     require_one_vocabulary(specs, directories)
@@ -420,10 +446,13 @@ def resolve(job: Job, directory: Path) -> Facts:
         staleness=job.staleness,
         controllers=job.controllers,
         cache_after_refit=job.cache_after_refit,
+        old_logprobs=job.resolved_old_logprobs,
         engine=own_engine_name if job.engine is None or job.engine == AUTO else job.engine,
         generation_weights=job.generation_weights,
         rewards=tuple(reward.load for reward in job.rewards),
-        ref_is_base=adapter is not None and real_paths.get(Role.REF) == real_paths[Role.ACTOR] and not _trains_ref(job),
+        ref_is_base=specs[Role.ACTOR].adapter is not None
+        and real_paths.get(Role.REF) == real_paths[Role.ACTOR]
+        and not _trains_ref(job),
         tokenizer=read_tokenizer_facts(directories[Role.ACTOR], tokenizer),
     )
 

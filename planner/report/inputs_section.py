@@ -20,6 +20,7 @@ from meshwright.planner.report import formatting
 from meshwright.planner.report.rendering import render
 from meshwright.profiles.hardware import Cluster, Link, MixedCluster
 from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.stages import Role
 from meshwright.profiles.workload import Workload
 
 _PROOFS = {
@@ -116,6 +117,7 @@ class _OptionalFeature:
 def _optional_features(plan: Plan) -> Iterator[_OptionalFeature]:
     summaries = {
         "Adapter": adapter_summary(plan),
+        "Adapter of the critic": adapter_summary(plan, Role.CRITIC),
         "Rewards on hosts": host_rewards(plan),
         "Latencies of calls": call_latencies(plan.facts),
         "Engines": engine_choice(plan),

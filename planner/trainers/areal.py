@@ -83,6 +83,8 @@ _BACKEND_NAMES = ("fsdp", "megatron", "archon", *_ENGINES)
 _SAMPLES, _PROMPTS, _PATH = "gconfig.n_samples", "train_dataset.batch_size", "train_dataset.path"
 _REWARD_NORM, _ADVANTAGE_NORM, _STALENESS = "actor.reward_norm", "actor.adv_norm", "rollout.max_head_offpolicyness"
 _FORMER_BACKENDS = "allocation_mode"
+_RECOMPUTES = ("actor.recompute_logprob", "actor.use_decoupled_loss")
+"""Keys either of which computes the old log-probabilities again (areal/trainer/ppo/actor.py)."""
 _ALL_TOKENS = 10**8
 """The value of AReaL's `top_k` that keeps all tokens."""
 _ASSUMED_PROMPT = 1024
@@ -599,7 +601,10 @@ TABLE = (
     *_training_rows("critic"),
     Row("critic.is_critic", "rule: a critic has a head for values",
         None, writes.with_stage("critic_train", writes.always(True))),
-    Row("actor.recompute_logprob", "placements.actor_logprob", None, writes.always(True)),
+    Row("actor.recompute_logprob", "facts.old_logprobs",
+        reads.old_logprobs, writes.of_plan(lambda plan: plan.facts.old_logprobs == "recompute")),
+    Row("actor.use_decoupled_loss", "facts.old_logprobs",
+        None, writes.old_logprobs_from("generator", writes.always(False)), "read with actor.recompute_logprob"),
     # engines
     *(Row(key, f"{_GENERATION}.schedule.generation_slots",
         None, _if_engine(name, write_field), "read with rollout.max_concurrent_rollouts")
@@ -733,6 +738,7 @@ AREAL = OtherTrainer(
         "AReaL adds the KL penalty to the reward of each token, for grpo too, and averages the loss over tokens.",
         "AReaL offloads a model as a whole, its weights and its optimizer.",
     ),
+    old_logprobs={"generator": ("ppo", "grpo", "rloo", "reinforce++")},
     unsupported_roles={Role.REWARD: "it scores with a function and has no reward model"},
 )
 
@@ -780,8 +786,6 @@ def _cost_notes(config: TrainerConfig) -> Iterator[str]:
     for key, other in (("actor.importance_sampling_level", "sequence"), ("actor.use_sapo_loss", True)):
         if config.value(key) == other:
             yield f"{key}={other}: a job clips each token's ratio as PPO, at the same cost."
-    if not (config.value("actor.recompute_logprob") or config.value("actor.use_decoupled_loss")):
-        yield "actor.recompute_logprob=false: a plan computes log-probabilities with the actor's weights."
     if config.value("actor.weight_update_mode") == "disk":
         yield "actor.weight_update_mode=disk: new weights are costed over the links between the GPUs, not by a disk."
 
@@ -825,6 +829,7 @@ def _training_setup(config: TrainerConfig) -> TrainingSetup:
         has_ref=has_ref,
         kl_in_reward="actor.kl_ctl" if has_ref else None,
         reward=_function_reward(config),
+        old_logprobs="recompute" if any(map(config.value, _RECOMPUTES)) else "generator",
     )
 
 

@@ -72,11 +72,19 @@ class DeploymentMode:
         return replace(
             self,
             pins=(*pins, *_equal_stages(facts, pins, has_end_layers=self.has_end_layers)),
-            equal_choices=tuple(
-                choice for choice in self.equal_choices if {choice.stage, choice.leader} <= graph.by_name.keys()
-            ),
+            equal_choices=tuple(self._present_choices(graph)),
             with_sp=tuple(stage for stage in self.with_sp if stage in graph.by_name),
         )
+
+    def _present_choices(self, graph: StageGraph) -> Iterator[EqualChoice]:
+        """The equal choices between stages of a job. Where it lacks the leader of a group, the first of its other
+        stages leads."""
+        groups: dict[tuple[str, str], list[str]] = {}
+        for choice in self.equal_choices:
+            groups.setdefault((choice.leader, choice.key), []).append(choice.stage)
+        for (leader, key), followers in groups.items():
+            present = [stage for stage in (leader, *followers) if stage in graph.by_name]
+            yield from (EqualChoice(stage, present[0], key) for stage in present[1:])
 
     def inexpressible(self, plan: Plan) -> Iterator[str]:
         """A clause for each choice of a plan that this mode cannot express."""

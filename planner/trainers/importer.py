@@ -162,6 +162,7 @@ class JobSource:
             "precision": "bf16",
             "engine": values.get("engine", self.engine),
             **({"generation_weights": values["generation_weights"]} if "generation_weights" in values else {}),
+            **({"old_logprobs": values["old_logprobs"]} if "old_logprobs" in values else {}),
             **({"rewards": [reward]} if reward else {}),
             "workload": {
                 "batch_size": values["workload.batch_size"],

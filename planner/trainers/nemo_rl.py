@@ -79,6 +79,8 @@ from meshwright.profiles.stages import GENERATE, Role
 
 _GENERATION = "policy.generation"
 _REWARD_MODEL = "env.reward_model"
+_ON_POLICY = "loss_fn.force_on_policy_ratio"
+"""The key by which the forward pass of the only update has the old log-probabilities (nemo_rl/algorithms/grpo.py)."""
 _FUNCTION_KEY = f"env.{HOOK_MODULE}.function"
 """Records the reward function in an exported configuration, so that an import finds it; NeMo-RL ignores this key."""
 _ESTIMATORS: Mapping[str, Estimator] = {
@@ -392,6 +394,12 @@ def _write_environment(source: ExportInput, row: Row) -> ConfigValue | KeyValue:
     return KeyValue(row.key, HOOK_MODULE, "job: rewards.function")
 
 
+def _write_logprob_rows(source: ExportInput, _row: Row) -> ConfigValue:
+    """The rows of a micro-batch of the stages that compute log-probabilities, which have as many."""
+    stages = [stage for stage in ("actor_logprob", "ref_logprob") if stage in source.plan.graph.by_name]
+    return source.plan.placement(stages[0]).schedule.micro_batch_size if stages else None
+
+
 def _write_kl(source: ExportInput, row: Row) -> ConfigValue | KeyValue:
     """Write the coefficient of the KL penalty, which is in the reward with PPO and in the loss with GRPO."""
     return (
@@ -526,7 +534,7 @@ def _table(group: str) -> tuple[Row, ...]:
         Row("policy.train_micro_batch_size", "placements.actor_train.schedule.micro_batch_size",
             _read_rows("policy", "actor_train")),
         Row("policy.logprob_batch_size", "placements.actor_logprob.schedule.micro_batch_size",
-            _read_rows("policy", "actor_logprob", "ref_logprob")),
+            _read_rows("policy", "actor_logprob", "ref_logprob"), _write_logprob_rows),
         Row("value.train_micro_batch_size", "placements.critic_train.schedule.micro_batch_size",
             _read_rows("value", "critic_train", "critic_value")),
         *(row for packing in _PACKINGS for row in _packing_rows(packing)),
@@ -596,6 +604,10 @@ def _table(group: str) -> tuple[Row, ...]:
         Row(f"{group}.reward_scaling.enabled", f"job: {group}.reward_scale", None, writes.always(False)),
         Row("loss_fn.reference_policy_kl_penalty", "setting: kl_coefficient", reads.kl_penalty, _write_kl),
         Row("loss_fn.use_kl_in_reward", "placements.ref_logprob", None, writes.always(not is_grpo)),
+        Row(_ON_POLICY, "facts.old_logprobs",
+            reads.old_logprobs, writes.old_logprobs_from("training", writes.always(True))),
+        Row(f"{group}.seq_logprob_error_threshold", "facts.old_logprobs", None,
+            None, "null, its default, with force_on_policy_ratio"),
         Row("loss_fn.ratio_clip_min", "setting: clip_ratio"),
         Row("loss_fn.ratio_clip_max", "setting: clip_ratio", reads.number("clip_ratio_high"), writes.clip_high),
         Row("value_loss_fn.cliprange", "setting: value_clip"),
@@ -702,6 +714,7 @@ NEMO_RL = OtherTrainer(
     key_file="nemo_rl",
     other_key_files=("nemo_rl_grpo",),
     algorithms=("ppo", "grpo"),
+    old_logprobs={"training": ("grpo",)},
     engine="vllm",
     modes=deployment_modes,
     settings=settings,
@@ -791,6 +804,7 @@ def _training_setup(config: TrainerConfig, group: str) -> TrainingSetup:
         estimator = REINFORCE_BASELINE_ESTIMATOR
     has_ref = not config.value(f"{group}.skip_reference_policy_logprobs_calculation")
     in_reward = bool(config.value("loss_fn.use_kl_in_reward")) or estimator is PPO_ESTIMATOR
+    is_on_policy = config.value(_ON_POLICY) and config.value(f"{group}.seq_logprob_error_threshold") is None
     return TrainingSetup(
         config=config,
         key=key,
@@ -799,6 +813,7 @@ def _training_setup(config: TrainerConfig, group: str) -> TrainingSetup:
         kl_in_loss=kl if has_ref and not in_reward else None,
         kl_in_reward=kl if in_reward and has_ref else None,
         reward=None if config.has(f"{_REWARD_MODEL}.model_name") else _function_reward(config),
+        old_logprobs="training" if is_on_policy and not in_reward else "recompute",
     )
 
 

@@ -13,7 +13,7 @@ from typing import TypeAlias, cast
 
 from meshwright.planner.job.job import DEFAULT_SETTINGS, SETTINGS_KEYS
 from meshwright.planner.trainers.config_keys import TrainerConfig
-from meshwright.profiles.algorithms import GROUP_ALGORITHMS, Algorithm, graph_of
+from meshwright.profiles.algorithms import GROUP_ALGORITHMS, Algorithm, OldLogprobs, graph_of
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import StageGraph
@@ -212,7 +212,8 @@ MATHS = "maths_answer"
 @dataclass(frozen=True, kw_only=True)
 class TrainingSetup:
     """The algorithm that a configuration trains with: the estimator and its key, the keys of the KL penalty in the loss
-    and inside the reward (None where it has none), and the reward function where no reward model scores."""
+    and inside the reward (None where it has none), the reward function where no reward model scores, and the source of
+    the log-probabilities before the updates."""
 
     config: TrainerConfig
     key: str
@@ -221,6 +222,7 @@ class TrainingSetup:
     kl_in_loss: str | None = None
     kl_in_reward: str | None = None
     reward: FunctionReward | None = None
+    old_logprobs: OldLogprobs = "recompute"
 
     @property
     def algorithm(self) -> Algorithm:
@@ -230,7 +232,13 @@ class TrainingSetup:
     def graph(self) -> StageGraph:
         """The stages of the job."""
         has_function = self.reward is not None
-        return graph_of(self.algorithm, has_ref=self.has_ref, has_reward=not has_function, has_environment=has_function)
+        return graph_of(
+            self.algorithm,
+            has_ref=self.has_ref,
+            has_reward=not has_function,
+            has_environment=has_function,
+            old_logprobs=self.old_logprobs,
+        )
 
     def stages(self, *names: str) -> tuple[str, ...]:
         """The named stages that the job has."""

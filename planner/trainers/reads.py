@@ -72,6 +72,12 @@ def ref_path(actor_key: str) -> Read:
     return read
 
 
+def old_logprobs(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
+    """The source of the log-probabilities before the updates, where it is not a forward pass of the actor."""
+    if setup.old_logprobs != "recompute":
+        yield ParsedField("old_logprobs", setup.old_logprobs, (row.key,))
+
+
 def function_reward(setup: TrainingSetup, row: Row) -> Iterator[ParsedField]:
     """The reward function. It may come from several keys, and the row of the first of them reads it."""
     if setup.reward is not None and setup.reward.keys[0] == row.key:

@@ -331,6 +331,16 @@ def _write_token_mean(source: ExportInput, _row: Row) -> ConfigValue:
 
 # The table
 
+
+def _needs_weights(plan: Plan) -> bool:
+    """True if stale tokens get importance weights; slime excludes them where the generator's log-probabilities are the
+    old ones."""
+    return bool(plan.ahead[GENERATE]) and plan.facts.old_logprobs == "recompute"
+
+
+_ROLLOUT_LOGPROBS = "use-rollout-logprobs"
+_FORWARD = ("actor_logprob", "ref_logprob", "critic_value")
+"""The stages with one token budget; the first that a plan has leads the others."""
 _TRAIN, _GENERATION = "placements.actor_train", f"placements.{GENERATE}"
 _ACTOR_POOL, _ENGINE_POOLS = "pools: the pool of actor_train", "pools: the pools of actor_generate and reward_score"
 
@@ -386,7 +396,7 @@ TABLE = (
     Row("micro-batch-size", f"{_TRAIN}.schedule.micro_batch_size", _read_rows, None),
     Row("max-tokens-per-gpu", f"{_TRAIN}.schedule.micro_batch_tokens", _read_budget, writes.budget("actor_train")),
     Row("log-probs-max-tokens-per-gpu", "placements.actor_logprob.schedule.micro_batch_tokens",
-        _read_budget, writes.budget("actor_logprob")),
+        _read_budget, writes.budget(*_FORWARD)),
     # models and the algorithm
     Row("hf-checkpoint", "job: models.actor.path", _read_model_paths, writes.model_path(Role.ACTOR)),
     Row("ref-load", "job: models.ref.path, converted",
@@ -411,7 +421,9 @@ TABLE = (
     Row("calculate-per-token-loss", "job: loss_mean", _read_loss_mean, _write_token_mean),
     Row("megatron-config-path", "job: ppo.critic_learning_rate",
         None, writes.with_stage("critic_train", writes.always("megatron.yaml"))),
-    Row("use-tis", "staleness", None, writes.of_plan(lambda plan: bool(plan.ahead[GENERATE]))),
+    Row("use-tis", "staleness", None, writes.of_plan(_needs_weights)),
+    Row(_ROLLOUT_LOGPROBS, "facts.old_logprobs",
+        reads.old_logprobs, writes.old_logprobs_from("generator", writes.always(True))),
     # settings that are read and not written
     Row("entropy-coef", "setting: entropy_coefficient", write=None),
     Row("weight-decay", "setting: weight_decay", write=None),
@@ -468,6 +480,7 @@ SLIME = OtherTrainer(
     key_file="slime",
     algorithms=tuple(_ESTIMATOR_NAMES),
     engine="sglang",
+    old_logprobs={"generator": tuple(_ESTIMATOR_NAMES)},
     modes=deployment_modes,
     settings=partial(write_table, TABLE),
     files=_files,
@@ -520,4 +533,5 @@ def _training_setup(config: TrainerConfig) -> TrainingSetup:
         kl_in_loss="kl-loss-coef" if in_loss else None,
         kl_in_reward="kl-coef" if in_reward or estimator is PPO_ESTIMATOR else None,
         reward=None if _reward_model(config) else _function_reward(config),
+        old_logprobs="generator" if config.value(_ROLLOUT_LOGPROBS) else "recompute",
     )

@@ -16,6 +16,7 @@ from typing import TypeAlias
 from meshwright.planner.job.job import SETTINGS_KEYS
 from meshwright.planner.trainers.parsed_config import ParsedConfig, ParsedField, TrainingSetup
 from meshwright.planner.trainers.trainer import ConfigValue, ExportInput, KeyValue
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.stages import GENERATE
 
 STEPS_AHEAD = f"{GENERATE}.steps_ahead"
@@ -23,7 +24,17 @@ STEPS_AHEAD = f"{GENERATE}.steps_ahead"
 
 _FACTS, _SETTING = "facts.", "setting: "
 
-_FIELD_ORDER = ("workload", "algorithm", "reward", "models", "adapter", "generation_weights", "cluster", "engine")
+_FIELD_ORDER = (
+    "workload",
+    "algorithm",
+    "reward",
+    "models",
+    "adapter",
+    "generation_weights",
+    "cluster",
+    "engine",
+    "old_logprobs",
+)
 """The fields of a job in the order of an import, before its settings and the pins of its stages."""
 _PIN_ORDER = ("pool", "layout", "tp", "pp", "micro_batch_tokens", "micro_batch_size", "recompute", "offload")
 """The pins of a stage in the order in which they are made legal: what others depend on comes first."""
@@ -115,9 +126,16 @@ def read_table(
     BadInput naming a key that a job cannot express.
     """
     read = [parsed for row in table if row.read is not None for parsed in row.read(setup, row)]
+    read = [parsed for parsed in read if not _is_of_missing_stage(parsed, setup)]
     ahead = next((int(parsed.value) for parsed in read if parsed.what == STEPS_AHEAD), steps_ahead)
     fields = sorted((parsed for parsed in read if parsed.what != STEPS_AHEAD), key=_import_order)
     return setup.parsed(trainer, fields, steps_ahead=ahead, notes=list(notes(setup, fields)), unused=unused(setup))
+
+
+def _is_of_missing_stage(parsed: ParsedField, setup: TrainingSetup) -> bool:
+    """True for a field of a stage that the job does not have."""
+    stage = parsed.what.partition(".")[0]
+    return stage in PPO_GRAPH.by_name and stage not in setup.graph.by_name
 
 
 def _import_order(parsed: ParsedField) -> tuple[int, int]:

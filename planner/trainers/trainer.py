@@ -14,7 +14,7 @@ from meshwright.planner.job.job import DEFAULT_SETTINGS, SETTINGS_KEYS, Facts, J
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.trainers.config_keys import KnownKeys, known_keys
 from meshwright.planner.trainers.deployment_modes import DeploymentMode
-from meshwright.profiles.algorithms import Algorithm
+from meshwright.profiles.algorithms import Algorithm, OldLogprobs
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import EngineName
 from meshwright.profiles.stages import TEACHERS, Role
@@ -103,6 +103,8 @@ class OtherTrainer:
     the texts of the export by file name, the launch script first. `remarks` are sentences on what the user has to add,
     `algorithms` the ones whose settings can be written, and `supports_fp8` says whether generation with FP8 weights
     can be written. `unsupported_roles` has the reason for each role whose model the trainer does not have.
+    `old_logprobs` has the algorithms with which a key of the trainer takes the old log-probabilities from another
+    source than a forward pass of the actor before the updates.
     """
 
     name: str
@@ -117,6 +119,7 @@ class OtherTrainer:
     algorithms: tuple[Algorithm, ...] = ("ppo",)
     supports_fp8: bool = False
     unsupported_roles: Mapping[Role, str] = field(default_factory=dict)
+    old_logprobs: Mapping[OldLogprobs, tuple[Algorithm, ...]] = field(default_factory=dict)
 
     def modes_for(self, facts: Facts) -> Iterator[DeploymentMode]:
         """The deployment modes of the trainer, restricted to the stages that the job has."""
@@ -135,8 +138,8 @@ class OtherTrainer:
         return facts if facts.engine in self.other_engines else facts.model_copy(update={"engine": self.engine})
 
     def require_expressible(self, facts: Facts) -> None:
-        """Raises BadInput for a job that no exporter supports, for FP8 generation unless `supports_fp8`, and for a
-        model among `unsupported_roles`.
+        """Raises BadInput for a job that no exporter supports, for FP8 generation unless `supports_fp8`, for a model
+        among `unsupported_roles`, and for a source of old log-probabilities that is not among `old_logprobs`.
 
         Unsupported are judges behind a URL, several rewards together, multi-turn rollouts, dynamic sampling, best-of
         sampling, adapters, teachers and a job's own graph.
@@ -150,6 +153,11 @@ class OtherTrainer:
             raise BadInput(
                 f"{feature} not written for {self.name}; plan and run the job here, or take pools and layouts over by "
                 "hand."
+            )
+        if facts.old_logprobs != "recompute" and facts.algorithm not in self.old_logprobs.get(facts.old_logprobs, ()):
+            raise BadInput(
+                f"old_logprobs={facts.old_logprobs} is not written for {self.name}, which has no key for it with "
+                f"algorithm={facts.algorithm}; plan and run the job here, or use recompute."
             )
         for role, reason in self.unsupported_roles.items():
             if role in facts.graph.roles:
@@ -185,8 +193,9 @@ def _unsupported_features(facts: Facts) -> Iterator[str]:
         yield "waves of prompts until enough groups have non-zero reward variance (workload.dynamic_sampling) are"
     if facts.workload.best_of:
         yield f"the best {facts.workload.group_size} of {facts.workload.best_of} samples (workload.best_of) are"
-    if adapter := facts.models.actor.adapter:
-        yield f"the actor's adapter of rank {adapter.rank} is"
+    for role, spec in facts.models.by_name.items():
+        if spec.adapter:
+            yield f"the {role}'s adapter of rank {spec.adapter.rank} is"
     if isinstance(facts.algorithm, OwnGraph):
         yield "the job's own graph (algorithm.stages) is"
     if facts.algorithm == "distill":

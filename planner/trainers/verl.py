@@ -465,6 +465,8 @@ def _adapter_rows(prefix: str, instead_of: str | None = None) -> tuple[Row, ...]
     )
 
 
+_BYPASS = "algorithm.rollout_correction.bypass_mode"
+"""The key by which those of the generator are the old log-probabilities (verl/trainer/ppo/rollout_corr_helper.py)."""
 _LOGPROB = "placements.actor_logprob.schedule"
 _GENERATION = f"placements.{GENERATE}"
 _TRAIN_POOL, _GENERATION_POOL, _SCORE_POOL = (
@@ -565,8 +567,13 @@ TABLE = (
     Row("actor_rollout_ref.rollout.enforce_eager", writes.VLLM_RULE, None, writes.vllm_argument),
     Row("actor_rollout_ref.rollout.quantization", "facts.generation_weights", _read_fp8, _if_fp8(write_field)),
     Row("algorithm.rollout_correction.rollout_is", "rule: tokens sampled in FP8 get importance weights",
-        None, _if_fp8(writes.always("token"))),
-    Row("algorithm.rollout_correction.rollout_is_threshold", "setting: importance_cap", None, _if_fp8(write_field)),
+        None, writes.old_logprobs_from("recompute", _if_fp8(writes.always("token")))),
+    Row("algorithm.rollout_correction.rollout_is_threshold", "setting: importance_cap",
+        None, writes.old_logprobs_from("recompute", _if_fp8(write_field))),
+    Row(_BYPASS, "facts.old_logprobs",
+        reads.old_logprobs, writes.old_logprobs_from("generator", writes.always(True))),
+    Row("actor_rollout_ref.rollout.calculate_log_probs", "facts.old_logprobs",
+        None, writes.old_logprobs_from("generator", writes.always(True)), "bypass_mode needs it"),
     # rewards
     Row("reward.reward_model.enable", "job: rewards",
         None, _write_reward_model, "whether a reward model or a function scores"),
@@ -646,6 +653,7 @@ VERL = OtherTrainer(
     engine="vllm",
     other_engines=("sglang",),
     supports_fp8=True,
+    old_logprobs={"generator": tuple(_ESTIMATOR_NAMES)},
     modes=deployment_modes,
     settings=partial(write_table, TABLE),
     files=_files,
@@ -695,6 +703,8 @@ def _unused_keys(setup: TrainingSetup) -> Iterator[str]:
         yield "algorithm.kl_ctrl.*"
     if not _has_reward_model(config):
         yield f"{_RM}.*"
+    if not setup.stages("actor_logprob"):
+        yield f"{_R}.log_prob_*"
     dynamic = {
         f"{_A}.actor": "use_dynamic_bsz",
         _R: "log_prob_use_dynamic_bsz",
@@ -730,6 +740,7 @@ def _training_setup(config: TrainerConfig) -> TrainingSetup:
         kl_in_loss=f"{_A}.actor.kl_loss_coef" if in_loss else None,
         kl_in_reward="algorithm.kl_ctrl.kl_coef" if in_reward else None,
         reward=None if _has_reward_model(config) else _function_reward(config),
+        old_logprobs="generator" if config.value(_BYPASS) else "recompute",
     )
 
 

@@ -15,6 +15,7 @@ from meshwright.planner.trainers.export_settings import (
 )
 from meshwright.planner.trainers.table import Row, Write, write_field
 from meshwright.planner.trainers.trainer import ConfigValue, ExportInput, KeyValue
+from meshwright.profiles.algorithms import OldLogprobs
 from meshwright.profiles.schedule import Recompute
 from meshwright.profiles.stages import GENERATE, Role
 
@@ -85,6 +86,11 @@ def max_tokens(source: ExportInput, _row: Row) -> ConfigValue:
     return source.plan.facts.workload.max_tokens
 
 
+def old_logprobs_from(source: OldLogprobs, write: Write) -> Write:
+    """Write only where the log-probabilities before the updates come from this source."""
+    return lambda origin, row: write(origin, row) if origin.plan.facts.old_logprobs == source else None
+
+
 DRAFT_TOKENS = f"placements.{GENERATE}.schedule.draft_tokens"
 """The field of the keys of speculative decoding."""
 
@@ -114,13 +120,17 @@ def ngram_rows(mapping: str, engine: str | None = None) -> tuple[Row, ...]:
     )
 
 
-def budget(stage: str) -> Write:
-    """Tokens of a stage's micro-batch per context-parallel rank, from its limit on tokens or, without it, on rows."""
+def budget(*stages: str) -> Write:
+    """Tokens of a micro-batch per context-parallel rank of the first of these stages that the plan has, from its limit
+    on tokens or, without it, on rows."""
 
-    def write(source: ExportInput, row: Row) -> KeyValue:
+    def write(source: ExportInput, row: Row) -> ConfigValue | KeyValue:
+        stage = next((stage for stage in stages if stage in source.plan.graph.by_name), None)
+        if stage is None:
+            return None
         return KeyValue(row.key, token_budget(source.plan, stage), token_budget_origin(source.plan, stage))
 
-    return with_stage(stage, write)
+    return write
 
 
 def model_path(role: Role) -> Write:

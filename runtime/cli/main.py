@@ -206,7 +206,7 @@ def main() -> None:
     except MeshwrightError as error:
         code = _print_error(error)
     except TyperException as error:
-        code = _print_error(BadInput(usage_sentence(error, tuple(_COMMANDS_BY_NAME))))
+        code = _print_error(BadInput(usage_sentence(error, tuple(_COMMANDS_BY_NAME), sys.argv[1:])))
     except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0

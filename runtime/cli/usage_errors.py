@@ -16,8 +16,11 @@ _LIMITS = {"greater_than_equal": ("ge", "or more"), "less_than_equal": ("le", "a
 """For each error of a range, the key of its limit and the words after the limit."""
 
 
-def usage_sentence(error: TyperException, commands: Sequence[str]) -> str:
-    """Return a usage error as one sentence that ends with what to give, with known values, or with the help to read."""
+def usage_sentence(error: TyperException, commands: Sequence[str], words: Sequence[str] = ()) -> str:
+    """Return a usage error as one sentence that ends with what to give, with known values, or with the help to read.
+
+    `words` are those of the command line, whose command has that help where the error does not name it.
+    """
     if isinstance(error.__cause__, ValidationError):
         detail = error.__cause__.errors()[0]
         if rule := _broken_rule(detail):
@@ -26,7 +29,9 @@ def usage_sentence(error: TyperException, commands: Sequence[str]) -> str:
     if unknown := re.match(r"No such command '(.*?)'", message):
         return f"there is no command {unknown[1]!r}; {suggestion(unknown[1], commands)}"
     context = getattr(error, "ctx", None)
-    return f"{message[:1].lower()}{message[1:]}; see `{context.command_path if context else 'meshwright'} --help`."
+    named = next((f"meshwright {word}" for word in words if word in commands), "meshwright")
+    path = context.command_path if context and " " in context.command_path else named
+    return f"{message[:1].lower()}{message[1:]}; see `{path} --help`."
 
 
 def _broken_rule(detail: ErrorDetails) -> str:

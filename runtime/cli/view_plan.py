@@ -17,6 +17,7 @@ from meshwright.planner.analysis.optional_features import (
     engine_choice,
     host_rewards,
     quantised_copy,
+    skipped_logprobs,
 )
 from meshwright.planner.analysis.plan_summary import NextLayout, PlanSummary
 from meshwright.planner.analysis.wave_size import sampled_waves
@@ -25,6 +26,7 @@ from meshwright.planner.plan.plan import Plan, Refit, Solver
 from meshwright.planner.report.formatting import ranks, schedule, search_work, size
 from meshwright.planner.search.no_plan import NoPlan
 from meshwright.profiles.model_shape import run_violations
+from meshwright.profiles.stages import Role
 
 _MAX_PARTS = 8
 """Largest number of rows in the table of memory by part; --json has them all."""
@@ -55,7 +57,9 @@ def print_plan(plan: Plan, path: Path) -> None:
     for analysis in (
         engine_choice(plan),
         adapter_summary(plan),
+        adapter_summary(plan, Role.CRITIC),
         quantised_copy(plan),
+        skipped_logprobs(plan),
         rewards,
         latencies,
         sampled_waves(plan),

@@ -9,6 +9,7 @@ import torch
 
 from meshwright.planner.job.algorithm_settings import Distill
 from meshwright.planner.job.evaluation import HELD_OUT, Evaluation
+from meshwright.planner.job.graph_losses import PROXIMAL, old_logprobs_field
 from meshwright.planner.job.job import Job
 from meshwright.profiles.stages import REWARDS, TEACHER_LOGPROBS
 from meshwright.runtime.messages.experience import StepExperience
@@ -16,13 +17,11 @@ from meshwright.runtime.records.record import EvaluationRecord
 from meshwright.runtime.records.version_gap import Gap
 from meshwright.runtime.training.versions import generator_gap
 
-_STUDENT = "proximal_logprobs"
-
 
 def evaluated_fields(evaluation: Evaluation, name: str) -> tuple[str, ...]:
     """Return the fields that an evaluation on a held-out set reads; it runs the stages that write them."""
     scores = ("scores", *TEACHER_LOGPROBS.values()) if evaluation.scores_by_model(name) else ()
-    return ("tokens", _STUDENT, *scores)
+    return ("tokens", PROXIMAL, *scores)
 
 
 def _is_scored_by_teachers(job: Job, name: str) -> bool:
@@ -48,7 +47,8 @@ class HeldOutPart:
         """Return the part that this rank holds of an evaluated batch."""
         experience, rewards = batch.experience, job.evaluation.own_rewards(batch.held_out) or job.rewards
         weights = torch.tensor([reward.weight for reward in rewards])
-        fields = (_STUDENT, *TEACHER_LOGPROBS.values()) if _is_scored_by_teachers(job, batch.held_out) else ()
+        is_scored_by_teachers = _is_scored_by_teachers(job, batch.held_out)
+        fields = (old_logprobs_field(job), *TEACHER_LOGPROBS.values()) if is_scored_by_teachers else ()
         return cls(
             scores={row: float(experience.get("scores", row)) for row in experience.rows("scores")},
             rewards={row: float(experience.get(REWARDS, row) @ weights) for row in experience.rows(REWARDS)},
@@ -58,7 +58,7 @@ class HeldOutPart:
                 if experience.rows(field)
             },
             lengths={row: batch.length(row) - batch.prompt_length(row) for row in experience.rows("tokens")},
-            gap=generator_gap(batch, experience.rows(_STUDENT), batch.step),
+            gap=generator_gap(batch, experience.rows(PROXIMAL), batch.step),
         )
 
 
@@ -67,7 +67,7 @@ def evaluation_of(parts: Sequence[HeldOutPart], step: int, job: Job, name: str =
     lengths = {row: length for part in parts for row, length in part.lengths.items()}
     gap = sum((part.gap for part in parts), start=Gap())
     if isinstance(job.settings, Distill) and _is_scored_by_teachers(job, name):
-        scores = _by_teachers(parts, job.settings)
+        scores = _by_teachers(parts, job.settings, old_logprobs_field(job))
         return EvaluationRecord.of(step, scores, lengths, gap, prompt_set=name, by_teachers=True)
     if job.evaluation.own_rewards(name):
         weight = job.evaluation.sets[name].reward_model_weight
@@ -83,13 +83,13 @@ def _total_rewards(parts: Sequence[HeldOutPart], weight: float) -> dict[int, flo
     return {row: weight * scores.get(row, 0.0) + rewards.get(row, 0.0) for row in scores.keys() | rewards.keys()}
 
 
-def _by_teachers(parts: Sequence[HeldOutPart], settings: Distill) -> dict[int, float]:
+def _by_teachers(parts: Sequence[HeldOutPart], settings: Distill, student_field: str) -> dict[int, float]:
     """Return the mean of log p(teachers) - log p(student) per token in nats, by sequence."""
     logprobs: dict[str, dict[int, float]] = {}
     for part in parts:
         for field, rows in part.logprobs.items():
             logprobs.setdefault(field, {}).update(rows)
-    student = logprobs.pop(_STUDENT)
+    student = logprobs.pop(student_field)
     shares = settings.shares(len(logprobs))
     teachers = [logprobs[field] for field in TEACHER_LOGPROBS.values() if field in logprobs]
     return {

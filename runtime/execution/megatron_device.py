@@ -17,7 +17,7 @@ from torch import Tensor
 
 from meshwright.planner.job.algorithm_settings import Distill
 from meshwright.planner.job.custom_graph import OwnGraph
-from meshwright.planner.job.graph_losses import stage_loss
+from meshwright.planner.job.graph_losses import old_logprobs_field, stage_loss
 from meshwright.planner.job.job import Job
 from meshwright.planner.plan.layout_and_schedule_rules import in_flight
 from meshwright.planner.plan.plan import Plan
@@ -36,6 +36,7 @@ from meshwright.runtime.messages.experience import StepExperience
 from meshwright.runtime.messages.streaming import Streaming
 from meshwright.runtime.model.adapters import without_adapter
 from meshwright.runtime.records.results import InstructionResult
+from meshwright.runtime.records.version_gap import Gap
 from meshwright.runtime.rollout.controllers import RunControllers
 from meshwright.runtime.rollout.prompts import PromptData
 from meshwright.runtime.rollout.stage import GenerationStage
@@ -177,7 +178,7 @@ class StageRunner:
             require_scores(batch.experience)
             batch.sum_rewards(self._job.reward_weights, self._job.reward_model_weight)
         if stage.trains and isinstance(self._job.settings, Distill):
-            score_by_teachers(batch, self._job.settings)
+            score_by_teachers(batch, self._job.settings, old_logprobs_field(self._job))
         if stage.trains:
             return InstructionResult(metrics=self._train(stage, batch))
         if stage.name in self._chunked and not batch.held_out:
@@ -244,6 +245,7 @@ class StageRunner:
         learns, is_actor = stage_loss(self._job, stage), stage.role is Role.ACTOR
         version_metrics = _version_metrics(batch, self._plan) if is_actor else {}
         importance_sampling = not copy.spec.scalar_head and (not is_actor or _is_off_policy(self._plan))
+        importance_sampling &= learns.source != "generator"  # its ratio is the importance weight
         training_batch = TrainingBatch(
             settings, batch, reads=stage.reads, workload=workload, importance_sampling=importance_sampling, loss=learns
         )
@@ -267,9 +269,13 @@ class StageRunner:
                 groups = micro_batches(replica_rows, lengths, self._plan.placement(stage.name).schedule)
                 num_tokens = training_batch.num_tokens(rows)
                 divisor = training_batch.divisor(rows)
-                loss = training_loss(copy.spec, copy.mesh, settings, num_tokens, divisor, own=learns.function)
+                loss = training_loss(
+                    copy.spec, copy.mesh, settings, num_tokens, divisor, own=learns.function, source=learns.source
+                )
                 packed = [training_batch.micro_batch(group) for group in groups]
-                sums = copy.trainer.train_step(packed, loss, condition=condition)
+                gap, sums = Gap.split(copy.trainer.train_step(packed, loss, condition=condition))
+                if number == 0:  # only the first update starts from the weights that the generator had
+                    version_metrics |= gap.metrics("generator_gap") | gap.mismatch()
                 if reason := non_finite_metric(sums, number):
                     reasons.append(reason)
                     num_bad += 1
@@ -336,19 +342,22 @@ def _is_off_policy(plan: Plan) -> bool:
 def _version_metrics(batch: StepExperience, plan: Plan) -> dict[str, float]:
     """Return metrics of the weight versions that sampled a batch.
 
-    The step of the batch is the weight version that is trained on it.
+    The step of the batch is the weight version that is trained on it. The gap between generator and trainer is measured
+    here if the actor's log-probabilities were recomputed, and otherwise by the first update.
 
     Raises RunFailed if the staleness of a token exceeds the plan's bound.
     """
     token_staleness = staleness(batch, batch.step, plan.staleness).double()
     has_overcommit = plan.placement(GENERATE).schedule.overcommit > 0
-    gap = generator_gap(batch, batch.rows, batch.step)
+    gaps = {}
+    if plan.facts.old_logprobs == "recompute":
+        gap = generator_gap(batch, batch.rows, batch.step)
+        gaps = gap.metrics("generator_gap") | gap.mismatch()
+        gaps |= cache_gap(batch, batch.rows, batch.step).metrics("cache_gap")
     return {
         "staleness": float(token_staleness.mean()),
         "max_staleness": float(token_staleness.max()),
-        **gap.metrics("generator_gap"),
-        **gap.mismatch(),
-        **cache_gap(batch, batch.rows, batch.step).metrics("cache_gap"),
+        **gaps,
         **(scores_by_age(batch, batch.step, plan.staleness) if has_overcommit else {}),
     }
 

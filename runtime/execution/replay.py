@@ -17,6 +17,7 @@ from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
 from meshwright.runtime.records.results import BatchReplay, UpdateReplay
 from meshwright.runtime.records.run_directory import read_run_file
+from meshwright.runtime.records.version_gap import Gap
 from meshwright.runtime.rollout.prompts import read_data
 from meshwright.runtime.training.bad_steps import SkippedBatch, non_finite_metric, read_skipped
 from meshwright.runtime.training.checkpoint import load_trainers
@@ -94,7 +95,8 @@ def _updates(plan: Plan, job: Job, trainer: Trainer, skipped: SkippedBatch) -> t
         )
     ):
         num_tokens, divisor = batch.num_tokens(rows), batch.divisor(rows)
-        loss = training_loss(trainer.model.spec, trainer.mesh, skipped.settings, num_tokens, divisor)
+        source = stage_loss(job, plan.stage(skipped.stage)).source
+        loss = training_loss(trainer.model.spec, trainer.mesh, skipped.settings, num_tokens, divisor, source=source)
         micro_batches = {row: batch.micro_batch([row]) for row in rows}
         # The condition rejects every update, so that only metrics are computed.
         metrics_by_row = (
@@ -102,6 +104,6 @@ def _updates(plan: Plan, job: Job, trainer: Trainer, skipped: SkippedBatch) -> t
             for row, micro_batch in micro_batches.items()
         )
         bad = tuple(row for row, metrics in metrics_by_row if non_finite_metric(metrics, number))
-        metrics = trainer.train_step(list(micro_batches.values()), loss)
+        _, metrics = Gap.split(trainer.train_step(list(micro_batches.values()), loss))
         updates.append(UpdateReplay(rows=tuple(rows), metrics=metrics, bad_rows=bad))
     return tuple(updates)

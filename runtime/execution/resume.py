@@ -124,6 +124,7 @@ RULES = MappingProxyType(
         "staleness": _AT_ONCE,
         "controllers": _AT_ONCE,
         "cache_after_refit": _AT_ONCE,
+        "old_logprobs": _AT_ONCE,
         "engine": _AT_ONCE,
         "engines": _AT_ONCE,
         "generation_weights": _AT_ONCE,

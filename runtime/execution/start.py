@@ -228,7 +228,7 @@ def connect(request: RunRequest, inputs: Inputs, models: Models, progress: Progr
     observed = broadcast(lambda: observations(request.out, steps.start))
     controllers = RunControllers(plan, reporting, progress.periods, observed)
     host_memory = OffloadedStages(plan, models.copies)
-    environment, evaluating, tools = _environment(request), _evaluating(request), _tools(request, models)
+    environment, of_sets, tools = _environment(request), _environments_of_sets(request), _tools(request, models)
     batches = OpenBatches(data.batch_size)
     stages = StageRunner(
         plan,
@@ -241,7 +241,7 @@ def connect(request: RunRequest, inputs: Inputs, models: Models, progress: Progr
         control=controllers,
         out=request.out,
         environment=environment,
-        evaluating=evaluating,
+        evaluating=of_sets,
         tools=tools,
         engine=models.engine,
     )
@@ -285,7 +285,7 @@ def connect(request: RunRequest, inputs: Inputs, models: Models, progress: Progr
         consensus=Consensus(control, max_steps_ahead=inputs.program.max_steps_ahead),
         host_memory=host_memory,
         environment=environment,
-        evaluating=evaluating,
+        evaluating=of_sets,
         tools=tools,
         batches=batches,
         stages=stages,
@@ -329,7 +329,7 @@ _EVALUATING_WORKERS = 2
 """Concurrent calls of a reward of an evaluation, for each replica, where the job does not give their number."""
 
 
-def _evaluating(request: RunRequest) -> dict[str, Environment]:
+def _environments_of_sets(request: RunRequest) -> dict[str, Environment]:
     """Start the workers of the held-out sets that have rewards of their own."""
     if not _owns_responses(request.plan):
         return {}

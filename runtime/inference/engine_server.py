@@ -186,8 +186,12 @@ def _is_out_of_memory(error: BaseException) -> bool:
     """True for the errors of Python, of torch on a CPU and of torch on a GPU that an allocation has failed."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
+    text = str(error).lower()
     reasons = (os.strerror(errno.ENOMEM).lower(), "can't allocate memory", "not enough memory", "bad_alloc")
-    return isinstance(error, RuntimeError | OSError) and any(reason in str(error).lower() for reason in reasons)
+    # oneDNN says this where it has no memory for the code of a kernel; if it has no kernel for a shape, it is the
+    # "primitive descriptor" that could not be created.
+    has_no_code = text.endswith("could not create a primitive")
+    return isinstance(error, RuntimeError | OSError) and (has_no_code or any(reason in text for reason in reasons))
 
 
 @contextmanager

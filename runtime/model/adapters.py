@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 from meshwright.profiles.model_parts.adapter import Adapter, Linear
 from meshwright.profiles.model_shape import ModelSpec
+from meshwright.runtime.model.hf_checkpoint import OUTPUT
 
 DOWN, UP = "adapter_down", "adapter_up"
 """Names of the parameters A [rank, inputs] and B [outputs, rank] of a linear."""
@@ -41,6 +42,12 @@ DOWN, UP = "adapter_down", "adapter_up"
 def is_adapter_parameter(parameter: str) -> bool:
     """True for the name of an adapter's parameter."""
     return parameter.rpartition(".")[2] in (DOWN, UP)
+
+
+def is_trained_parameter(spec: ModelSpec, parameter: str) -> bool:
+    """True for the name of a parameter that training changes: any of a model without an adapter, otherwise those of the
+    adapter and the scalar head."""
+    return spec.adapter is None or is_adapter_parameter(parameter) or (spec.scalar_head and parameter.endswith(OUTPUT))
 
 
 class _Adapted:

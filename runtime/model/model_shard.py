@@ -26,7 +26,7 @@ from meshwright.profiles.experts import LatentAttention
 from meshwright.profiles.layout import Layout, chunk_layers, layout_violations, unequal_layers_per_stage
 from meshwright.profiles.model_shape import ModelSpec, run_violations
 from meshwright.runtime.device import host
-from meshwright.runtime.model.adapters import is_adapter_parameter
+from meshwright.runtime.model.adapters import is_trained_parameter
 from meshwright.runtime.model.attention import Packing, Rotary
 from meshwright.runtime.model.context_parallel import num_padding_tokens, sequence_shard
 from meshwright.runtime.model.hf_checkpoint import SELECTION_BIAS, global_name
@@ -263,8 +263,9 @@ def build_model(
 ) -> ModelChunks:
     """Builds this rank's shard of `spec` on `mesh`, with random weights from `seed`; members of the mesh call it.
 
-    A model that is not trainable has no gradients and is in evaluation mode. If the model has an adapter, only the
-    adapter's parameters have gradients, and they are zero until `init_adapter`, a checkpoint or a refit sets them.
+    A model that is not trainable has no gradients and is in evaluation mode. If the model has an adapter, only its
+    parameters and a scalar head have gradients, and the adapter is zero until `init_adapter`, a checkpoint or a refit
+    sets it.
     Raises BadInput for a layout that does not divide the model, and for a model that can only be planned.
     """
     require_none((*layout_violations(mesh.layout, spec), *run_violations(spec)))
@@ -281,7 +282,7 @@ def build_model(
         chunks = [Decoder(spec, mesh, config, chunk, kernels) for chunk in range(mesh.layout.vpp)]
     model = chunks[0] if len(chunks) == 1 else Interleaved(chunks)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(trainable and (spec.adapter is None or is_adapter_parameter(name)))
+        parameter.requires_grad_(trainable and is_trained_parameter(spec, name))
     model.train(trainable)
     return model
 

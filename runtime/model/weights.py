@@ -27,6 +27,7 @@ from meshwright.profiles.model_shape import ModelSpec, score_class
 from meshwright.runtime.model.adapters import DOWN, UP, is_adapter_parameter, merge_adapter
 from meshwright.runtime.model.hf_checkpoint import (
     INDEX,
+    OUTPUT,
     Recipe,
     TensorFiles,
     expert_of,
@@ -295,7 +296,7 @@ def save_adapter(
     save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
     config = {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": "SEQ_CLS" if spec.scalar_head else "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": adapter.rank,
         "lora_alpha": adapter.alpha,
@@ -303,14 +304,15 @@ def save_adapter(
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
-        "target_modules": sorted({name.split(".")[-3] for name in tensors}),
+        "target_modules": sorted({name.split(".")[-3] for name in tensors if "lora_" in name}),
+        **({"modules_to_save": ["score"]} if spec.scalar_head else {}),
     }
     (directory / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def stored_adapter(model: ModelChunks, spec: ModelSpec, mesh: Mesh) -> Iterator[tuple[str, Tensor]]:
     """Yields the whole adapter tensors [...] of this rank's pipeline stage by their names in PEFT's format, one linear
-    after another.
+    after another, and then a scalar head.
 
     Tensor-parallel ranks gather the shards of one linear at a time, so all of them iterate together.
     """
@@ -328,6 +330,8 @@ def stored_adapter(model: ModelChunks, spec: ModelSpec, mesh: Mesh) -> Iterator[
             path = _PREFIX + stored.removesuffix("weight")
             yield f"{path}lora_A.weight", down
             yield f"{path}lora_B.weight", up
+    if spec.scalar_head and OUTPUT in parameters:
+        yield _PREFIX + recipe(spec, OUTPUT).tensors[0].name, parameters[OUTPUT].detach()
 
 
 def _shards(shard: Tensor, mesh: Mesh) -> list[Tensor]:

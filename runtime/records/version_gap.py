@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Self
 
 AGE_ROWS, AGE_SCORE = "rows_of_age_", "score_of_age_"
 """Prefixes, followed by an age in updates: the number of a batch's responses that were started with weights of that
@@ -16,6 +18,10 @@ KL_TO_TEACHERS = "kl_to_teachers_per_token"
 """The main metric of a distillation."""
 
 
+GAP = "gap."
+"""Prefix of the sums of a gap among the metrics of an update."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gap:
     """Sums over tokens of the gap between log-probabilities of generator and trainer with the same weights."""
@@ -27,6 +33,20 @@ class Gap:
     """Sum of exp|log p - log q|, p the generator and q the trainer."""
     kl_sum: float = 0.0
     """Sum of q/p - log(q/p) - 1, the k3 estimate of KL(p || q) on tokens sampled from p."""
+
+    @classmethod
+    def split(cls, metrics: Mapping[str, float]) -> tuple[Self, dict[str, float]]:
+        """The gap among the metrics of an update, and the other metrics; no token is compared if it has none."""
+        keys = {one.name: f"{'max_' if one.name == 'largest' else ''}{GAP}{one.name}" for one in fields(cls)}
+        found = {name: metrics.get(key, 0.0) for name, key in keys.items()}
+        gap = cls(
+            abs_difference_sum=found["abs_difference_sum"],
+            largest=found["largest"],
+            num_tokens=int(found["num_tokens"]),
+            ratio_sum=found["ratio_sum"],
+            kl_sum=found["kl_sum"],
+        )
+        return gap, {key: value for key, value in metrics.items() if key not in keys.values()}
 
     def __add__(self, other: Gap) -> Gap:
         return Gap(

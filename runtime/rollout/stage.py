@@ -312,8 +312,9 @@ class GenerationStage:
     def _put_back(self, generator: ReplicaEngine) -> None:
         """Keep a generator after a period if sequences are in flight, or if its CUDA graphs are worth their memory."""
         self._generator = generator if generator.in_flight else None
-        replays = isinstance(generator, Generator) and generator.replays and not self._tool_turns
-        self._idle = generator if replays and not generator.in_flight and keeps_generator(self._plan) else None
+        self._idle = None
+        if isinstance(generator, Generator) and generator.replays and not (generator.in_flight or self._tool_turns):
+            self._idle = generator if keeps_generator(self._plan) else None
 
     def _new_generator(self, group_size: int = 1, *, drafts: bool = True) -> ReplicaEngine:
         workload, schedule = self._plan.facts.workload.wave, self._plan.placement(GENERATE).schedule

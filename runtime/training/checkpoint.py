@@ -37,7 +37,7 @@ from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
 from meshwright.runtime.device import host, used_memory
 from meshwright.runtime.device.host_copies import copy_to_host
 from meshwright.runtime.device.process_groups import lost_rank_error
-from meshwright.runtime.model.adapters import is_adapter_parameter
+from meshwright.runtime.model.adapters import is_trained_parameter
 from meshwright.runtime.model.model_shard import Decoder, model_chunks_of
 from meshwright.runtime.training.checkpoint_integrity import fsync_directory, require_safe_pickles, write_manifest
 from meshwright.runtime.training.trainer import Trainer
@@ -103,9 +103,10 @@ def sharded_trainer_state(name: str, trainer: Trainer, *, is_loading: bool) -> d
 
 
 def sharded_model_state(chunk: Decoder, name: str, metadata: dict[str, Any]) -> dict[str, Any]:
-    """The trained weights of a chunk as Megatron's sharded tensors: its adapter if it has one, else all."""
+    """The trained weights of a chunk as Megatron's sharded tensors: its adapter and a scalar head if it has an adapter,
+    else all."""
     state: dict[str, Any] = chunk.sharded_state_dict(prefix=f"{name}.", metadata=metadata)
-    return {key: value for key, value in state.items() if chunk.spec.adapter is None or is_adapter_parameter(key)}
+    return {key: value for key, value in state.items() if is_trained_parameter(chunk.spec, key)}
 
 
 def _load_optimizer(optimizer: DistributedOptimizer, settings: dict[str, Any], param_state: dict[str, Any]) -> None:

@@ -33,12 +33,15 @@ def distillation_advantages(
     return torch.where(mask.bool(), torch.stack(terms).sum(0), 0.0)
 
 
-def score_by_teachers(batch: StepExperience, settings: Distill) -> None:
-    """Sets the score of every sequence to the mean of its advantages over the tokens that the student sampled."""
+def score_by_teachers(batch: StepExperience, settings: Distill, student: str) -> None:
+    """Sets the score of every sequence to the mean of its advantages over the tokens that the student sampled.
+
+    `student` is the field with the student's log-probabilities before the updates.
+    """
     teachers = [field for field in TEACHER_LOGPROBS.values() if batch.experience.rows(field)]
     for row in batch.rows:
         teacher_logprobs = [batch.sampled_values(field, row)[None] for field in teachers]
-        student_logprobs = batch.sampled_values("proximal_logprobs", row)[None]
+        student_logprobs = batch.sampled_values(student, row)[None]
         advantages = distillation_advantages(
             teacher_logprobs, student_logprobs, torch.ones_like(student_logprobs), settings
         )

@@ -10,6 +10,7 @@ The KL penalty of GRPO is a term of `policy_loss`. That of PPO is part of the re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from meshwright.planner.job.algorithm_settings import PPO, LearningSettings
+from meshwright.runtime.records.version_gap import GAP
 from meshwright.runtime.training.advantages import (
     ResponseRewards,
     compute_rewards,
@@ -33,8 +35,15 @@ class Targets(NamedTuple):
     returns: Tensor  # advantages before whitening, plus values
 
 
+MAXIMUM = "max_"
+"""Prefix of the metrics that are maxima over tokens; all others are sums or means over tokens, whose shares add up."""
+
+
 class LossShare(NamedTuple):
-    """One micro-batch's share of a loss (a scalar with a gradient) and of its metrics (detached float64 scalars)."""
+    """One micro-batch's share of a loss (a scalar with a gradient) and of its metrics (detached float64 scalars).
+
+    Shares of metrics add up, except those that begin with `MAXIMUM`.
+    """
 
     loss: Tensor
     metrics: dict[str, Tensor]
@@ -114,6 +123,7 @@ def policy_loss(
     weights: Tensor | None = None,
     mean: MaskedMean | None = None,
     reference: Reference | None = None,
+    ratio_cap: float | None = None,
 ) -> LossShare:
     """The clipped surrogate loss (PPO, arXiv:1707.06347, equations 7 and 9), negated so that lower is better.
 
@@ -129,11 +139,16 @@ def policy_loss(
 
     `old_logprobs` [B, S] are those of the policy at the start of the update; `weights` w [B, S], 1 if absent, are the
     `importance_weights` of stale tokens (decoupled PPO, arXiv:2110.00641). `entropy` H [B, S] is required if c > 0.
-    The metrics include those of `movement`.
+
+    With a `ratio_cap` C the old log-probabilities are those of the policy mu that sampled, and rho = pi / mu is itself
+    the importance weight of a token. It is truncated as in V-trace (IMPALA, arXiv:1802.01561, section 4.1): rho_i is
+    replaced by min(rho_i, C), and its gradient by min(rho_i, C) grad log pi(i), which is not zero where it is
+    truncated.
+    The metrics include those of `movement`, of the ratio before it is truncated.
     """
     assert entropy is not None or settings.entropy_coefficient == 0, "an entropy bonus needs the entropy"
     log_ratio = torch.where(mask.bool(), logprobs - old_logprobs, 0.0)
-    ratio = log_ratio.exp()
+    ratio = log_ratio.exp() if ratio_cap is None else _truncated_ratio(log_ratio, ratio_cap)
     clipped, mean = ratio.clamp(*settings.clip_range), mean or MaskedMean(num_tokens)
     surrogate = torch.minimum(ratio * advantages, clipped * advantages)
     if weights is not None:
@@ -153,6 +168,28 @@ def policy_loss(
         sums["kl_to_ref_estimate"] = _share(divergence, mask, num_tokens)
         loss = loss + reference.coefficient * mean.share(divergence, mask)
     return LossShare(loss, _detached(sums))
+
+
+def _truncated_ratio(log_ratio: Tensor, cap: float) -> Tensor:
+    """The ratio [B, S], at most `cap`, with the gradient of its logarithm times its value."""
+    return (log_ratio - (log_ratio.detach() - math.log(cap)).clamp(min=0)).exp()
+
+
+def gap_shares(logprobs: Tensor, behaviour_logprobs: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """Shares, [] each, of the sums of a `Gap` over masked tokens, by the names that `Gap.split` reads.
+
+    `logprobs` [B, S] are those of the trainer before an update, `behaviour_logprobs` [B, S] those of the generator with
+    the same weights.
+    """
+    log_ratio = torch.where(mask.bool(), behaviour_logprobs - logprobs, 0.0).detach().double()
+    size = log_ratio.abs()
+    return {
+        f"{GAP}abs_difference_sum": size.sum(),
+        f"{MAXIMUM}{GAP}largest": size.amax(),
+        f"{GAP}num_tokens": mask.bool().sum().double(),
+        f"{GAP}ratio_sum": torch.where(mask.bool(), size.exp(), 0.0).sum(),
+        f"{GAP}kl_sum": (torch.expm1(-log_ratio) + log_ratio).sum(),
+    }
 
 
 def movement(log_ratio: Tensor, mask: Tensor, *, num_tokens: int) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ from megatron.core.resharding.utils import TransferOp
 from torch import Tensor, nn
 
 from meshwright.runtime.device import host
-from meshwright.runtime.model.adapters import is_adapter_parameter
+from meshwright.runtime.model.adapters import is_trained_parameter
 from meshwright.runtime.model.fp8_linears import named_quantised_weights, quantise_received
 from meshwright.runtime.model.hf_checkpoint import EMBEDDING, OUTPUT, expert_of
 from meshwright.runtime.model.mesh import Mesh, group_of
@@ -192,7 +192,7 @@ class _Side:
         self._received: dict[str, Tensor] = {}
         for name, parameter in named_global_parameters(model) if model is not None else ():
             assert model is not None
-            if model.spec.adapter and not is_adapter_parameter(name):
+            if not is_trained_parameter(model.spec, name):
                 continue  # frozen weights are the same in every copy
             if name == OUTPUT and model_chunks_of(model)[-1].share_embeddings_and_output_weights:
                 if tied_twice:

@@ -29,7 +29,7 @@ from meshwright.runtime.model.logprobs import token_logprobs
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder, ModelChunks, model_chunks_of
 from meshwright.runtime.model.stage_passes import ExpertLockstep
-from meshwright.runtime.training.losses import LossShare
+from meshwright.runtime.training.losses import MAXIMUM, LossShare
 from meshwright.runtime.training.optimizers import clip_gradients, distributed_optimizers, set_learning_rate
 from meshwright.runtime.training.replica_overlap import Buckets, ReplicaExchange, ddp_config
 
@@ -321,18 +321,23 @@ class Trainer:
         finalize_model_grads(model, None, pg_collection=self.mesh.groups)
 
     def _sum(self, shares: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-        """Metrics summed over the mesh in rank order; of tensor-parallel ranks, which have the same, one is counted."""
+        """Metrics summed over the mesh in rank order, or the largest (`MAXIMUM`); of tensor-parallel ranks, which have
+        the same, one is counted."""
         local: dict[str, float] = {}
         for share in shares if self.mesh.tp_rank == 0 else ():
             for name, value in share.items():
-                local[name] = local.get(name, 0.0) + float(value)
+                local[name] = _combined(name, local.get(name, 0.0), float(value))
         per_rank: list[dict[str, float]] = [{}] * self.mesh.layout.num_ranks
         dist.all_gather_object(per_rank, local, group=self.mesh.groups.intra_dist_opt)
         totals: dict[str, float] = {}
         for sums in per_rank:
             for name, total in sums.items():
-                totals[name] = totals.get(name, 0.0) + total
+                totals[name] = _combined(name, totals.get(name, 0.0), total)
         return totals
+
+
+def _combined(name: str, one: float, other: float) -> float:
+    return max(one, other) if name.startswith(MAXIMUM) else one + other
 
 
 def _loss_output(loss: LossFunction, mesh: Mesh) -> OutputFunction:

@@ -23,6 +23,7 @@ from meshwright.planner.job.algorithm_settings import (
     RewardedSettings,
 )
 from meshwright.planner.job.graph_losses import StageLoss
+from meshwright.profiles.algorithms import BEHAVIOUR_LOGPROBS, OldLogprobs
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import TEACHER_LOGPROBS
 from meshwright.profiles.workload import Workload
@@ -44,6 +45,7 @@ from meshwright.runtime.training.losses import (
     MaskedMean,
     Reference,
     experience_metrics,
+    gap_shares,
     importance_weights,
     movement,
     policy_loss,
@@ -52,9 +54,15 @@ from meshwright.runtime.training.losses import (
 )
 from meshwright.runtime.training.own_losses import AdvantageInputs, LossInputs, own_advantages, own_token_losses
 from meshwright.runtime.training.trainer import MicroBatch
+from meshwright.runtime.training.versions import tokens_of_version
 
 _OPTIONAL_FIELDS = ("ref_logprobs", "values", *TEACHER_LOGPROBS.values())
 """Per-token fields that only some algorithms read."""
+
+
+_SAME_VERSION = "same_version"
+"""Field that marks the tokens in responses that the version to be trained sampled alone; on these a loss compares the
+generator with the trainer."""
 
 
 class TrainingBatch:
@@ -64,6 +72,7 @@ class TrainingBatch:
 
     With `importance_sampling` each token is weighted by the ratio of its probability under the policy before the
     update to that under the policy that sampled it (importance sampling): an older version, or one with 8-bit weights.
+    Where the loss has its old log-probabilities from the pass of the update, it computes these weights itself.
     """
 
     def __init__(
@@ -93,8 +102,12 @@ class TrainingBatch:
         self._fields["old_logprobs"] = experience.padded(self._loss.old_logprobs, rows, width)
         self._fields["mask"] = response_mask(prompts, totals - prompts, width)
         self._fields |= self._targets_of_turns(batch, width) if workload.turns else self._targets(self._fields)
-        if importance_sampling:
-            behaviour = experience.padded("behaviour_logprobs", rows, width)
+        if self._loss.source != "recompute" and "versions" in reads:
+            self._fields[_SAME_VERSION] = tokens_of_version(batch, rows, batch.step)
+        behaviour = experience.padded(BEHAVIOUR_LOGPROBS, rows, width) if importance_sampling else None
+        if behaviour is not None and self._loss.source == "training":
+            self._fields[BEHAVIOUR_LOGPROBS] = behaviour
+        elif behaviour is not None:
             old, mask = self._fields["old_logprobs"], self._fields["mask"]
             self._fields["weights"] = importance_weights(old, behaviour, mask, cap=settings.importance_cap)
         if self._loss.function and self._rewards is not None:
@@ -239,9 +252,10 @@ def training_loss(
     divisor: float | None = None,
     *,
     own: str | None = None,
+    source: OldLogprobs = "recompute",
 ) -> Callable[[Tensor, MicroBatch], LossShare]:
     """The loss function that trains a model: the critic's if it has a scalar head, else the actor's, or that of a
-    function of the job's `own`, as module:function.
+    function of the job's `own`, as module:function. `source` has the actor's log-probabilities before the updates.
 
     The function takes the model's output, values [1, T] or logits [T, 1, V / tp], and the micro-batch. `num_tokens` is
     the denominator of the metrics, and of the loss unless a `divisor` is given for the actor's.
@@ -259,6 +273,7 @@ def training_loss(
         divisor=num_tokens if divisor is None else divisor,
         settings=settings,
         own=own,
+        source=source,
     )
 
 
@@ -272,6 +287,7 @@ def _actor_share(
     divisor: float,
     settings: LearningSettings,
     own: str | None,
+    source: OldLogprobs,
 ) -> LossShare:
     """A micro-batch's share of the loss of a policy, from logits [T, 1, V / tp] sharded over `group`."""
     logprobs, entropy = token_logprobs(
@@ -289,18 +305,29 @@ def _actor_share(
         log_ratio = torch.where(fields["mask"].bool(), logprobs.detach() - fields["old_logprobs"], 0.0)
         moved = movement(log_ratio, fields["mask"], num_tokens=num_tokens)
         return LossShare(loss, {name: value.detach().double() for name, value in {"own_loss": loss, **moved}.items()})
-    return policy_loss(
+    old, weights, metrics = fields["old_logprobs"], fields.get("weights"), {}
+    if _SAME_VERSION in fields:
+        metrics = gap_shares(logprobs, old, fields[_SAME_VERSION])
+    if source == "training":
+        old = logprobs.detach()
+        if BEHAVIOUR_LOGPROBS in fields:
+            mask, cap = fields["mask"], settings.importance_cap
+            weights = importance_weights(old, fields[BEHAVIOUR_LOGPROBS], mask, cap=cap)
+            metrics["importance_weight"] = weights.double().sum() / num_tokens
+    share = policy_loss(
         logprobs,
-        fields["old_logprobs"],
+        old,
         fields["advantages"],
         fields["mask"],
         num_tokens=num_tokens,
         settings=settings,
         entropy=entropy,
-        weights=fields.get("weights"),
+        weights=weights,
         mean=mean,
         reference=_reference(fields, settings),
+        ratio_cap=settings.importance_cap if source == "generator" else None,
     )
+    return LossShare(share.loss, share.metrics | metrics)
 
 
 def _reference(fields: Mapping[str, Tensor], settings: LearningSettings) -> Reference | None:

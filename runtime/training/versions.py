@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from meshwright.profiles.algorithms import BEHAVIOUR_LOGPROBS
 from meshwright.profiles.errors import RunFailed
 from meshwright.runtime.device import host
 from meshwright.runtime.messages.experience import StepExperience
@@ -142,11 +143,8 @@ def cache_gap(batch: StepExperience, rows: Sequence[int], version: int) -> Gap:
 def _gap(batch: StepExperience, rows: Sequence[int], version: int, *, started_earlier: bool) -> Gap:
     if not rows:
         return Gap()
-    mask, versions = _sampled_mask(batch, rows), _padded(batch, "versions", rows)
-    of_version = (versions == version) & mask
-    has_older = (mask & ~of_version).any(dim=1, keepdim=True)
-    log_ratios = _padded(batch, "behaviour_logprobs", rows) - _padded(batch, "proximal_logprobs", rows)
-    compared = log_ratios[of_version & (has_older == started_earlier)].double()
+    log_ratios = _padded(batch, BEHAVIOUR_LOGPROBS, rows) - _padded(batch, "proximal_logprobs", rows)
+    compared = log_ratios[tokens_of_version(batch, rows, version, started_earlier=started_earlier)].double()
     if not len(compared):
         return Gap()
     return Gap(
@@ -156,6 +154,17 @@ def _gap(batch: StepExperience, rows: Sequence[int], version: int, *, started_ea
         ratio_sum=float(compared.abs().exp().sum()),
         kl_sum=float((torch.expm1(-compared) + compared).sum()),
     )
+
+
+def tokens_of_version(
+    batch: StepExperience, rows: Sequence[int], version: int, *, started_earlier: bool = False
+) -> Tensor:
+    """The mask [rows, width] of the predictions of tokens that a version sampled in responses that it sampled alone,
+    or with `started_earlier` in responses that an older version started."""
+    mask, versions = _sampled_mask(batch, rows), _padded(batch, "versions", rows)
+    of_version = (versions == version) & mask
+    has_older = (mask & ~of_version).any(dim=1, keepdim=True)
+    return of_version & (has_older == started_earlier)
 
 
 def _sampled_mask(batch: StepExperience, rows: Sequence[int]) -> Tensor:

@@ -77,6 +77,7 @@ ARGUMENTS: Mapping[str, str] = {
     "explore source": "facts job",
     "explore grid": "settings",
     "whatif ranges": "settings",
+    "whatif output": "finished",
     "explore beside": "one",
     "export source": "run plan",
     "calibrate output": "table path",
@@ -111,6 +112,8 @@ ARGUMENTS_ALONE = {
     "observed",
     "simulation",
     "training_curves",
+    "finished",
+    "on_points",
 }
 """Arguments in the place of what a command reads from files, shows by itself or makes by another function."""
 

@@ -1,3 +1,7 @@
+import math
+from statistics import NormalDist
+
+import numpy as np
 import pytest
 
 from meshwright.profiles.documents import parse
@@ -18,6 +22,14 @@ def test_a_log_normal_keeps_its_median_and_is_cut_at_max() -> None:
     assert lengths.maximum == 300
     assert sum(lengths.probabilities) == pytest.approx(1)
     assert 100 < lengths.mean < 300
+
+
+@pytest.mark.parametrize("count", [64, 1024, 16384])
+def test_the_longest_of_many_log_normal_lengths_is_what_it_is_on_average(count: int) -> None:
+    lengths = LengthSpec(max=10**6, median=300, p99=1800).resolve()
+    sigma = math.log(6) / NormalDist().inv_cdf(0.99)
+    drawn = np.random.default_rng(0).lognormal(math.log(300), sigma, (400, count)).max(axis=1).mean()
+    assert lengths.expected_maximum(count) == pytest.approx(drawn, rel=0.05)
 
 
 def test_a_histogram_is_normalised_and_sorted_and_drops_empty_bins() -> None:

@@ -29,6 +29,7 @@ from tests.reference.ppo import (
     sampled_logits,
     scalar_model,
     scores_of,
+    truncated,
     whitened,
 )
 
@@ -69,6 +70,7 @@ class CriticFreeSettings:
     teacher_weights: tuple[float, ...] = ()
     normalise_by_std: bool = False
     group_baseline: bool = False
+    old_logprobs: str = "recompute"
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,8 @@ class CriticFreeReference:
         if self.ref is not None:
             ref = [of_tokens(of_row, row, s) for of_row, row in zip(response_logits(self.ref, rows), rows, strict=True)]
         scores = [] if self.reward is None else scores_of(self.reward, rows)
+        if s.old_logprobs == "generator":
+            proximal = behaviour
         ratios = [(pi - mu).exp().clamp(max=s.importance_cap) for pi, mu in zip(proximal, behaviour, strict=True)]
         explained = torch.cat([explains(logits, row, s) for logits, row in zip(drawn_from, rows, strict=True)])
         paid = [paid_for(score, row, s) for score, row in zip(scores, rows if scores else (), strict=True)]
@@ -181,7 +185,8 @@ class CriticFreeReference:
             picked(x, chosen) for x in (compared.proximal, compared.advantages, compared.weights)
         )
         ratio, high = (log_pi - old).exp(), s.clip_ratio if s.clip_ratio_high is None else s.clip_ratio_high
-        surrogate = weights * torch.minimum(ratio * advantages, ratio.clamp(1 - s.clip_ratio, 1 + high) * advantages)
+        held = truncated(log_pi, old, s)
+        surrogate = weights * torch.minimum(held * advantages, held.clamp(1 - s.clip_ratio, 1 + high) * advantages)
         lengths = [len(row.response) for row in some]
         policy_loss = -self._mean(surrogate, lengths)
         loss = policy_loss - s.entropy_coefficient * self._mean(entropy, lengths)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.reference.critic_free import CriticFreeReference, CriticFreeSettings
+from tests.reference.ppo import Reference, Settings, adamw
 
 _SHARING = {
     "linear_qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -63,3 +64,25 @@ class AdaptedReference(CriticFreeReference):
     ) -> None:
         super().__init__(actor, actor, reward, settings)
         self.start_from(adapted(self.actor, starts, scale))
+
+
+class AdaptedPPO(Reference):
+    """A run of PPO that trains an adapter of the actor, whose reference is the actor without it, and one of the critic,
+    beside its scalar head."""
+
+    def __init__(
+        self,
+        actor: Path,
+        critic: Path,
+        reward: Path,
+        settings: Settings,
+        *,
+        starts: Mapping[str, Mapping[str, Tensor]],
+        scale: float,
+    ) -> None:
+        """`starts` has what the adapters start with, by role."""
+        super().__init__(actor, critic, actor, reward, settings)
+        self.start_from(adapted(self.actor, starts["actor"], scale))
+        adapted(self.critic, starts["critic"], scale)
+        self.critic.get_submodule("score").requires_grad_(True)
+        self._critic_adam = adamw(self.critic, settings.critic_learning_rate, settings)

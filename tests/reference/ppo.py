@@ -63,6 +63,8 @@ class Settings:
     top_k: int
     top_p: float
     seed: int
+    old_logprobs: str = "recompute"
+    """Of which pass the log-probabilities before the updates are, as a job says it."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,8 @@ class Reference:
         explained = torch.cat([explains(logits, row, s) for logits, row in zip(drawn_from, rows, strict=True)])
         values = scalars(self.critic, rows)  # [R + 1] each: before every token, and behind the last
         scores = scores_of(self.reward, rows)
+        if s.old_logprobs == "generator":
+            proximal = behaviour
         advantages = [
             advantages_of(rewards_of(score, pi, pi_ref, is_cut, s), v, is_cut, s)
             for score, pi, pi_ref, v, is_cut in zip(scores, proximal, ref, values, cut, strict=True)
@@ -183,8 +187,8 @@ class Reference:
         entropy = -(log_p.exp() * log_p).sum(-1)
         log_pi = log_p.gather(-1, torch.cat([row.response for row in some])[:, None])[:, 0]
         old, advantages, weights = (picked(x, chosen) for x in (learnt.proximal, learnt.advantages, learnt.weights))
-        ratio = (log_pi - old).exp()
-        surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - s.clip_ratio, 1 + s.clip_ratio) * advantages)
+        ratio, held = (log_pi - old).exp(), truncated(log_pi, old, s)
+        surrogate = torch.minimum(held * advantages, held.clamp(1 - s.clip_ratio, 1 + s.clip_ratio) * advantages)
         policy_loss = -(weights * surrogate).mean()
         grad_norm = descend(self.actor, self._actor_adam, policy_loss - s.entropy_coefficient * entropy.mean(), s)
         return {
@@ -302,6 +306,18 @@ def scores_of(reward: nn.Module | Scorer, rows: Sequence[Row]) -> list[Tensor]:
     if isinstance(reward, nn.Module):
         return [said[-1] for said in scalars(reward, rows)]
     return [torch.tensor(reward(row), dtype=torch.float64) for row in rows]
+
+
+def truncated(log_pi: Tensor, old: Tensor, s: Settings) -> Tensor:
+    """The ratio pi / mu of a policy to the one that sampled, at most the cap: there its gradient is cap grad log pi.
+
+    Where the old log-probabilities were computed again it is the ratio as it is.
+    """
+    ratio = (log_pi - old).exp()
+    if s.old_logprobs != "generator":
+        return ratio
+    at_cap = s.importance_cap * (1 + log_pi - log_pi.detach())
+    return torch.where(ratio.detach() > s.importance_cap, at_cap, ratio)
 
 
 def picked(values: Sequence[Tensor], chosen: Sequence[int]) -> Tensor:

@@ -9,6 +9,7 @@ import yaml
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from meshwright.profiles.stages import Role
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.model.adapters import init_adapter
 from tests.reference import low_rank
@@ -23,9 +24,9 @@ MODULES = {
 }
 
 
-def started(asked: RunRequest) -> dict[str, Tensor]:
+def started(asked: RunRequest, role: Role = Role.ACTOR) -> dict[str, Tensor]:
     """By `layer.linear`, A [rank, inputs]."""
-    spec = asked.plan.facts.models.actor
+    spec = asked.plan.facts.models.spec(role)
     assert spec.adapter is not None
     inputs = {
         name: inner
@@ -44,12 +45,17 @@ def started(asked: RunRequest) -> dict[str, Tensor]:
     return {f"{layer}.{name}": parameters[f"{module}.adapter_down"].detach() for (layer, name), module in named.items()}
 
 
-def compare_adapter(found: Distances, run: Observed, base: Path, expected: nn.Module) -> None:
+def compare_adapter(found: Distances, run: Observed, base: Path, expected: nn.Module, role: Role = Role.ACTOR) -> None:
     """Notes how far what training added to each weight is from the reference's; weights without an adapter are as they
-    were."""
+    were, but for a scalar head."""
     before = {key: value for path in base.glob("*.safetensors") for key, value in load_file(path).items()}
     changes = low_rank.changes(expected)
-    for name, value in run.weights("actor").items():
+    for name, value in run.weights(role).items():
+        if name == "score.weight":
+            head = expected.get_parameter(name).detach()
+            assert not torch.equal(value.double(), before[name].double())
+            found.add(name, value.double(), head)
+            continue
         change = value.double() - before[name].double()
         if name in changes:
             found.add(f"change of {name}", change, changes[name])

@@ -37,7 +37,7 @@ def compare_experience(found: Distances, run: Observed, step: int, drawn: Sequen
     assert len([name for name in held if "teacher" in name]) == len(compared.teachers)
     assert ("ref_logprobs" in held) == (compared.ref is not None)
     for name, expected in known.items():
-        if expected is not None:
+        if expected is not None and name in held:
             of_responses = [held[name][index][row.num_prompt - 1 : -1] for index, row in enumerate(drawn)]
             found.add(name, torch.cat(of_responses), torch.cat(expected))
 
@@ -63,6 +63,7 @@ def judged(
 ) -> Distances:
     """How far the steps of a run are from what the reference makes of the same draws."""
     found = Distances()
+    assert ("proximal_logprobs" in run.steps[0]) == (judge.settings.old_logprobs == "recompute")
     for step in range(num_steps):
         drawn = drawn_in(run, step, batch_size)
         are_groups(drawn, group_size)
@@ -84,4 +85,5 @@ def settings_of(asked: RunRequest) -> CriticFreeSettings:
         max_response=workload.response.max,
         end_tokens=frozenset(END_TOKENS),
         decoupled=asked.plan.staleness > 0,
+        old_logprobs=asked.plan.facts.old_logprobs,
     )

@@ -55,6 +55,11 @@ MISTAKES: Mapping[str, str] = {
     "plan actor -o new.json": "it is a directory; name a file.",
     f"{_BIG} --price $2.50": "--price '$2.50' is not a number; write one, such as 0.5.",
     f"{_BIG} --gap 5%": "--gap '5%' is not a number",
+    "plan big.yaml --output": "option '--output' requires an argument; see `meshwright plan --help`.",
+    "plan nothing.yaml -o new.json": "the document is empty and should be an object",
+    "plan list.yaml -o new.json": "...); give models.",
+    "plan broken.yaml -o new.json": "is not YAML at line 2:",
+    f"{_BIG} --profile broken.json": "line 1 column 8 (char 7); correct it there, or write the file anew.",
     f"{_BIG} --gap 1": "--gap 1 is out of range; give 0.99 at most.",
     f"{_BIG} --for trl": "--for 'trl' is not known; known: areal, nemo-rl, openrlhf, skyrl, slime, verl.",
     f"{_BIG} --from big.yaml": "a plan is JSON; give the plan that was written for it.",
@@ -182,6 +187,13 @@ def prepare(directory: Path) -> None:
     for name, (path, value, _) in _EDITS.items():
         (directory / f"{name}.yaml").write_text(yaml.safe_dump(_edited(good, path.split("."), value)))
     (directory / "empty").mkdir()
+    for name, text in (
+        ("nothing.yaml", ""),
+        ("list.yaml", "- 1\n"),
+        ("broken.yaml", "a: [1\n"),
+        ("broken.json", '{"a": 1'),
+    ):
+        (directory / name).write_text(text)
     (directory / "bert.json").write_text(json.dumps({"architectures": ["BertForMaskedLM"], "hidden_size": 8}))
     (directory / "script.sh").write_text("python -m verl.trainer.main_ppo algorithm.adv_estimator=gae\n")
 

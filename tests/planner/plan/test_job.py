@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.cost_models.params import stage_parts
 from meshwright.planner.job.job import Facts, Job, PPOJob, read_job, require_job, resolve
 from meshwright.planner.job.rewards_and_tools import Reward
 from meshwright.planner.job.sections import ClusterSpec, MixedSpec, Models, ModelSource
@@ -75,6 +76,7 @@ def others(facts: Facts) -> dict[str, object]:
         "staleness": 2,
         "controllers": True,
         "cache_after_refit": "recompute",
+        "old_logprobs": "generator",
         "engine": "vllm",
         "generation_weights": "fp8",
         "rewards": (Reward(name="exact", function="exact_match").load,),
@@ -117,11 +119,22 @@ def test_facts_with_an_adapter_are_read_as_they_were_written_and_others_have_non
     assert '"adapter"' not in canonical_json(job)
 
 
-def test_an_adapter_of_another_model_than_the_actor_is_refused(job: Job) -> None:
+def test_an_adapter_of_a_model_that_is_not_trained_is_refused(job: Job) -> None:
     document = json.loads(canonical_json(adapted(job)))
-    document["models"]["critic"]["adapter"] = {"rank": 4, "alpha": 4.0}
-    with pytest.raises(BadInput, match=r"models\.critic\.adapter: only the actor is trained by an adapter; remove it"):
+    document["models"]["reward"]["adapter"] = {"rank": 4, "alpha": 4.0}
+    with pytest.raises(BadInput, match=r"models\.reward\.adapter: only actor and critic are trained by adapters; rem"):
         parse(Job, json.dumps(document), "job")
+
+
+def test_a_critic_may_have_an_adapter_beside_its_scalar_head(job: Job, tmp_path: Path) -> None:
+    document = json.loads(canonical_json(job))
+    document["models"]["critic"]["adapter"] = {"rank": 4, "alpha": 4.0}
+    facts = resolve(parse(Job, json.dumps(document), "job"), tmp_path)
+    critic, plain = facts.models.spec(Role.CRITIC), resolve(job, tmp_path).models.spec(Role.CRITIC)
+    assert facts.models.actor.adapter is None
+    assert critic.trainable_params == critic.num_layers * critic.adapter_layer_params + critic.hidden_size
+    assert critic.num_params == plain.num_params == plain.trainable_params
+    assert sum(part.trained.num_params for part in stage_parts(critic, 1, 2)) == critic.trainable_params
 
 
 def test_a_reference_that_is_not_the_base_is_refused_as_one(job: Job, tmp_path: Path) -> None:

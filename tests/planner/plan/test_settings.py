@@ -37,8 +37,8 @@ def test_every_combination_of_several_settings_is_answered() -> None:
         ("workload.respnse.p99", "did you mean workload.prompt.p99 or workload.response.p99?"),
         (
             "qqqq",
-            "known: algorithm, cache_after_refit, cluster, controllers, engine, generation_weights, models, precision, "
-            "ref_is_base, rewards, staleness, tokenizer, workload and the fields in them.",
+            "known: algorithm, cache_after_refit, cluster, controllers, engine, generation_weights, models, "
+            "old_logprobs, precision, ref_is_base, rewards, staleness, tokenizer, workload and the fields in them.",
         ),
     ],
 )

@@ -56,11 +56,23 @@ def configured(tmp_path: Path, text: str) -> ParsedConfig:
     ],
 )
 def test_a_backend_is_a_layout(tmp_path: Path, backend: str, layout: str) -> None:
-    text = f"actor: {{backend: '{backend}', {GROUP}}}\nrollout: {{backend: 'sglang:d4t2'}}\n"
+    actor = f"backend: '{backend}', recompute_logprob: true, {GROUP}"
+    text = f"actor: {{{actor}}}\nrollout: {{backend: 'sglang:d4t2'}}\n"
     values = configured(tmp_path, text).by_name
     assert (values["actor_train.layout"], values["actor_logprob.layout"]) == (layout, layout)
     assert (values["actor_generate.tp"], values["actor_generate.pool"]) == (2, "8:8")
     assert (values["cluster.nodes"], values["cluster.ranks_per_node"]) == (2, 8)
+
+
+@pytest.mark.parametrize(
+    ("key", "source"), [("recompute_logprob", None), ("use_decoupled_loss", None), ("discount", "generator")]
+)
+def test_old_log_probabilities_are_the_generators_unless_a_key_recomputes_them(
+    tmp_path: Path, key: str, source: str | None
+) -> None:
+    text = f"actor: {{backend: 'megatron:d4t2', {key}: 1, {GROUP}}}\nrollout: {{backend: 'sglang:d4t2'}}\n"
+    values = configured(tmp_path, text).by_name
+    assert values.get("old_logprobs") == source
 
 
 @pytest.mark.parametrize(

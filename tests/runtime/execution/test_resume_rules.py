@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from meshwright.planner.job.algorithm_settings import Distill
 from meshwright.planner.job.engine_environments import EngineEnvironment, EngineEnvironments
+from meshwright.planner.job.evaluation import EvaluationSet
 from meshwright.planner.job.job import DEFAULT_SETTINGS, JOB_KINDS, Job, read_job
 from meshwright.planner.job.rewards_and_tools import Reward, Tool
 from meshwright.planner.plan.plan import Plan
@@ -69,7 +70,8 @@ def another(kind: Any, value: Any = None) -> Any:
         named = [member for member in get_args(kind) if get_origin(member) is Literal]
         return another(named[0], value) if named else "local"  # of clusters
     of_kinds: dict[Any, Callable[[], Any]] = {
-        Mapping: lambda: {**(value or {}), "prompt": "another"},
+        Mapping: lambda: {**(value or {}), "prompt": another(get_args(kind)[1])},
+        EvaluationSet: lambda: EvaluationSet(prompts="another"),
         str: lambda: "another",
         Reward: lambda: Reward(name="another", function="exact_match"),
         bool: lambda: not value,
@@ -89,7 +91,7 @@ TURNS = ToolTurns(
 RULED = [
     pytest.param(key, kind, id=key)
     for key, kind in LEAVES
-    if rule_of(key) and (".adapter." not in key or key.startswith("models.actor."))  # no other model may have one
+    if rule_of(key) and (".adapter." not in key or key.startswith("models.actor."))  # others have none
 ]
 
 

@@ -16,10 +16,27 @@ from typing import Any
 from meshwright.runtime.inference import engine_server
 from meshwright.runtime.inference.engine_server import Message
 
-DIES, HANGS, REFUSES, EXITS, IS_NEWER, GARBLES, STARVES, GROWS, MAPS = 901, 902, 903, 904, 905, 906, 907, 908, 909
+DIES, HANGS, REFUSES, EXITS, IS_NEWER, GARBLES, STARVES, GROWS, MAPS, COMPILES = (
+    901,
+    902,
+    903,
+    904,
+    905,
+    906,
+    907,
+    908,
+    909,
+    910,
+)
+RAISED = {
+    REFUSES: ValueError("a prompt that it does not take"),
+    GROWS: RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8192 bytes."),
+    COMPILES: RuntimeError("could not create a primitive"),
+}
+"""Errors in the words of torch on a CPU and of oneDNN, and one that has nothing to do with memory."""
 MODULUS = 100
-MAX_ELEMENTS = 1000
-"""Larger weights are refused, without a word."""
+UNKNOWN = "unknown"
+"""The name of a weight that is refused, without a word."""
 
 
 @dataclass
@@ -43,8 +60,8 @@ class CountingEngine:
         if self.settings["model"] == "frozen":
             raise ValueError("its weights are frozen")
         self.total = self.base = 0
-        for _, tensor in tensors:
-            assert tensor.numel() < MAX_ELEMENTS
+        for name, tensor in tensors:
+            assert name != UNKNOWN
             self.total = self.base = self.total + int(tensor.sum())
 
     def load_adapter(self, tensors: Iterator[tuple[str, Any]]) -> None:
@@ -84,14 +101,12 @@ def misbehave(token: int) -> None:
         time.sleep(600)
     if token == STARVES:
         bytearray(2**62)
-    if token == GROWS:  # the words of torch on a CPU
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8192 bytes.")
     if token == MAPS:
         mmap.mmap(-1, 2**50)
     if token == EXITS:
         os._exit(7)
-    if token == REFUSES:
-        raise ValueError("a prompt that it does not take")
+    if token in RAISED:
+        raise RAISED[token]
     if token == IS_NEWER:
         engine_server.PROTOCOL_VERSION = 2
     if token == GARBLES:

@@ -152,6 +152,10 @@ def test_a_start_says_what_runs(tmp_path: Path) -> None:
     [
         (counting_server.DIES, "was ended by SIGKILL, which the kernel sends when memory runs out;"),
         (counting_server.STARVES, "ran out of memory (MemoryError); plan for more memory or fewer generation_slots;"),
+        (
+            counting_server.COMPILES,
+            "ran out of memory (RuntimeError: could not create a primitive); plan for more memory",
+        ),
         (counting_server.MAPS, "ran out of memory (OSError: [Errno 12] Cannot allocate memory); plan for more memory"),
         (counting_server.GROWS, "ran out of memory (RuntimeError: DefaultCPUAllocator: can't allocate memory"),
         (counting_server.EXITS, "ended with exit code 7"),
@@ -188,8 +192,8 @@ def test_refused_weights_say_why(tmp_path: Path) -> None:
 def test_a_weight_that_is_refused_is_named(tmp_path: Path) -> None:
     process = start(tmp_path)
     process.wait_until_ready()
-    tensors = [("first", torch.zeros(3)), ("second", torch.zeros(counting_server.MAX_ELEMENTS))]
-    with pytest.raises(RunFailed, match="refused: ValueError: the weight second was not taken, AssertionError;"):
+    tensors = [("known", torch.zeros(3)), (counting_server.UNKNOWN, torch.zeros(3))]
+    with pytest.raises(RunFailed, match="refused: ValueError: the weight unknown was not taken, AssertionError;"):
         process.take_weights(0, tensors)
 
 

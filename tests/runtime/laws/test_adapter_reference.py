@@ -12,14 +12,22 @@ import yaml
 
 from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.schedule import Recompute, Schedule
+from meshwright.profiles.stages import Role
 from meshwright.runtime.execution.request import RunRequest
-from tests.reference.low_rank import AdaptedReference
+from tests.reference.low_rank import AdaptedPPO, AdaptedReference
 from tests.runtime.adapting import compare_adapter, started
 from tests.runtime.compared import judged, settings_of
+from tests.runtime.laws.test_reference import (
+    PPO,
+    compare_experience_of_ppo,
+    compare_updates_of_ppo,
+    settings_of_ppo,
+)
 from tests.runtime.observed import Observed
 from tests.runtime.plans_by_hand import Where
-from tests.runtime.refereed import Runs, request_of, requests_of
+from tests.runtime.refereed import Distances, Runs, drawn_in, request_of, requests_of
 from tests.runtime.small_job import write_job
+from tests.seeds import cases
 
 STEPS, BATCH, GROUP, MAX_RESPONSE = 4, 16, 4, 12
 TOLERANCE = 1e-4
@@ -80,10 +88,24 @@ CASES = {
 }
 
 
+OF_PPO = {
+    "PPO, dp2": Case(2, training("0:2", "dp2", rows(4))),
+    "PPO, values tp2, critic dp2": Case(
+        2,
+        {
+            "critic_train": Where("0:2", "dp2", rows(4, Recompute.FULL)),
+            "critic_value": Where("0:2", "tp2", rows(4)),
+            "other": Where("0:2", "tp2", rows(4)),
+        },
+    ),
+    "PPO, pp2": Case(2, training("0:2", "pp2", rows(2)) | {"critic_train": Where("0:2", "pp2", rows(2))}, ATTENTION),
+}
+
+
 @pytest.fixture(scope="module")
 def requests(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRequest]:
     """Of every case."""
-    return requests_of(tmp_path_factory.mktemp("job"), CASES, _request)
+    return requests_of(tmp_path_factory.mktemp("job"), CASES | OF_PPO, _request)
 
 
 def _request(directory: Path, name: str, case: Case) -> RunRequest:
@@ -95,8 +117,13 @@ def _request(directory: Path, name: str, case: Case) -> RunRequest:
         "ref": {"path": "policy"},
         "reward": {"path": "scores"},
     }
-    job["workload"] |= {"response": {"max": MAX_RESPONSE, "fixed": 8}, "batch_size": BATCH, "group_size": GROUP}
-    job |= {"algorithm": "grpo", "grpo": {**SETTINGS, **case.more}, "staleness": case.steps_ahead}
+    job["workload"] |= {"response": {"max": MAX_RESPONSE, "fixed": 8}, "batch_size": BATCH}
+    if name in OF_PPO:
+        job["models"]["critic"] = {"path": "values", "adapter": adapter}
+        job |= {"algorithm": "ppo", "ppo": {**PPO, "actor_learning_rate": 3e-3, "critic_learning_rate": 3e-3}}
+    else:
+        job["workload"]["group_size"] = GROUP
+        job |= {"algorithm": "grpo", "grpo": {**SETTINGS, **case.more}, "staleness": case.steps_ahead}
     return request_of(job, directory, name, case.where, steps=STEPS, steps_ahead=case.steps_ahead)
 
 
@@ -119,6 +146,30 @@ def test_a_run_draws_and_learns_what_the_reference_does(
     )
     found = judged(run, judge, num_steps=STEPS, batch_size=BATCH, group_size=GROUP)
     compare_adapter(found, run, asked.directory / "policy", judge.actor)
+    assert found.beyond(TOLERANCE) == {}
+
+
+@pytest.mark.slow
+@cases("name", OF_PPO, few=1)
+def test_adapters_of_actor_and_critic_and_a_scalar_head_learn_what_the_reference_does(
+    runs: dict[str, Observed], requests: dict[str, RunRequest], name: str
+) -> None:
+    run, asked, found = runs[name], requests[name], Distances()
+    adapter = asked.job.models.actor.adapter
+    assert isinstance(adapter, Adapter)
+    judge = AdaptedPPO(
+        *(asked.directory / path for path in ("policy", "values", "scores")),
+        settings_of_ppo(asked),
+        starts={role: started(asked, role) for role in (Role.ACTOR, Role.CRITIC)},
+        scale=adapter.scale,
+    )
+    for step in range(STEPS):
+        drawn = drawn_in(run, step, BATCH)
+        learnt = judge.step(step, drawn)
+        compare_experience_of_ppo(found, run, step, drawn, learnt)
+        compare_updates_of_ppo(found, run, step, drawn, learnt)
+    compare_adapter(found, run, asked.directory / "policy", judge.actor)
+    compare_adapter(found, run, asked.directory / "values", judge.critic, Role.CRITIC)
     assert found.beyond(TOLERANCE) == {}
 
 

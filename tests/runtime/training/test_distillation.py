@@ -90,5 +90,5 @@ def test_a_response_is_scored_by_the_tokens_that_the_student_drew() -> None:
     for field, values in {**told, "teacher_logprobs": torch.tensor([9.0, -0.5, 9, -1, 9])}.items():
         batch.experience.put(field, 0, values)
     batch.experience.put("prompt_lengths", 0, torch.tensor([2]))
-    score_by_teachers(batch, Distill())
+    score_by_teachers(batch, Distill(), "proximal_logprobs")
     assert float(batch.score(0)) == pytest.approx((0.5 + 1.0) / 2)
