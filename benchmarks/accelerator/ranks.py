@@ -365,6 +365,7 @@ def _learned(model: Decoder, spec: ModelSpec, mesh: Mesh, work: Work, kernels: C
 
 
 def learned_block(rows: Sequence[Tensor]) -> MicroBatch:
+    """A micro-batch of rows of tokens [S], with a mask of the positions that have a next token."""
     return MicroBatch.pack(rows, {"mask": [torch.arange(len(row)) < len(row) - 1 for row in rows]})
 
 
