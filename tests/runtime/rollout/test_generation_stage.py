@@ -86,8 +86,8 @@ def _in_two_parts(path: Path, generation: dict[str, int]) -> tuple[list[Held], l
 
 
 def _round_by_round_and_together(path: Path) -> list[tuple[Held, float]]:
-    """What a step puts into its batch, and the mean number of live sequences, where every round is passed on before the
-    next and where rounds are run together."""
+    """The batch of a step and its mean number of live sequences: first with every round passed on before the next, then
+    with rounds run together."""
     rank, found = one_rank(path), []
     for each in (True, False):
         stage, one = rank.generating(STEPS), batch(0)
