@@ -170,8 +170,8 @@ class Found:
 def report(world: World) -> str:
     """As a table of Markdown."""
     lines = [
-        "Each layout is compared with one rank of the same model, precision and kernels. In bf16 a token whose two best "
-        "experts score nearly the same may go to the other one.\n",
+        "Each layout is compared with one rank of the same model, precision and kernels. In bf16 a token whose two "
+        "best experts score nearly the same may go to the other one.\n",
         "| model | precision | kernels | layout | ranks | messages | log-probabilities apart by | "
         "gradient norm, relatively | weights after an update | equal tokens |",
         "|---|---|---|---|---|---|---|---|---|---|",
