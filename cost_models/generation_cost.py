@@ -51,7 +51,7 @@ ENGINE_WAKE, ENGINE_SLEEP = "cache taken", "cache freed"
 and frees it afterwards."""
 
 OUTSIDE_ROUNDS = (ENGINE_LOAD, ENGINE_WAKE, ENGINE_SLEEP)
-"""Names of the terms for what such an engine does once a period, before and after its rounds."""
+"""Names of the terms for what an engine in its own process does before and after its rounds."""
 
 _SAMPLED_BYTES = 16
 """Bytes of a sampled token and its log-probability, both sent in fp64."""
@@ -250,7 +250,7 @@ def generation_work(
     """Return the rounds as passes of the groups of a pipeline of `pp` stages.
 
     With drafts a decode step has a row for each token that a sequence verifies, and there are fewer steps. Each row
-    reads the cache, or with `verifies_together` those of a sequence read it once.
+    reads the cache; with `verifies_together` the rows of a sequence read it once together.
 
     Prefills of more than `max_tokens` tokens are split. Of `rows_per_prompt` rows of one prompt the first to be
     admitted is prefilled; the others copy its keys and values, which is not costed. `tool_prefills` are prefills
@@ -290,7 +290,8 @@ def _decode_load(
 ) -> Load:
     """Return the decode passes: max(m, p) a round, with the live sequences spread over m groups.
 
-    Where the `rows_of_sequence` rows of a sequence read its cache `together`, each of them counts as reading its part.
+    A sequence has `rows_of_sequence` rows. If they read its cache `together`, each row is costed as reading an equal
+    part of it.
     """
     readers = rows_of_sequence if together else 1.0
     passes = []

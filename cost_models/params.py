@@ -18,9 +18,9 @@ class StagePart(Generic[N]):
     """The layers and parameters of a rank of one pipeline stage, in one layout or in those of several choices.
 
     `num_stages_to_end` counts the pipeline stages from its own to the last. `expert_params` are its parameters in
-    experts, which are replicated only on every `spread`-th replica; `adapter_params` are those that are trained with an
-    adapter, its own and a scalar head's, and 0 without one. `num_full_layers` of its layers attend to all tokens,
-    `num_window_layers` use sliding-window attention, and `num_linear_layers` have a state.
+    experts, which are replicated only on every `spread`-th replica; `adapter_params` are the parameters of an adapter
+    and of the scalar head that is trained with it, 0 without an adapter. `num_full_layers` of its layers attend to all
+    tokens, `num_window_layers` use sliding-window attention, and `num_linear_layers` have a state.
     """
 
     num_layers: N

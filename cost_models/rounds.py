@@ -63,7 +63,7 @@ class Rounds:
     refills: Prefill
 
     def with_drafts(self, tokens_per_round: float) -> Rounds:
-        """Return the rounds of the same sequences if each grows by so many tokens in a decode round.
+        """Return the rounds of the same sequences if each grows by `tokens_per_round` tokens in a decode round.
 
         All sequences grow at this mean rate, so a round with drafts stands for `tokens_per_round` rounds without. It
         has prefills if one of those has: with n of them, of which a share s have prefills, 1 - (1 - s)^n.

@@ -63,7 +63,7 @@ class WavesModel(DelegatingCostModel):
     def seconds(self, query: StageQuery) -> Cost:
         if not processes_all_samples(query.stage):
             return super().seconds(query)
-        cost = _each_wave(self.wave.seconds(query), self.num_waves)
+        cost = _cost_of_waves(self.wave.seconds(query), self.num_waves)
         if query.stage.generates and self.reward_seconds:
             cost += Cost((Term(WAVE_REWARDS, self.num_waves * self.reward_seconds),))
         return cost
@@ -92,10 +92,10 @@ class WavesModel(DelegatingCostModel):
         return QueriedLayoutCosts(self, query) if processes_all_samples(query.stage) else super().on_layout(query)
 
 
-def _each_wave(cost: Cost, num_waves: float) -> Cost:
-    """Return the cost of a step's waves from that of one; an engine in its own process takes new weights once a
+def _cost_of_waves(wave_cost: Cost, num_waves: float) -> Cost:
+    """Return the cost of a step's waves from the cost of one; an engine in its own process takes new weights once a
     step."""
-    return Cost(tuple(term if term.name == ENGINE_LOAD else term.scaled(num_waves) for term in cost.terms))
+    return Cost(tuple(term if term.name == ENGINE_LOAD else term.scaled(num_waves) for term in wave_cost.terms))
 
 
 def slowest_seconds(latencies: Sequence[Latencies], num_samples: int) -> float:

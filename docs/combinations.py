@@ -276,8 +276,8 @@ def answer(names: Combination) -> Answer:
 
 
 def is_one_job(names: Combination) -> bool:
-    """Whether a job can be written that has these features: one algorithm, one kind of reward model, and a judge that
-    generates only in an own graph."""
+    """True if a job with these features can be written: one algorithm, one kind of reward model, one source of old
+    log-probabilities, and a judge that generates only in an own graph."""
     axes = [BY_NAME[name].axis for name in names]
     if any(axes.count(axis) > 1 for axis in ("algorithm", "training", "logprobs", "model")):
         return False

@@ -31,10 +31,10 @@ RUN_ENGINES: tuple[EngineName, ...] = (*OWN_ENGINES, VLLM, SGLANG)
 """The engines that `run` starts; the others generate for other trainers."""
 
 NOT_RUN: Mapping[EngineName, str] = {
-    SGLANG: "`run` was not tried with it: its adapter follows the interface of SGLang 0.5.23, was tested with a double "
-    "alone, and plans do not count the memory of its process"
+    SGLANG: "`run` was never tried with it: the integration follows the interface of SGLang 0.5.23 and was tested only "
+    "against a test double, and plans do not count the memory of its process"
 }
-"""What is said wherever an engine is named that `run` starts and with which it was never tried."""
+"""The caveat that is printed for each engine that `run` starts but was never tried with."""
 
 
 class Framework(Document):
@@ -184,7 +184,10 @@ class Engine(Document):
         ge=0,
         description="memory of its process without a model, where one runs beside each rank (on CPUs)",
     )
-    sleep: EngineSleep | None = Field(default=None, description="its sleep, where such a process runs (on CPUs)")
+    sleep: EngineSleep | None = Field(
+        default=None,
+        description="how fast it frees its KV cache and takes it again, where such a process runs (on CPUs)",
+    )
     source: str = Field(min_length=1)
 
     def framework_on(self, kind: str) -> Framework:

@@ -434,8 +434,8 @@ class ModelSpec:
 
     @property
     def trained_head_params(self) -> int:
-        """Parameters of the head that are trained beside an adapter: those of a scalar head, which a language model
-        does not have before."""
+        """Parameters of the head that are trained beside an adapter: those of a scalar head, which the language model
+        that a critic starts from lacks."""
         return self.hidden_size if self.scalar_head else 0
 
     def shard(self, tp: int) -> ModelSpec:

@@ -18,8 +18,8 @@ from pydantic import Field, model_validator
 from meshwright.profiles.documents import Document
 
 _ACCEPTANCE = (
-    "for each drafted token in turn, the probability that it is accepted, given that those before it were; plans draft "
-    "at most as many tokens"
+    "for each drafted token in turn, the probability that it is accepted, given that those before it were; a draft is "
+    "at most as long as this list"
 )
 _DRAFTED = "share of the decode rounds of a sequence that have a draft"
 

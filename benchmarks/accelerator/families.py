@@ -1,6 +1,6 @@
-"""Small models of each family on this device: scored, trained and generated from, beside `transformers` on a processor.
+"""Small models of each family on this device: scored, trained, generated from, compared with `transformers` on a CPU.
 
-Models have random weights and a few layers, with heads as small as those of the tests, so nothing here tells of time.
+Models have random weights and a few layers, with heads as small as those of the tests, so times are not measured.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.runtime.laws.test_experts import FAMILIES as EXPERTS
 
 _PROMPTS, _LONGEST = 6, 24
 _SLOTS = 4
-"""Fewer than there are prompts."""
+"""Slots of the generator, fewer than there are prompts, so that slots are used again."""
 
 
 class _Case(NamedTuple):
@@ -59,8 +59,8 @@ def report(world: World) -> str:
     rows: list[str] = launch(_rows, cases, directory, num_ranks=1, setup=ProcessSetup(world.kind))[0]
     return "\n".join(
         (
-            "Largest difference of log-probabilities; kernels as runs choose them, and plain ones. Of tokens that are "
-            "generated, the log-probability at generation beside that of the scoring pass.\n",
+            "Largest difference of log-probabilities, with plain kernels and with those that a run chooses. For "
+            "generated tokens, the log-probability in generation is compared with that of the scoring pass.\n",
             "| family | fp32, plain | fp32, chosen | gradient norm, chosen to plain | generated, fp32 | "
             "of recorded steps, fp32 | equal tokens | generated, bf16, mean | kernels of bf16 |",
             "|---|---|---|---|---|---|---|---|---|",
@@ -70,7 +70,7 @@ def report(world: World) -> str:
 
 
 def _rows(cases: tuple[_Case, ...], directory: Path) -> list[str]:
-    """On the one rank."""
+    """The rows of the table, computed on a single rank."""
     rows = []
     for case in cases:
         rows.append(f"| {case.name} | {' | '.join(_cells(case, directory / case.name.replace(', ', '-')))} |")
@@ -86,16 +86,16 @@ def _cells(case: _Case, directory: Path) -> Iterator[str]:
     for kernels in (PLAIN, chosen):
         yield _tried(lambda kernels=kernels: f"{float((model.scored(kernels) - expected).abs().max()):.1e}")
     yield _tried(lambda: f"{abs(model.grad_norm(chosen) / model.grad_norm(PLAIN) - 1):.1e}")
-    drawn: list[tuple[tuple[int, ...], ...]] = []
+    responses: list[tuple[tuple[int, ...], ...]] = []
     for records in (False, True):
 
         def generated(records: bool = records) -> str:
             found, gaps = model.generated(chosen, "fp32", records=records)
-            drawn.append(found)
+            responses.append(found)
             return f"{max(gaps):.1e}"
 
         yield _tried(generated)
-    yield _alike(*drawn) if len(drawn) > 1 else ""
+    yield _equal_tokens(*responses) if len(responses) > 1 else ""
 
     def mean_gap() -> str:
         gaps = model.generated(rounded, "bf16", records=True)[1]
@@ -105,23 +105,23 @@ def _cells(case: _Case, directory: Path) -> Iterator[str]:
     yield rounded.description.removesuffix(", replicas exchange overlap computing")
 
 
-def _alike(drawn: Sequence[tuple[int, ...]], recorded: Sequence[tuple[int, ...]]) -> str:
-    same = [one == other for rows in zip(drawn, recorded, strict=True) for one, other in zip(*rows, strict=True)]
+def _equal_tokens(unrecorded: Sequence[tuple[int, ...]], recorded: Sequence[tuple[int, ...]]) -> str:
+    same = [one == other for rows in zip(unrecorded, recorded, strict=True) for one, other in zip(*rows, strict=True)]
     return f"{sum(same)} of {len(same)}"
 
 
 def _tried(measure: Callable[[], str]) -> str:
-    """Its answer, or the first line of what it raises: whatever a device raises, the other cells are to be seen."""
+    """The text of a cell, or the first line of any exception, so that the other cells are shown."""
     try:
         return measure()
     except Exception as error:
         traceback.print_exc()
-        told = str(error).strip().splitlines()[:1]
-        return f"failed: {type(error).__name__} {''.join(told)[:160]}".replace("|", "/")
+        first_line = str(error).strip().splitlines()[:1]
+        return f"failed: {type(error).__name__} {''.join(first_line)[:160]}".replace("|", "/")
 
 
 class _Model:
-    """A checkpoint, loaded anew for each question."""
+    """A checkpoint, from which each measurement builds a model anew."""
 
     def __init__(self, directory: Path) -> None:
         self._directory, self._spec, self._mesh = directory, read_model(directory), build_mesh(Layout(), 0)
@@ -134,7 +134,7 @@ class _Model:
         return choose_kernels(device_capabilities(host.device().type), precision, [self._spec]).without_overlap
 
     def scored(self, kernels: ChosenKernels) -> Tensor:
-        """[B, S - 1] fp32, on the host."""
+        """The log-probabilities of the tokens after the first, [B, S - 1] fp32, on the host."""
         block = MicroBatch.pack(tokens())
         (logprobs,) = forward_logprobs(self._built(kernels, "fp32"), self._mesh, [block])
         return torch.stack(block.split_rows(logprobs.cpu()))[:, :-1]
@@ -151,7 +151,7 @@ class _Model:
     def generated(
         self, kernels: ChosenKernels, precision: str, *, records: bool
     ) -> tuple[tuple[tuple[int, ...], ...], list[float]]:
-        """The responses, and of each of their tokens how far generation and scoring are apart."""
+        """The responses, and for each token the difference of its log-probability in generation and in scoring."""
         model = self._built(kernels, precision)
         prompts = [
             Prompt(row=row, sample_id=row, tokens=tuple(ids[: 5 + row].tolist()))

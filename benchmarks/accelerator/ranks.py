@@ -170,8 +170,8 @@ class Found:
 def report(world: World) -> str:
     """As a table of Markdown."""
     lines = [
-        "Each layout beside one rank of the same model, precision and kernels. In bf16 a token that stands between two "
-        "experts may go to the other one.\n",
+        "Each layout is compared with one rank of the same model, precision and kernels. In bf16 a token whose two "
+        "best experts score nearly the same may go to the other one.\n",
         "| model | precision | kernels | layout | ranks | messages | log-probabilities apart by | "
         "gradient norm, relatively | weights after an update | equal tokens |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -365,6 +365,7 @@ def _learned(model: Decoder, spec: ModelSpec, mesh: Mesh, work: Work, kernels: C
 
 
 def learned_block(rows: Sequence[Tensor]) -> MicroBatch:
+    """A micro-batch of rows of tokens [S], with a mask of the positions that have a next token."""
     return MicroBatch.pack(rows, {"mask": [torch.arange(len(row)) < len(row) - 1 for row in rows]})
 
 

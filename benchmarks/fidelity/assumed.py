@@ -56,7 +56,9 @@ class NemoRl(Document):
     async_generation_share: float = Field(gt=0, lt=1, description="of the ranks, when training goes on beside")
     refit_bytes_per_second: float = Field(gt=0, description="of weights that one rank takes over")
     refit_tensor_seconds: float = Field(ge=0, description="of a whole tensor, on ranks that train and generate in turn")
-    unpinned_bytes_per_second: float = Field(gt=0, description="between a device and memory of its host, not pinned")
+    unpinned_bytes_per_second: float = Field(
+        gt=0, description="of copies between a device and host memory that is not pinned"
+    )
     skips_logprob_since: tuple[int, int] = Field(description="the release that trains without previous log-probs")
     recipes: dict[str, Recipe] = Field(description="by the name of the model's shape")
     source: str = Field(min_length=1)

@@ -214,7 +214,7 @@ class _Job:
         return max(1, int(free / (per_token * self.workload.mean_tokens)))
 
     def _trainer_seconds(self, name: str, num_ranks: int) -> float:
-        """A pass of log-probabilities, or the updates; the reference takes the place of the actor for its own."""
+        """Seconds of a pass of log-probabilities or the updates; the reference replaces the actor for its pass."""
         _require_legal(self.training, self.model)
         layout, cluster = _replicated(self.training, num_ranks), cluster_of(self.gpu, num_ranks)
         stage = PPO_GRAPH.by_name[name]
@@ -249,10 +249,10 @@ class _Job:
         return workload.model_copy(update=update), max_tokens
 
     def _swap_seconds(self, cluster: Cluster, layout: Layout) -> float:
-        """The actor's weights go to the host, and those of the reference and then the actor's come from there.
+        """Seconds in which the actor's weights go to the host, and those of the reference, then the actor's, come back.
 
-        Megatron's worker copies through memory that is not pinned. FSDP's pins it, and hosts behind NVLink-C2C need
-        not.
+        Megatron's worker copies through memory that is not pinned. FSDP's worker pins it, and hosts behind NVLink-C2C
+        need no pinning.
         """
         if self.layers_are_sharded or cluster.host.bytes_per_second > _PCIE_BYTES_PER_SECOND:
             return 0.0

@@ -65,7 +65,7 @@ class AdapterSummary:
 
 
 def adapter_summary(plan: Plan, role: Role = Role.ACTOR) -> AdapterSummary | None:
-    """Return the adapter of a model of a valid plan; None if there is none, or no such model."""
+    """Return the adapter of the model of a role in a valid plan; None without an adapter or such a model."""
     spec = plan.facts.models.by_name.get(role)
     if spec is None or spec.adapter is None:
         return None
@@ -184,7 +184,7 @@ class BestSamples:
 
 
 def _sampled_prompts(workload: Workload) -> float:
-    """The mean number of prompts that a step samples."""
+    """Return the mean number of prompts that a step samples."""
     num_prompts, sampling = workload.num_prompts, workload.dynamic_sampling
     return sampling.wave_size(num_prompts) * sampling.expected_waves(num_prompts) if sampling else num_prompts
 
@@ -323,7 +323,7 @@ class EngineChoice:
 
 
 def engine_choice(plan: Plan) -> EngineChoice | None:
-    """Return the engines that a plan was chosen among; None if the job names one that was tried."""
+    """Return the engines that a plan was chosen among; None if the job names one that `run` has been tried with."""
     if plan.engine_options is None and plan.facts.engine not in NOT_RUN:
         return None
     named = EngineOption(engine=plan.facts.engine, period_seconds=plan.period_seconds)

@@ -57,8 +57,8 @@ class Sweep:
     """The points of a sweep in the order of their settings.
 
     `price` is that of a GPU-hour, and costs are those of `num_steps` steps. `num_missing` points were not planned
-    before the sweep was stopped. `digest` is that of all that its points depend on besides their settings; it is empty
-    for a sweep that no other one goes on from.
+    before the sweep was stopped. `digest` covers everything that the points depend on besides their
+    settings, so that a stopped sweep is continued with the same; empty if it cannot be continued.
     """
 
     points: tuple[SweepPoint, ...]
@@ -147,7 +147,7 @@ def sweep_json(sweep: Sweep) -> str:
 
 
 def read_sweep(path: Path) -> Sweep:
-    """Read the points of a sweep that a file has. Raises BadInput for a file that is not one of a sweep."""
+    """Read the points of a sweep from a file. Raises BadInput for a file that is not one of a sweep."""
     text = read_text(path, "sweep", MAX_JSON_BYTES)
     try:
         return TypeAdapter(Sweep).validate_json(text)

@@ -18,7 +18,7 @@ class EngineEnvironments(Document):
     """The environments of the engines that run in processes of their own."""
 
     vllm: EngineEnvironment | None = Field(default=None, description="vLLM")
-    sglang: EngineEnvironment | None = Field(default=None, description="SGLang, with which meshwright was not run")
+    sglang: EngineEnvironment | None = Field(default=None, description="SGLang, with which meshwright has never run")
 
     @property
     def named(self) -> tuple[EngineName, ...]:

@@ -58,11 +58,11 @@ def engine_violations(facts: Facts) -> Iterator[str]:
 
 
 def sglang_violations(facts: Facts) -> Iterator[str]:
-    """Yield a sentence for each thing that the facts of a job ask of SGLang and that its adapter does not do."""
+    """Yield a sentence for each thing that the facts of a job ask of SGLang and that `run` does not do with it."""
     if facts.cluster.kind != "cuda":
         yield f"it does not install without CUDA, and the cluster is {facts.cluster.kind}; {_OURS}."
     if facts.models.actor.adapter:
-        yield f"its adapter sends whole weights only, and the actor is trained by an adapter; {_OURS}."
+        yield f"it takes whole weights only, and the actor is trained by an adapter; {_OURS}."
     if facts.generation_weights:
         yield f"its weights have the job's precision, and generation_weights is {facts.generation_weights}; {_OURS}."
 

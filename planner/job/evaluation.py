@@ -27,7 +27,7 @@ _SETS = "further sets of held-out prompts, by name"
 
 
 def title_of_set(name: str) -> str:
-    """Return the name of a set of held-out prompts in text."""
+    """Return the name of a set of held-out prompts as it is printed."""
     return "held-out" if name == HELD_OUT else name
 
 

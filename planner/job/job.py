@@ -69,7 +69,7 @@ _CACHE = (
 )
 _ENGINE = (
     "generation engine: our own, eager or with decode steps as CUDA graphs (the default on a GPU for models without "
-    "experts), vllm, which run starts on CPUs, sglang, with which run was not tried, or trtllm, which can only be "
+    "experts), vllm, which run starts on CPUs, sglang, with which run was never tried, or trtllm, which can only be "
     "planned for; auto: the one of our own and those in engines with the fastest plan"
 )
 AUTO: Final = "auto"
@@ -236,7 +236,7 @@ class Job(Document):
 
     @property
     def all_rewards(self) -> tuple[Reward, ...]:
-        """The rewards on hosts of training, and then those of the evaluations' own."""
+        """The rewards on hosts: those of training, then those of the evaluation sets."""
         return (*self.rewards, *(reward for one in self.evaluation.sets.values() for reward in one.rewards))
 
     @property

@@ -1,4 +1,4 @@
-"""Rules about where a job takes the log-probabilities of the policy before the updates of a step from.
+"""The source of the log-probabilities of the policy before the updates of a step: its rules, and what `auto` means.
 
 A forward pass of the actor before the updates is always right. It is left out where the pass of the only update has the
 same numbers, and where the job accepts the numbers that the generation recorded.
@@ -24,7 +24,7 @@ OLD_LOGPROBS: Final = (
     "forward pass of the only update of a step, where the ratio is 1; auto: training where it is allowed, else "
     "recompute, which are equal in mathematics"
 )
-"""Description of the key, of a job and of its facts."""
+"""Description of the key `old_logprobs` of a job and of its facts."""
 
 
 def old_logprobs_violations(old_logprobs: OldLogprobs, algorithm: AnyAlgorithm, workload: Workload) -> Iterator[str]:

@@ -44,8 +44,8 @@ _TEACHER = "model whose log-probabilities distill learns; it has the actor's voc
 _MORE_TEACHERS = "another teacher; distill learns the weighted mean of all"
 _REF = "reference policy of the KL penalty; without one there is no penalty; ppo needs one"
 _ADAPTER = (
-    "low-rank adapter of the actor or critic, trained while its weights are frozen (LoRA), a critic's with its scalar "
-    "head; a ref of the same path may share the actor's weights"
+    "low-rank adapter (LoRA) of the actor or critic, trained while the other weights are frozen, except for a critic's "
+    "scalar head; a ref of the same path may share the actor's weights"
 )
 
 

@@ -287,7 +287,7 @@ def _draft_rules(facts: Facts, stage: Stage, schedule: Schedule) -> Iterator[str
 
 
 def _drafts_unsupported(facts: Facts, stage: Stage) -> str:
-    """What the job has that speculative decoding does not go with; empty if nothing."""
+    """The feature of the job that speculative decoding does not support; empty if there is none."""
     if facts.workload.turns:
         return "multi-turn rollouts"
     if facts.models.spec(stage.role).linear:

@@ -117,8 +117,8 @@ class Sampled:
     def __init__(self, plan: Plan, rebuild_cost_model: CostModelBuilder, *, seed: int) -> None:
         self._plan, self._seed, self._workload = plan, seed, plan.facts.workload
         placement = plan.placement(GENERATE)
-        self._load_seconds = placement.cost.amount(*OUTSIDE_ROUNDS)
-        """Seconds in which an engine in its own process takes a step's weights, once for all waves."""
+        self._outside_rounds_seconds = placement.cost.amount(*OUTSIDE_ROUNDS)
+        """Seconds of a step in which an engine in its own process takes weights, and takes and frees its cache."""
         call = query_for_placement(plan, placement)
         level = placement.cost.total / rebuild_cost_model(plan.facts).seconds(call).total
         self._controlled = SimulatedControllers(plan, rebuild_cost_model) if Controllers(plan).is_active else None
@@ -150,7 +150,7 @@ class Sampled:
         generated = self._generation.of_step(step)
         setting = self._controlled.of_step(step) if self._controlled else None
         plan = self._controlled.plan_in(setting) if self._controlled and setting else self._plan
-        generation = tuple(self._load_seconds + replica for replica in generated.seconds)
+        generation = tuple(self._outside_rounds_seconds + replica for replica in generated.seconds)
         seconds = {GENERATE: generation, **refit_seconds(self._plan)}
         for placement in plan.placements:
             stage, lengths = plan.stage(placement.stage), generated.prompts + generated.responses

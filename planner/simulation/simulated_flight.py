@@ -87,8 +87,8 @@ class RoundTimes:
 def round_times(facts: Facts, query: StageQuery, remodel: CostModelBuilder) -> RoundTimes:
     """Return seconds by the cost model of `facts`, by length and rows, up to twice the slots of `query`.
 
-    With drafts, `round_` is the seconds of a round over the tokens that a sequence samples in it: sequences are
-    simulated as growing by one token in each of shorter rounds.
+    With drafts, `round_` is the seconds of a round divided by the tokens that a sequence samples in it: the simulation
+    lets sequences grow by one token in each of more and shorter rounds.
     """
     slots = query.schedule.generation_slots
     rows = sorted({*(2**k for k in range(slots.bit_length())), slots, 2 * slots})

@@ -55,8 +55,9 @@ _NUM_SPLITS = 33
 
 @dataclass(frozen=True, kw_only=True)
 class Generated:
-    """The sequences that are delivered as one step, in tokens, and the generation of each replica, without the load of
-    weights of an engine in its own process.
+    """The sequences that are delivered as one step, in tokens, and the generation of each replica.
+
+    `seconds` leaves out what an engine in its own process does outside its rounds (`OUTSIDE_ROUNDS`).
 
     `sampled` has each sequence's sampled tokens, without tool tokens. `live` has each replica's mean number of live
     sequences (those in a slot) over its rounds, `held` the KV blocks that they held (empty if not known).

@@ -84,7 +84,7 @@ _SAMPLES, _PROMPTS, _PATH = "gconfig.n_samples", "train_dataset.batch_size", "tr
 _REWARD_NORM, _ADVANTAGE_NORM, _STALENESS = "actor.reward_norm", "actor.adv_norm", "rollout.max_head_offpolicyness"
 _FORMER_BACKENDS = "allocation_mode"
 _RECOMPUTES = ("actor.recompute_logprob", "actor.use_decoupled_loss")
-"""Keys either of which computes the old log-probabilities again (areal/trainer/ppo/actor.py)."""
+"""Keys each of which makes the actor compute the old log-probabilities again (areal/trainer/ppo/actor.py)."""
 _ALL_TOKENS = 10**8
 """The value of AReaL's `top_k` that keeps all tokens."""
 _ASSUMED_PROMPT = 1024

@@ -80,7 +80,7 @@ from meshwright.profiles.stages import GENERATE, Role
 _GENERATION = "policy.generation"
 _REWARD_MODEL = "env.reward_model"
 _ON_POLICY = "loss_fn.force_on_policy_ratio"
-"""The key by which the forward pass of the only update has the old log-probabilities (nemo_rl/algorithms/grpo.py)."""
+"""The key that takes old log-probabilities from the forward pass of the only update (nemo_rl/algorithms/grpo.py)."""
 _FUNCTION_KEY = f"env.{HOOK_MODULE}.function"
 """Records the reward function in an exported configuration, so that an import finds it; NeMo-RL ignores this key."""
 _ESTIMATORS: Mapping[str, Estimator] = {
@@ -395,7 +395,7 @@ def _write_environment(source: ExportInput, row: Row) -> ConfigValue | KeyValue:
 
 
 def _write_logprob_rows(source: ExportInput, _row: Row) -> ConfigValue:
-    """The rows of a micro-batch of the stages that compute log-probabilities, which have as many."""
+    """The rows of a micro-batch, equal in all stages that compute log-probabilities."""
     stages = [stage for stage in ("actor_logprob", "ref_logprob") if stage in source.plan.graph.by_name]
     return source.plan.placement(stages[0]).schedule.micro_batch_size if stages else None
 
@@ -553,7 +553,7 @@ def _table(group: str) -> tuple[Row, ...]:
             reads.if_given(read_field)),
         Row("policy.generation.vllm_kwargs.max_num_batched_tokens", writes.VLLM_RULE, None, writes.vllm_argument),
         Row("policy.generation.vllm_kwargs.enable_chunked_prefill", writes.VLLM_RULE, None, writes.vllm_argument),
-        # not enable_prefix_caching: NeMo-RL gives it to vLLM itself, and ends where vllm_kwargs has it a second time
+        # Not enable_prefix_caching: NeMo-RL gives it to vLLM itself, and fails if vllm_kwargs has it a second time
         # (models/generation/vllm/vllm_worker.py)
         Row("policy.generation.vllm_cfg.enforce_eager", writes.VLLM_RULE, None, writes.vllm_argument),
         *writes.ngram_rows("policy.generation.vllm_kwargs.speculative_config"),

@@ -103,8 +103,8 @@ class OtherTrainer:
     the texts of the export by file name, the launch script first. `remarks` are sentences on what the user has to add,
     `algorithms` the ones whose settings can be written, and `supports_fp8` says whether generation with FP8 weights
     can be written. `unsupported_roles` has the reason for each role whose model the trainer does not have.
-    `old_logprobs` has the algorithms with which a key of the trainer takes the old log-probabilities from another
-    source than a forward pass of the actor before the updates.
+    `old_logprobs` has, for each source of old log-probabilities that a key of the trainer can choose, the algorithms
+    with which it can; a forward pass of the actor before the updates is always possible.
     """
 
     name: str

@@ -466,7 +466,7 @@ def _adapter_rows(prefix: str, instead_of: str | None = None) -> tuple[Row, ...]
 
 
 _BYPASS = "algorithm.rollout_correction.bypass_mode"
-"""The key by which those of the generator are the old log-probabilities (verl/trainer/ppo/rollout_corr_helper.py)."""
+"""The key that takes the old log-probabilities from the generator (verl/trainer/ppo/rollout_corr_helper.py)."""
 _LOGPROB = "placements.actor_logprob.schedule"
 _GENERATION = f"placements.{GENERATE}"
 _TRAIN_POOL, _GENERATION_POOL, _SCORE_POOL = (

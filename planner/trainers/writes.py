@@ -19,8 +19,8 @@ from meshwright.profiles.algorithms import OldLogprobs
 from meshwright.profiles.schedule import Recompute
 from meshwright.profiles.stages import GENERATE, Role
 
-VLLM_RULE = "rule: vLLM is started with it here"
-"""The origin of arguments of vLLM that no field of a plan has."""
+VLLM_RULE = "rule: run starts vLLM with it"
+"""The origin of arguments of vLLM that are no field of a plan."""
 
 
 def always(value: ConfigValue) -> Write:
@@ -92,7 +92,7 @@ def old_logprobs_from(source: OldLogprobs, write: Write) -> Write:
 
 
 DRAFT_TOKENS = f"placements.{GENERATE}.schedule.draft_tokens"
-"""The field of the keys of speculative decoding."""
+"""The field of a plan that the keys of speculative decoding are written from."""
 
 _LONGEST_MATCH, _SHORTEST_MATCH = 8, 2
 """Tokens of the suffixes that are looked up for a draft, as in `runtime.inference.drafts`."""

@@ -49,7 +49,7 @@ def sweep(
     sweep; points that are not finished by then are left out. A point without a plan says why, also if its setting
     breaks a rule. Searches run in as many processes as there are processors, at most 8, if the program has no threads.
     `price` is that of a GPU-hour, in any currency, and costs are those of `num_steps` steps. With the `job`, each plan
-    has one of the engines that it allows. Points of a `finished` sweep, such as one that was stopped, are not planned
+    has one of the engines that it allows. Points that a `finished` or stopped sweep already has are not planned
     again. `on_points` is called with the sweep so far whenever it has more points.
     Raises BadInput for a field that the facts do not have, and for a finished sweep of other facts, costs, pins, gap,
     price or number of steps.
@@ -118,7 +118,7 @@ def _digest(
 
 
 def _known_points(finished: Sweep | None, digest: str, settings: Sequence[Setting]) -> dict[int, SweepPoint]:
-    """The points of a finished sweep, by the positions of their settings. Raises BadInput for another digest."""
+    """The points that an earlier sweep has, by the positions of their settings. Raises BadInput for another digest."""
     if finished is None:
         return {}
     if finished.digest != digest:

@@ -19,7 +19,7 @@ _LIMITS = {"greater_than_equal": ("ge", "or more"), "less_than_equal": ("le", "a
 def usage_sentence(error: TyperException, commands: Sequence[str], words: Sequence[str] = ()) -> str:
     """Return a usage error as one sentence that ends with what to give, with known values, or with the help to read.
 
-    `words` are those of the command line, whose command has that help where the error does not name it.
+    `words` are those of the command line; the help is that of the command among them if the error names none.
     """
     if isinstance(error.__cause__, ValidationError):
         detail = error.__cause__.errors()[0]

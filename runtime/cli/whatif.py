@@ -88,7 +88,7 @@ def whatif(
     """Predict a plan with another cluster, workload, precision or other models.
 
     With --sweep, plan every point of a grid and mark the Pareto front of step time, GPUs and cost. Ctrl-C then keeps
-    the points that are finished, and the same command with -o goes on from them.
+    the points that are finished, and with -o the same command continues from them.
     """
     began = time.monotonic()
     if bool(setting) == bool(ranges):

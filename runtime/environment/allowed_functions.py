@@ -11,7 +11,7 @@ from meshwright.profiles.errors import BadInput
 def require_allowed_rewards(
     rewards: Sequence[Reward], allowed: Collection[str], *, has_answers: bool, where: str = ""
 ) -> None:
-    """Raises BadInput, with a message that starts with `where`, for a reward function of a module that is not allowed.
+    """Raises BadInput for a reward function of a module that is not allowed; the message starts with `where`.
 
     Raises BadInput too for a built-in function if the data has no answers to compare with. No module is imported.
     """

@@ -104,7 +104,7 @@ def reward_metrics(batch: StepExperience, names: Sequence[str]) -> dict[str, flo
 
 
 def build_environment(rewards: Sequence[Reward], workers: Mapping[str, int]) -> Environment:
-    """Start the workers of each reward; `workers` are their numbers by its name."""
+    """Start the workers of each reward; `workers` maps its name to their number."""
     return Environment(
         [
             RewardWorkers(

@@ -74,16 +74,16 @@ class StageRunner:
         control: RunControllers,
         out: Path,
         environment: Environment | None = None,
-        evaluating: Mapping[str, Environment] | None = None,
+        evaluation_environments: Mapping[str, Environment] | None = None,
         tools: ToolWorkers | None = None,
         engine: EngineProcess | None = None,
     ) -> None:
         """`steps` are those of the run and `out` is its directory.
 
         Held-out batches may run in addition; they never stream.
-        `environment`, and `evaluating` for the held-out sets that have rewards of their own, are set on ranks that own
-        the responses they generate, `tools` on the rank of a replica that calls them, `engine` on a rank that generates
-        with an engine in another process.
+        `environment`, and `evaluation_environments` by the name of each held-out set that has rewards of its own, are
+        set on ranks that own the responses they generate, `tools` on the rank of a replica that calls them, `engine` on
+        a rank that generates with an engine in another process.
         """
         self._host_memory, self._control = host_memory, control
         self._plan, self._job, self._data, self._steps = plan, job, data, steps
@@ -98,7 +98,7 @@ class StageRunner:
                 steps=steps,
                 streaming=streaming,
                 environment=environment,
-                evaluating=evaluating,
+                evaluation_environments=evaluation_environments,
                 tools=tools,
                 engine=engine,
             )

@@ -91,7 +91,7 @@ class RankRun:
         self._consensus = connections.consensus
         self._host_memory = connections.host_memory
         self._environment = connections.environment
-        self._evaluating = connections.evaluating
+        self._evaluation_environments = connections.evaluation_environments
         self._tools = connections.tools
         self._batches = connections.batches
         self._stages = connections.stages
@@ -244,7 +244,7 @@ class RankRun:
         self._watch.close()
         if self._next_plan:
             self._next_plan.close()
-        for environment in (self._environment, *self._evaluating.values()):
+        for environment in (self._environment, *self._evaluation_environments.values()):
             if environment:
                 environment.close()
         if self._tools:
@@ -281,7 +281,8 @@ class RankRun:
         start = steady_now() - self.start_seconds
         prompts, evaluation = self.data.held_out[name], self._request.job.evaluation
         batch = StepExperience(step=step, rows=range(len(prompts.prompts)), held_out=name)
-        environment = self._evaluating.get(name) if evaluation.own_rewards(name) else self._environment
+        has_own_rewards = bool(evaluation.own_rewards(name))
+        environment = self._evaluation_environments.get(name) if has_own_rewards else self._environment
         with self._batches.only(batch), self._watch.evaluation(len(batch.rows)):
             self._evaluator.execute(self._evaluations[name], step, range(step, step + 1))
             self._evaluator.flush()

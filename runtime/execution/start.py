@@ -203,7 +203,7 @@ class Connections:
     host_memory: OffloadedStages
     environment: Environment | None
     """The processes that compute rewards, on ranks that own generated responses."""
-    evaluating: Mapping[str, Environment]
+    evaluation_environments: Mapping[str, Environment]
     """The processes that score held-out sets with rewards of their own, by the name of the set, on the same ranks."""
     tools: ToolWorkers | None
     """The processes that run the tool, on the first rank of each generating replica with multi-turn rollouts."""
@@ -228,7 +228,8 @@ def connect(request: RunRequest, inputs: Inputs, models: Models, progress: Progr
     observed = broadcast(lambda: observations(request.out, steps.start))
     controllers = RunControllers(plan, reporting, progress.periods, observed)
     host_memory = OffloadedStages(plan, models.copies)
-    environment, of_sets, tools = _environment(request), _environments_of_sets(request), _tools(request, models)
+    environment, tools = _environment(request), _tools(request, models)
+    evaluation_environments = _evaluation_environments(request)
     batches = OpenBatches(data.batch_size)
     stages = StageRunner(
         plan,
@@ -241,7 +242,7 @@ def connect(request: RunRequest, inputs: Inputs, models: Models, progress: Progr
         control=controllers,
         out=request.out,
         environment=environment,
-        evaluating=of_sets,
+        evaluation_environments=evaluation_environments,
         tools=tools,
         engine=models.engine,
     )
@@ -285,7 +286,7 @@ def connect(request: RunRequest, inputs: Inputs, models: Models, progress: Progr
         consensus=Consensus(control, max_steps_ahead=inputs.program.max_steps_ahead),
         host_memory=host_memory,
         environment=environment,
-        evaluating=of_sets,
+        evaluation_environments=evaluation_environments,
         tools=tools,
         batches=batches,
         stages=stages,
@@ -325,17 +326,17 @@ def _environment(request: RunRequest) -> Environment | None:
     return build_environment(rewards, workers) if rewards and _owns_responses(plan) else None
 
 
-_EVALUATING_WORKERS = 2
-"""Concurrent calls of a reward of an evaluation, for each replica, where the job does not give their number."""
+_EVALUATION_WORKERS = 2
+"""Workers on each replica for a reward of an evaluation set, where the job does not give their number."""
 
 
-def _environments_of_sets(request: RunRequest) -> dict[str, Environment]:
-    """Start the workers of the held-out sets that have rewards of their own."""
+def _evaluation_environments(request: RunRequest) -> dict[str, Environment]:
+    """Start the workers of the held-out sets that have rewards of their own; return them by the name of the set."""
     if not _owns_responses(request.plan):
         return {}
     of_sets = {name: one.rewards for name, one in request.job.evaluation.sets.items() if one.rewards}
     return {
-        name: build_environment(rewards, {one.name: one.workers or _EVALUATING_WORKERS for one in rewards})
+        name: build_environment(rewards, {one.name: one.workers or _EVALUATION_WORKERS for one in rewards})
         for name, rewards in of_sets.items()
     }
 

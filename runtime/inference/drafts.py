@@ -46,7 +46,7 @@ class ResponseHistory:
         return self._responses.get(prompt, ())
 
     def add(self, prompt: Tokens, response: Tokens, step: int) -> None:
-        """Add a response that a prompt batch of `step` got; those of the prompt's earlier batches are dropped."""
+        """Add a response to a prompt of the batch of `step`; those of the prompt's earlier batches are dropped."""
         if self._steps.get(prompt) != step:
             self._drop(prompt)
         self._responses.setdefault(prompt, []).append(response)
@@ -109,7 +109,7 @@ class PromptTexts:
 
 
 class DraftedSequence(Protocol):
-    """A live sequence of whatever engine."""
+    """A live sequence of any engine."""
 
     @property
     def prompt(self) -> Prompt: ...

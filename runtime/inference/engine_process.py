@@ -111,7 +111,7 @@ class EngineSettings:
     enable_chunked_prefill: bool = False
     enable_prefix_caching: bool = True
     enforce_eager: bool = True
-    """These three are arguments of vLLM (`planner.plan.vllm_settings`)."""
+    """The three fields above are arguments of vLLM (`planner.plan.vllm_settings`)."""
     shard: EngineShard = EngineShard()
     """The shard of the model; vLLM takes whole weights and keeps its part of them."""
     adapter: EngineAdapter | None = None

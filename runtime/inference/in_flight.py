@@ -74,7 +74,7 @@ class GenerationState:
     wave_prompts_before: Mapping[int, int] = field(default_factory=dict)
     """The number of prompts that waves used before a step, for each step that is sampled and not yet trained on."""
     history: tuple[tuple[tuple[int, ...], int, tuple[int, ...]], ...] = ()
-    """Prompt, step and response of what speculative decoding drafts from, the prompts in the order of their steps."""
+    """Prompt tokens, step and response tokens of each response that drafts come from (`ResponseHistory.entries`)."""
 
 
 class SamplingDigests(NamedTuple):

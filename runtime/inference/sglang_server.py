@@ -1,7 +1,7 @@
 """The program of an engine process that serves SGLang: `engine_server.py` with another engine.
 
 It was written against the public interface of SGLang 0.5.23 (`sglang.Engine`, its offline engine, and the abort of its
-tokenizer manager) and was not run with SGLang, which does not install without CUDA. Its tests run it with a double.
+tokenizer manager) and has never run with SGLang, which does not install without CUDA. It is tested against a double.
 
 SGLang schedules by itself: a round of the rank is whatever tokens have come since the last one, at least one.
 """

@@ -341,7 +341,7 @@ class LiveGroup(SlotGroup[LiveSequence]):
         of them drops the rest.
 
         `sampled` [2, S] are tokens and log-probabilities; those of live sequence i begin at `starts[i]`. `finish`
-        returns which of the sequences with the given indices end with their last token, and why. Return the same as
+        returns which of the sequences with the given indices end with their last token, and why. Returns the same as
         `record`.
         """
         finished: dict[int, Finish] = {}

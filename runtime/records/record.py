@@ -107,7 +107,7 @@ class EvaluationRecord:
 
     @property
     def title(self) -> str:
-        """The name of the set in text."""
+        """The name of the set as it is printed."""
         return title_of_set(self.prompt_set)
 
 

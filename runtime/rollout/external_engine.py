@@ -1,5 +1,5 @@
 """vLLM or SGLang as the engine of a run: what it cannot do is refused before a rank starts; each generating rank starts
-one. `run` was never run with SGLang (`NOT_RUN`)."""
+one. A run has never generated with SGLang (`NOT_RUN`)."""
 
 from __future__ import annotations
 
@@ -62,8 +62,7 @@ _SLACK = 5.0
 
 
 def require_engine(plan: Plan, job: Job, directory: Path) -> None:
-    """Check that the job of a plan for an engine in its own process is one that it runs, and that its environment has
-    it.
+    """Check that an engine in its own process can run the job of its plan, and that its environment has the engine.
 
     Relative paths of the job start at `directory`. Raises BadInput otherwise.
     """

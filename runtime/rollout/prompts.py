@@ -30,7 +30,7 @@ _TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
 _STRIDE = 2**32
-"""Distance of the sample ids of two sets of held-out prompts, so that a set keeps its ids when others change."""
+"""Distance between the first sample ids of two held-out sets, so that a set keeps its ids when others grow."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class PromptSet:
     messages: tuple[tuple[Mapping[str, Any], ...], ...] = ()
     """The messages of each prompt that is a chat, kept where rewards read them; empty otherwise."""
     note: str = ""
-    """A sentence that reports what was done with prompts that are too long."""
+    """A sentence on the treatment of prompts that are too long; empty if there are none."""
     max_response: int | None = None
     """Maximum number of tokens after a prompt of a held-out set; None: as in training."""
 

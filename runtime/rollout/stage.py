@@ -71,17 +71,17 @@ class GenerationStage:
         steps: range,
         streaming: Streaming,
         environment: Environment | None = None,
-        evaluating: Mapping[str, Environment] | None = None,
+        evaluation_environments: Mapping[str, Environment] | None = None,
         tools: ToolWorkers | None = None,
         engine: EngineProcess | None = None,
     ) -> None:
-        """`environment` scores the responses on the rank that owns its replica's responses, and `evaluating` those to
-        the held-out sets that have rewards of their own, by name; `tools` answer turns of
-        rollouts on the rank that calls them for its replica. `streaming` lists the stages that read responses in
-        chunks. `engine` generates instead of our own engine."""
+        """`environment` scores the responses on the rank that owns its replica's responses;
+        `evaluation_environments`, by the name of the set, score those to held-out sets that have rewards of their own;
+        `tools` answer turns of rollouts on the rank that calls them for its replica. `streaming` lists the stages that
+        read responses in chunks. `engine` generates instead of our own engine."""
         self._tools, self._engine = tools, engine
         self._scoring = Scoring(environment, data) if environment else None
-        self._evaluating = {name: Scoring(one, data) for name, one in (evaluating or {}).items()}
+        self._evaluation_scoring = {name: Scoring(one, data) for name, one in (evaluation_environments or {}).items()}
         self._plan, self._job, self._data, self._copy = plan, job, data, copy
         self._admission = Admission(plan, data, copy.mesh.dp_rank, steps)
         self._generator: ReplicaEngine | None = None
@@ -183,7 +183,7 @@ class GenerationStage:
         version = self._copy.version.agreed_version(mesh, batch.step)
         scoring = self._scoring
         if batch.held_out:
-            scoring = self._evaluating.get(batch.held_out, scoring)
+            scoring = self._evaluation_scoring.get(batch.held_out, scoring)
             prompts = replica_share(self._data.held_out_batch(batch.held_out), mesh.dp_rank, mesh.layout.dp)
             responses = self._new_generator(drafts=False).generate(prompts, version=version)
             facts: dict[str, float] = {}
@@ -310,7 +310,8 @@ class GenerationStage:
         return generator or self._new_generator(self._rows_per_prompt)
 
     def _put_back(self, generator: ReplicaEngine) -> None:
-        """Keep a generator after a period if sequences are in flight, or if its CUDA graphs are worth their memory."""
+        """Keep a generator after a period if sequences are in flight, or if it has CUDA graphs and the plan has memory
+        for them."""
         self._generator = generator if generator.in_flight else None
         self._idle = None
         if isinstance(generator, Generator) and generator.replays and not (generator.in_flight or self._tool_turns):
@@ -429,7 +430,7 @@ def reward_sample(data: PromptData, prompt: Prompt, tokens: tuple[int, ...]) -> 
 
 
 def _source(data: PromptData, prompt: Prompt) -> str:
-    """Return the step of a training prompt, or the name of a held-out prompt's set, with spaces."""
+    """Return the step of a training prompt, or the name of a held-out prompt's set, with spaces for underscores."""
     return str(prompt.step) if prompt.sample_id >= 0 else data.held_out_name(prompt.sample_id).replace("_", " ")
 
 

@@ -36,7 +36,7 @@ class Targets(NamedTuple):
 
 
 MAXIMUM = "max_"
-"""Prefix of the metrics that are maxima over tokens; all others are sums or means over tokens, whose shares add up."""
+"""Prefix of the metrics that are maxima over tokens; all others are sums or means, whose shares add up."""
 
 
 class LossShare(NamedTuple):

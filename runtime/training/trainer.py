@@ -321,8 +321,8 @@ class Trainer:
         finalize_model_grads(model, None, pg_collection=self.mesh.groups)
 
     def _sum(self, shares: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-        """Metrics summed over the mesh in rank order, or the largest (`MAXIMUM`); of tensor-parallel ranks, which have
-        the same, one is counted."""
+        """Metrics summed over the mesh in rank order, or their maxima (`MAXIMUM`); of tensor-parallel ranks, which have
+        equal metrics, one is counted."""
         local: dict[str, float] = {}
         for share in shares if self.mesh.tp_rank == 0 else ():
             for name, value in share.items():

@@ -61,8 +61,8 @@ _OPTIONAL_FIELDS = ("ref_logprobs", "values", *TEACHER_LOGPROBS.values())
 
 
 _SAME_VERSION = "same_version"
-"""Field that marks the tokens in responses that the version to be trained sampled alone; on these a loss compares the
-generator with the trainer."""
+"""Field that marks the tokens of responses sampled only by the version to be trained, on which the loss compares the
+log-probabilities of generator and trainer."""
 
 
 class TrainingBatch:
@@ -72,7 +72,7 @@ class TrainingBatch:
 
     With `importance_sampling` each token is weighted by the ratio of its probability under the policy before the
     update to that under the policy that sampled it (importance sampling): an older version, or one with 8-bit weights.
-    Where the loss has its old log-probabilities from the pass of the update, it computes these weights itself.
+    Where the old log-probabilities are those of the update's own forward pass, the loss computes these weights.
     """
 
     def __init__(

@@ -159,7 +159,7 @@ def _gap(batch: StepExperience, rows: Sequence[int], version: int, *, started_ea
 def tokens_of_version(
     batch: StepExperience, rows: Sequence[int], version: int, *, started_earlier: bool = False
 ) -> Tensor:
-    """The mask [rows, width] of the predictions of tokens that a version sampled in responses that it sampled alone,
+    """The mask [rows, width] of the predictions of tokens that a version sampled, in responses that it sampled alone,
     or with `started_earlier` in responses that an older version started."""
     mask, versions = _sampled_mask(batch, rows), _padded(batch, "versions", rows)
     of_version = (versions == version) & mask

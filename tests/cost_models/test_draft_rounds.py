@@ -47,7 +47,7 @@ def test_rounds_with_drafts_sample_the_same_tokens_and_admit_the_same_prompts(lo
 def test_a_draft_that_is_always_accepted_saves_rounds_where_weights_are_what_a_round_reads(
     a100s: Callable[[int], Cluster], query: Query, fixed: Workload
 ) -> None:
-    """Of 27 decode rounds of one row each, 27 / 5 are left, each of five rows, which hardly take longer than one."""
+    """The 27 decode rounds of one row become 27 / 5 rounds of five rows, each of which takes hardly longer."""
     one = with_acceptance(fixed.model_copy(update={"batch_size": 1}), (1.0,) * 4)
     assert 1 / 5 < ratio(a100s, one, query, 1, 4) < 0.3
 
@@ -88,7 +88,7 @@ def test_an_engine_that_reads_the_cache_of_a_sequence_once_gains_more_from_draft
     assert ratios[0] > 1
 
 
-def test_drafts_have_the_terms_of_a_generation_without(
+def test_a_generation_with_drafts_has_the_terms_of_one_without(
     a100s: Callable[[int], Cluster], query: Query, long_tail: Workload
 ) -> None:
     model = AnalyticModel(a100s(1), with_acceptance(long_tail, (0.7, 0.7)), "bf16")

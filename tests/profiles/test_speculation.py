@@ -1,4 +1,4 @@
-"""Acceptance of drafted tokens: what a decode round samples on average, and what a run observes of it."""
+"""Acceptance of drafted tokens: the mean tokens of a decode round, and the acceptance that a run observes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_what_is_no_probability_is_refused_by_its_position() -> None:
         parse(Speculation, '{"acceptance": [0.5, 1.2]}', "workload.speculation")
 
 
-def test_a_workload_states_no_acceptance_unless_it_says_so() -> None:
+def test_a_workload_has_no_acceptance_unless_it_is_stated() -> None:
     stated = {"batch_size": 4, "prompt": {"max": 4, "fixed": 4}, "response": {"max": 4, "fixed": 4}}
     assert parse(Workload, json.dumps(stated), "workload").speculation is None
     speculation = parse(Workload, json.dumps({**stated, "speculation": {"acceptance": [0.5]}}), "workload").speculation

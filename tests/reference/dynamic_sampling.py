@@ -20,7 +20,7 @@ from tests.reference.critic_free import CriticFreeSettings, are_alike, paid_for
 from tests.reference.ppo import Row, uniform
 
 SAME_DIGITS = 6
-"""Amounts that are alike in so many digits behind the point are one."""
+"""Decimal places in which amounts are compared; those that agree in them are equal."""
 
 
 class Sampled(Protocol):
@@ -49,7 +49,7 @@ class Batch:
     num_drawn: int
     num_with_signal: int
     tied: int
-    """Prompts of which a sample was left out that is paid as one of its group."""
+    """Prompts with a sample outside the group that is paid the same as one in it."""
 
 
 class DynamicSampling:
@@ -64,7 +64,7 @@ class DynamicSampling:
         num_prompts: int,
         drawn: int | None = None,
     ) -> None:
-        """`drawn` samples of each prompt are drawn, by default those of its group."""
+        """`drawn` is the number of samples of each prompt, by default that of a group."""
         self._settings, self._num_groups, self._num_prompts = settings, num_groups, num_prompts
         self._drawn = drawn or settings.group_size
         self._dealt = enumerate(passes(prompts, settings.seed))
@@ -93,8 +93,8 @@ class DynamicSampling:
 
 
 def best(amounts: Sequence[float], number: int) -> tuple[list[int], bool]:
-    """The places of the highest amounts in their order, of equal ones the first, and whether one that is left out is
-    as high as one of them."""
+    """The ascending indices of the `number` highest amounts, of equal ones the first, and whether one that is left out
+    equals one of them."""
     rounded = [round(amount, SAME_DIGITS) for amount in amounts]
     left, chosen = list(range(len(rounded))), list[int]()
     while len(chosen) < number:

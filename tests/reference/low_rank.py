@@ -67,8 +67,10 @@ class AdaptedReference(CriticFreeReference):
 
 
 class AdaptedPPO(Reference):
-    """A run of PPO that trains an adapter of the actor, whose reference is the actor without it, and one of the critic,
-    beside its scalar head."""
+    """A run of PPO that trains an adapter of the actor, and an adapter and the scalar head of the critic.
+
+    The reference is the actor without its adapter.
+    """
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class AdaptedPPO(Reference):
         starts: Mapping[str, Mapping[str, Tensor]],
         scale: float,
     ) -> None:
-        """`starts` has what the adapters start with, by role."""
+        """`starts` has the initial weights of the adapters, by role."""
         super().__init__(actor, critic, actor, reward, settings)
         self.start_from(adapted(self.actor, starts["actor"], scale))
         adapted(self.critic, starts["critic"], scale)

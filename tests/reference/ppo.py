@@ -64,7 +64,7 @@ class Settings:
     top_p: float
     seed: int
     old_logprobs: str = "recompute"
-    """Of which pass the log-probabilities before the updates are, as a job says it."""
+    """The source of the log-probabilities before the updates, as the key of a job."""
 
 
 @dataclass(frozen=True)
@@ -311,7 +311,7 @@ def scores_of(reward: nn.Module | Scorer, rows: Sequence[Row]) -> list[Tensor]:
 def truncated(log_pi: Tensor, old: Tensor, s: Settings) -> Tensor:
     """The ratio pi / mu of a policy to the one that sampled, at most the cap: there its gradient is cap grad log pi.
 
-    Where the old log-probabilities were computed again it is the ratio as it is.
+    If the old log-probabilities were recomputed, the ratio is not truncated.
     """
     ratio = (log_pi - old).exp()
     if s.old_logprobs != "generator":

@@ -134,7 +134,7 @@ def test_a_plan_says_what_is_drawn_and_what_is_kept(plan: Plan, plain: Plan) -> 
 
 @pytest.fixture(scope="module")
 def waves() -> Plan:
-    """Of the same job with waves of 24 prompts, of which half have a signal on average."""
+    """A plan of the same job with waves of 24 prompts, of which half have a signal on average."""
     return made(changed(best_facts(), dynamic_sampling={"acceptance": 0.5, "num_prompts": 24}))
 
 

@@ -98,7 +98,7 @@ def test_a_quantile_beyond_the_longest_length_is_told_to_be_cut(plan: Plan) -> N
     )
 
 
-def test_a_caveat_of_the_plans_own_job_is_not_told_of_a_setting_that_leaves_it(plan: Plan) -> None:
+def test_a_caveat_of_the_plans_own_job_is_not_repeated_for_a_setting_that_leaves_it(plan: Plan) -> None:
     limited = with_setting(plan.facts, {"workload.response.p99": 500})
     own = plan.model_copy(update={"facts": limited})
     settings = ({"cluster.nodes": 2}, {"workload.response.max": 140})

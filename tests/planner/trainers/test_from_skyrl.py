@@ -91,7 +91,7 @@ def test_a_critic_is_refused_where_megatron_trains_since_skyrl_then_has_none(tmp
     assert configured(tmp_path, gae, critic, "trainer.strategy=fsdp").by_name["models.critic"] == "m"
 
 
-def test_a_misspelt_key_is_told_once_with_the_key_that_was_meant(tmp_path: Path) -> None:
+def test_a_misspelt_key_is_reported_once_with_the_key_that_was_meant(tmp_path: Path) -> None:
     found = configured(tmp_path, "trainer.plicy_mini_batch_size=4")
     reason = found.unmodelled["trainer.plicy_mini_batch_size=4"]
     assert reason == "it is not a key of skyrl 0.3.0; did you mean 'trainer.policy_mini_batch_size'?"

@@ -172,7 +172,7 @@ def test_a_word_is_the_value_that_the_trainer_would_read(text: str, value: objec
     assert read_changes([f"a={text}"]) == {"a": value}
 
 
-def test_keys_behind_a_comment_in_a_command_reach_no_trainer_and_are_told(tmp_path: Path) -> None:
+def test_keys_after_a_comment_in_a_command_reach_no_trainer_and_are_reported(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(
         "python3 -m verl.trainer.main_ppo trainer.nnodes=2 \\\n    # four nodes\n"
@@ -208,6 +208,6 @@ def test_a_json_object_gives_the_keys_below_its_own(tmp_path: Path) -> None:
         ("actor_rollout_ref.actor.policy_loss.cppo_w_min", None),
     ],
 )
-def test_a_key_is_suggested_whose_words_are_nearly_spelt_so(key: str, meant: str | None) -> None:
+def test_a_key_is_suggested_if_its_words_are_spelt_nearly_alike(key: str, meant: str | None) -> None:
     told, _ = TrainerConfig(known=VERL, values={key: 7}).split_unread("verl")
     assert told[f"{key}=7"] == "it is not a key of verl 0.9.1" + (f"; did you mean {meant!r}?" if meant else "")

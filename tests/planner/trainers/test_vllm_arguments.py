@@ -17,7 +17,7 @@ KEYS = {
     "verl": ("actor_rollout_ref.rollout", "actor_rollout_ref.rollout", "tensor_model_parallel_size"),
     "nemo-rl": ("policy.generation.vllm_kwargs", "policy.generation.vllm_cfg", "tensor_parallel_size"),
 }
-"""By trainer: the groups of most arguments and of enforce_eager, and the name of the tensor-parallel degree."""
+"""For each trainer: the group of most arguments, that of enforce_eager, and the name of the tensor-parallel degree."""
 
 
 @pytest.mark.parametrize("name", KEYS)

@@ -1,4 +1,4 @@
-"""What a multi-turn rollout adds up to."""
+"""Totals of a multi-turn rollout."""
 
 from __future__ import annotations
 

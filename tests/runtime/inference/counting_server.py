@@ -36,7 +36,7 @@ RAISED = {
 """Errors in the words of torch on a CPU and of oneDNN, and one that has nothing to do with memory."""
 MODULUS = 100
 UNKNOWN = "unknown"
-"""The name of a weight that is refused, without a word."""
+"""The name of a weight that is refused without a reason."""
 
 
 @dataclass

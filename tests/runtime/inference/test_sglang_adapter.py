@@ -1,5 +1,5 @@
-"""The adapter of SGLang speaks its interface, as a double has it. THE DOUBLE IS NO SGLANG (`sglang_double`): meshwright
-was not run with SGLang itself, which does not install without CUDA."""
+"""The server of SGLang calls its interface as a test double has it. THE DOUBLE IS NOT SGLANG (`sglang_double`):
+meshwright has never run with SGLang itself, which does not install without CUDA."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def request_of(*tokens: int, name: str = "a") -> Request:
 
 
 def start(directory: Path, settings: EngineSettings = SETTINGS) -> EngineProcess:
-    """Start the adapter's own program with the double on its path."""
+    """Start the server's own program with the double on its path."""
     program = directory / "with_double.py"
     program.write_text(
         "import runpy, sys\n"

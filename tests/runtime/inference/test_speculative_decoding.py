@@ -115,7 +115,8 @@ def test_windows_and_capped_scores_verify_alike(tmp_path: Path) -> None:
 
 
 def sample_many(directory: Path, draft_tokens: int, seed: int) -> tuple[Counter[tuple[int, ...]], float] | None:
-    """How often 10,000 responses of three tokens have each last two tokens, and the tokens of a round."""
+    """The counts of the last two tokens of 10,000 responses of three tokens, and the mean number of
+    drafted tokens that were accepted in one."""
     generator = open_generator(
         directory, "tp1", draft_tokens, num_slots=1000, max_response=3, max_tokens=12, seed=seed, group_size=1000
     )
@@ -143,8 +144,8 @@ def test_ten_thousand_responses_with_drafts_are_distributed_as_without(directory
 
 
 def run_in_periods(directory: Path, layout: str, resumes_at: int) -> tuple[list[Any], list[int]] | None:
-    """What periods with an overcommit deliver and their rounds; before period `resumes_at` another generator takes over
-    from a snapshot and the history."""
+    """The responses that periods with an overcommit deliver, and the rounds of each; before period `resumes_at` another
+    generator takes over from a snapshot and the history."""
     history = ResponseHistory()
     generator = open_generator(directory, layout, 3, history=history)
     if generator is None:

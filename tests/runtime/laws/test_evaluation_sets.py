@@ -40,7 +40,7 @@ def evaluated(out: Path) -> dict[str, dict[int, dict[str, Any]]]:
 
 
 def learned(out: Path) -> list[dict[str, Any]]:
-    """The metrics of a run, but for those that tell how fast it was."""
+    """The metrics of a run, except those of its speed."""
     timed = {*OF_TIME, "reward_third_seconds"}
     return [{key: value for key, value in line.items() if key not in timed} for line in lines(out)]
 

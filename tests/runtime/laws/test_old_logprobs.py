@@ -49,7 +49,7 @@ PPO: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A plan on so many ranks, where the old log-probabilities come from, and how many updates a step has."""
+    """A plan, its number of ranks, the source of the old log-probabilities, and the number of updates of a step."""
 
     old_logprobs: str
     num_ranks: int
@@ -96,7 +96,7 @@ MODELS = {
 
 @pytest.fixture(scope="module")
 def requests(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRequest]:
-    """Of every case."""
+    """The request of every case."""
     return requests_of(tmp_path_factory.mktemp("job"), CASES, _request)
 
 

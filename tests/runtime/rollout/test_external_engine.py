@@ -147,7 +147,7 @@ SGLANG_CHANGED: Mapping[str, tuple[Callable[[Plan], Plan], str]] = {
         lambda plan: with_facts(plan, cluster=ClusterSpec(device="local").resolve()),
         "does not install without CUDA",
     ),
-    "an adapter": (lambda plan: with_actor(plan, adapter=Adapter(rank=4, alpha=8.0)), "sends whole weights only"),
+    "an adapter": (lambda plan: with_actor(plan, adapter=Adapter(rank=4, alpha=8.0)), "takes whole weights only"),
     "8 bits": (lambda plan: with_facts(plan, generation_weights="fp8"), "generation_weights is fp8"),
     "shards": (
         lambda plan: with_generation(plan, layout=Layout(tp=2)),
@@ -174,7 +174,7 @@ def on_sglang(whole: tuple[Plan, Job, Path]) -> tuple[Plan, Job, Path]:
 
 
 @pytest.mark.parametrize("name", SGLANG_CHANGED)
-def test_what_sglangs_adapter_does_not_do_is_refused_by_name(name: str, on_sglang: tuple[Plan, Job, Path]) -> None:
+def test_what_is_not_done_with_sglang_is_refused_by_name(name: str, on_sglang: tuple[Plan, Job, Path]) -> None:
     (plan, job, directory), (change, says) = on_sglang, SGLANG_CHANGED[name]
     with pytest.raises(BadInput, match=f"^engine sglang: .*{re.escape(says)}"):
         require_engine(change(plan), job, directory)

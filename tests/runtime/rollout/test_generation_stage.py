@@ -86,8 +86,8 @@ def _in_two_parts(path: Path, generation: dict[str, int]) -> tuple[list[Held], l
 
 
 def _round_by_round_and_together(path: Path) -> list[tuple[Held, float]]:
-    """What a step puts into its batch, and the mean number of live sequences, where every round is passed on before the
-    next and where rounds are run together."""
+    """The batch of a step and its mean number of live sequences: first with every round passed on before the next, then
+    with rounds run together."""
     rank, found = one_rank(path), []
     for each in (True, False):
         stage, one = rank.generating(STEPS), batch(0)
@@ -99,7 +99,7 @@ def _round_by_round_and_together(path: Path) -> list[tuple[Held, float]]:
     return found
 
 
-def test_rounds_that_are_run_together_count_and_draw_as_others(path: Path) -> None:
+def test_rounds_that_are_run_together_count_and_sample_as_others(path: Path) -> None:
     [((each, live_of_each), (together, live_of_together))] = run_on_ranks(1, _round_by_round_and_together, path)
     assert live_of_each == live_of_together
     assert all(torch.equal(each["tokens"][row], together["tokens"][row]) for row in range(BATCH))
@@ -136,7 +136,7 @@ def _with_halved_weights(stage: GenerationStage) -> list[Held]:
     return found
 
 
-def test_a_generator_that_is_kept_draws_what_a_new_one_would_have(path: Path) -> None:
+def test_a_generator_that_is_kept_samples_what_a_new_one_would_have(path: Path) -> None:
     """Nothing that it cached of a prompt under other weights is read."""
     [(fresh, kept, num_made)] = run_on_ranks(1, _with_and_without_a_kept_generator, path)
     assert num_made == 1

@@ -63,7 +63,7 @@ def test_the_only_update_has_the_gradient_of_a_pass_before_it(seed: int) -> None
 
 @seeds(5, all=100)
 def test_a_ratio_to_the_generator_is_clipped_as_in_ppo_and_truncated(seed: int) -> None:
-    """Where the clip binds the gradient is 0, elsewhere it is -min(pi / mu, cap) A / N."""
+    """The gradient is 0 where the clip binds, and -min(pi / mu, cap) A / N elsewhere."""
     batch, cap = Batch(seed), SETTINGS.importance_cap
     ratio = (batch.policy - batch.behaviour).exp()
     is_clipped = torch.where(batch.advantages > 0, ratio > 1.2, ratio < 0.8)

@@ -88,7 +88,7 @@ def _groups(trainer: Trainer) -> list[Any]:
 
 
 def _note_started(trainer: Trainer) -> list[int]:
-    """How many sums are in flight each time that gradients are finished."""
+    """The number of sums in flight each time that gradients are finished."""
     started: list[int] = []
     finish = trainer.model.config.finalize_model_grads_func
 

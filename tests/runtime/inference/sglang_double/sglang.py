@@ -1,8 +1,8 @@
-"""A double of the package `sglang`. THIS IS NO SGLANG: it has no model, and its tokens are sums.
+"""A double of the package `sglang`. THIS IS NOT SGLANG: it has no model, and its tokens are sums.
 
-It has what the adapter calls, with the names of arguments, the chunks and the behaviour that were read in the source of
-SGLang 0.5.23 (2026-11-27): srt/server_args.py, srt/entrypoints/engine.py, srt/sampling/sampling_params.py, and
-`_stream_one_response` and `abort_request` in srt/managers/tokenizer_manager.py.
+It has what `sglang_server.py` calls, with the names of arguments, the chunks and the behaviour that were read in the
+source of SGLang 0.5.23 (2026-11-27): srt/server_args.py, srt/entrypoints/engine.py, srt/sampling/sampling_params.py,
+and `_stream_one_response` and `abort_request` in srt/managers/tokenizer_manager.py.
 
 A token is the sum of the weights and of the tokens before it, modulo 100, with the log-probability -0.25 times the
 temperature. A second token comes with the first chunk whose first token is even, as where two rounds come together.
