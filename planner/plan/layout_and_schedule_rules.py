@@ -274,7 +274,7 @@ def _draft_rules(facts: Facts, stage: Stage, schedule: Schedule) -> Iterator[str
         return
     if speculation is None:
         yield (
-            f"draft_tokens={drafts}, and the job does not state how many drafts are accepted; give "
+            f"draft_tokens={drafts} needs the share of drafts that are accepted, which the job does not state; give "
             "workload.speculation.acceptance, or use 0."
         )
     elif drafts > speculation.max_draft:

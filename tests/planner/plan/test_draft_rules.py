@@ -14,6 +14,7 @@ from meshwright.planner.plan.pin_files import pins_of
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
 from meshwright.profiles.environment.turns import ToolTurns
+from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import VLLM
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
@@ -52,9 +53,11 @@ def test_drafts_are_considered_only_where_their_acceptance_is_stated() -> None:
 
 def test_a_draft_without_a_stated_acceptance_is_refused() -> None:
     assert sentences(draft_facts(), 4) == (
-        "draft_tokens=4, and the job does not state how many drafts are accepted; give "
+        "draft_tokens=4 needs the share of drafts that are accepted, which the job does not state; give "
         "workload.speculation.acceptance, or use 0.",
     )
+    with pytest.raises(BadInput, match=r"since draft_tokens=4 needs .*; give workload.speculation.acceptance, or use"):
+        compile_plan(facts := draft_facts(), model_of(facts), pins=[f"{GENERATE}.draft_tokens=4"])
     assert sentences(draft_facts(0.5, 0.5), 4) == (
         "draft_tokens=4 is more than the 2 positions of workload.speculation.acceptance; use 2 at most.",
     )
