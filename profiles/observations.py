@@ -138,14 +138,15 @@ def draft_counts(spans: Iterable[Span]) -> Counter[str]:
 
 
 def observed_speculation(counts: Mapping[str, float]) -> Speculation | None:
-    """Return the acceptance by position that follows from `draft_counts`; None if nothing was drafted."""
+    """Return the acceptance by position that follows from `draft_counts`; None without rounds in which tokens could be
+    drafted. If none was drafted, the share of rounds with a draft is 0, and the acceptance is 0 and means nothing."""
+    if not counts.get(NUM_ROW_ROUNDS):
+        return None
     acceptance = list[float]()
     while drafted := counts.get(num_drafted(len(acceptance)), 0.0):
         acceptance.append(counts[num_accepted(len(acceptance))] / drafted)
-    if not acceptance:
-        return None
     drafted_share = counts[num_drafted(0)] / counts[NUM_ROW_ROUNDS]
-    return Speculation(acceptance=tuple(acceptance), drafted=min(1.0, drafted_share))
+    return Speculation(acceptance=tuple(acceptance) or (0.0,), drafted=min(1.0, drafted_share))
 
 
 class WavesObservation(NamedTuple):

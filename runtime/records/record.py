@@ -394,7 +394,8 @@ def _draft_metrics(spans: Sequence[Span]) -> dict[str, float]:
     if observed is None:
         return {}
     accepted = sum(counts[num_accepted(position)] for position in range(observed.max_draft))
-    acceptance = {f"acceptance_{number}": value for number, value in enumerate(observed.acceptance, start=1)}
+    known = observed.acceptance if observed.drafted else ()
+    acceptance = {f"acceptance_{number}": value for number, value in enumerate(known, start=1)}
     return {"tokens_per_round": 1 + accepted / counts[NUM_ROW_ROUNDS], "drafted_share": observed.drafted, **acceptance}
 
 

@@ -74,6 +74,16 @@ def test_a_run_observes_the_acceptance_of_each_position() -> None:
     assert observed_speculation({}) is None
 
 
+def test_a_run_that_never_found_a_draft_says_so() -> None:
+    """The stated share would otherwise stay, and with it a step that no run reaches."""
+    none = {"num_row_rounds": 100.0, "num_drafted_0": 0.0, "num_accepted_0": 0.0}
+    observed = observed_speculation(none)
+    assert observed is not None
+    assert (observed.drafted, observed.round_of(1)) == (0, DraftRound(1, 1))
+    assert Speculation(acceptance=(0.9, 0.8)).updated(observed) == Speculation(acceptance=(0.9, 0.8), drafted=0)
+    assert observed_speculation({"num_row_rounds": 0.0, "num_drafted_0": 0.0}) is None
+
+
 def test_observed_lengths_replace_the_stated_acceptance_as_far_as_drafts_went() -> None:
     lengths = LengthSpec(max=8, fixed=4)
     workload = Workload(batch_size=4, prompt=lengths, response=lengths, speculation=Speculation(acceptance=(0.5,) * 4))

@@ -49,6 +49,8 @@ def test_drafts_are_considered_only_where_their_acceptance_is_stated() -> None:
     assert offered(draft_facts(0.9)) == {0, 1}
     assert offered(draft_facts(*[0.9] * 5)) == {0, 2, 4}
     assert offered(draft_facts(*[0.9] * 8)) == {0, 2, 4, 8}
+    workload = draft_facts(0.9).workload.model_copy(update={"speculation": Speculation(acceptance=(0.9,), drafted=0)})
+    assert offered(draft_facts().model_copy(update={"workload": workload})) == {0}
 
 
 def test_a_draft_without_a_stated_acceptance_is_refused() -> None:
