@@ -209,6 +209,7 @@ class RunObservation:
     truncated_share: float | None  # share of responses truncated at the length limit, over all steps
     longest_tokens: float | None  # mean over steps of the longest response
     turns: TurnsObservation | None = None  # None unless rollouts are multi-turn
+    speculation: Speculation | None = None  # None if the plan has no drafts
 
 
 def observe(
@@ -259,6 +260,7 @@ def observe(
         truncated_share=_truncated_share(steps, layouts, batch_size),
         longest_tokens=_longest_tokens(steps),
         turns=observe_turns(generation, layout.num_ranks // layout.dp, batch_size * len(steps)),
+        speculation=observed_speculation(draft_counts(generation)),
     )
 
 
@@ -267,11 +269,14 @@ def observe_workload(workload: Workload, observation: RunObservation) -> Workloa
 
     Prompt and response lengths are scaled to the observed means; responses also keep the observed longest length or
     truncated share. For multi-turn rollouts, the number of turns, tool results and latencies are scaled to their means.
+    Drafts are accepted as observed.
     """
     responses, sequences = observation.response_tokens, observation.sequence_tokens
     if responses is None:
         return workload
     tool_tokens, update = 0.0, dict[str, object]()
+    if workload.speculation and observation.speculation:
+        update["speculation"] = workload.speculation.updated(observation.speculation)
     if workload.turns and observation.turns:
         tool_tokens = observation.turns.tool_tokens
         update["turns"] = observation.turns.scale(workload.turns)

@@ -14,7 +14,7 @@ from meshwright.profiles.observations import draft_counts, observed_speculation
 from meshwright.profiles.speculation import DraftRound, Speculation
 from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.trace import Span
-from meshwright.profiles.workload import ObservedLengths, Workload, workload_with_lengths
+from meshwright.profiles.workload import ObservedLengths, Workload, lengths_of_workload, workload_with_lengths
 
 
 def test_a_round_samples_one_token_and_the_accepted_drafts() -> None:
@@ -92,5 +92,6 @@ def test_observed_lengths_replace_the_stated_acceptance_as_far_as_drafts_went() 
     )
     updated = workload_with_lengths(workload, observed)
     assert updated.speculation == Speculation(acceptance=(0.9, 0.8, 0.5, 0.5), drafted=0.7)
+    assert workload_with_lengths(workload, lengths_of_workload(updated)).speculation == updated.speculation
     plain = workload.model_copy(update={"speculation": None})
     assert workload_with_lengths(plain, observed).speculation is None
