@@ -17,6 +17,9 @@ from meshwright.profiles.documents import Document
 HELD_OUT = "held_out"
 """The name of the set of `data.held_out`."""
 
+TRAINING = "train"
+"""The name under which metric writers have the metrics of training, beside those of each set."""
+
 _PROMPTS = "file or directory of prompts, as data.prompts"
 _SPLIT = "split to read from a directory that has several"
 _EVERY = "steps between evaluations on this set; default: every_steps of the evaluation"
@@ -75,6 +78,8 @@ def evaluation_violations(evaluation: Evaluation, *, max_response: int, has_rewa
         where = f"evaluation.sets.{name}"
         if name == HELD_OUT:
             yield f"{where}: this is the name of the prompts of data.held_out; give the set another name"
+        if name == TRAINING:
+            yield f"{where}: this is the name of the metrics of training; give the set another name"
         if one.max_response is not None and one.max_response > max_response:
             yield (
                 f"{where}.max_response={one.max_response} is above the {max_response} tokens after a prompt that "

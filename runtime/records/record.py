@@ -15,7 +15,7 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from meshwright.planner.analysis.trace_analysis import Comparison, MeasuredSteps
-from meshwright.planner.job.evaluation import HELD_OUT, title_of_set
+from meshwright.planner.job.evaluation import HELD_OUT, TRAINING, title_of_set
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.profiles.documents import remove_temporary_files, write_atomically
 from meshwright.profiles.observations import draft_counts, observed_speculation
@@ -276,7 +276,7 @@ class Recorder:
         }
         append_line(self._out / "metrics.jsonl", line)
         for writer in self._metric_writers:
-            writer.add("train", line, outcomes[0].period)
+            writer.add(TRAINING, line, outcomes[0].period)
         if self._progress:
             self._progress.update(self._task, advance=1, learned=_progress_text(metrics))
         return line

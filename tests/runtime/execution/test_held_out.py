@@ -100,6 +100,7 @@ def test_a_distillation_may_be_evaluated_by_rewards() -> None:
     ("sets", "sentence"),
     [
         ({"held_out": {"prompts": "none"}}, "this is the name of the prompts of data.held_out; give the set another"),
+        ({"train": {"prompts": "none"}}, "this is the name of the metrics of training; give the set another name"),
         ({"hard": {"prompts": "none", "max_response": 5}}, "max_response=5 is above the 4 tokens after a prompt that "),
         ({"hard": {"prompts": "none", "reward_model_weight": 1}}, "reward_model_weight=1 is beside no rewards of this"),
         (
