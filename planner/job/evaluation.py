@@ -6,6 +6,8 @@ interval, length limit and rewards.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from typing import Annotated, TypeAlias
 
@@ -67,6 +69,20 @@ class Evaluation(Document):
     def scores_by_model(self, name: str) -> bool:
         """True if the job's reward model or teachers score a set."""
         return not self.own_rewards(name) or self.sets[name].reward_model_weight != 0
+
+    def digest(self, name: str, prompts: str) -> str:
+        """Return a digest of what decides the scores on a set besides the policy: that of its `prompts`, and where
+        they differ from training its length limit and rewards."""
+        own = (
+            self.sets[name].model_dump(mode="json", include=_SCORING, exclude_defaults=True)
+            if name in self.sets
+            else {}
+        )
+        return hashlib.sha256(json.dumps([prompts, own]).encode()).hexdigest() if own else prompts
+
+
+_SCORING = {"max_response", "rewards", "reward_model_weight"}
+"""Keys of a set that decide its scores."""
 
 
 def evaluation_violations(evaluation: Evaluation, *, max_response: int, has_reward_model: bool) -> Iterator[str]:

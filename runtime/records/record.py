@@ -63,7 +63,7 @@ class EvaluationRecord:
     mean_response_tokens: float
     scores: tuple[float, ...]
     prompt_set: str = HELD_OUT
-    prompts: str = ""  # SHA-256 of the encoded prompts
+    prompts: str = ""  # SHA-256 of the encoded prompts, and of limits and rewards of their own (Evaluation.digest)
     generator_gap: float | None = None  # as GeneratorGap.mean, on these responses
     max_generator_gap: float | None = None
     token_mult_prob_error: float | None = None  # mean of exp|log p - log q|, as Gap.mismatch

@@ -123,6 +123,21 @@ def test_a_weight_of_a_reward_model_needs_one() -> None:
         job({**DISTILL, "evaluation": {"sets": sets}})
 
 
+def test_only_evaluations_that_are_scored_alike_are_compared() -> None:
+    """A set may be changed when a run is resumed; a rise between two ways to score it would be none."""
+    rewards = [{"name": "own", "function": "exact_match"}]
+    plain, later = {"prompts": "a"}, {"prompts": "b", "split": "other", "every_steps": 3}
+    short, scored = {"prompts": "a", "max_response": 2}, {"prompts": "a", "rewards": rewards}
+    weighed = {**scored, "reward_model_weight": 0.5}
+
+    def digest(one: dict[str, Any]) -> str:
+        return job({**GRPO, "evaluation": {"sets": {"hard": one}}}).evaluation.digest("hard", "prompts")
+
+    assert digest(plain) == digest(later) == "prompts"
+    assert len({digest(one) for one in (plain, short, scored, weighed)}) == 4
+    assert job(GRPO).evaluation.digest("held_out", "prompts") == "prompts"
+
+
 def test_a_set_has_the_interval_of_all_unless_it_has_its_own() -> None:
     sets = {"hard": {"prompts": "none"}, "easy": {"prompts": "none", "every_steps": 0}}
     evaluation = job({**GRPO, "evaluation": {"every_steps": 5, "sets": sets}}).evaluation
