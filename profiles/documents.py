@@ -33,7 +33,7 @@ from typing import (
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from meshwright.profiles.errors import BadInput, RunFailed, is_disk_failure, suggestion
+from meshwright.profiles.errors import BadInput, RunFailed, is_disk_failure, one_of, suggestion
 from meshwright.profiles.untrusted_text import (
     MAX_JSON_BYTES,
     MAX_YAML_BYTES,
@@ -287,6 +287,11 @@ def _sentence(error: ValidationError, kind: type[BaseModel]) -> str:
     if first["type"] == "missing":
         return f"missing key {path!r}; add it."
     message = first["msg"].removeprefix("Value error, ").rstrip(".")
+    if location[-1:] == ["[key]"]:
+        rule = message.removeprefix("String ")
+        return f"{'.'.join(_keys(location[:-2]))}: the name {_short(first['input'])} {rule}; give another name."
+    if first["type"] == "literal_error":
+        message = f"input should be {one_of(_literals(error, keys))}"
     if first["type"] == "value_error":
         return f"{path}: {message}." if keys else f"{message}."
     if first["type"] in _RECORD_TYPES and (names := _keys_of(records := _records_at(kind, location))):
@@ -295,6 +300,13 @@ def _sentence(error: ValidationError, kind: type[BaseModel]) -> str:
         needed = next(filter(None, map(_first_required_key, records)), names[0])
         return f"{path} is {value} and should be an object with keys ({listed}); give {needed}."
     return f"{path} is {_short(first['input'])}: {message[0].lower()}{message[1:]}."
+
+
+def _literals(error: ValidationError, keys: Sequence[str]) -> list[str]:
+    """The values that all members of a union allow at these keys."""
+    at_keys = [one for one in error.errors() if one["type"] == "literal_error" and _keys(one["loc"]) == keys]
+    listed = (one["ctx"]["expected"].replace(" or ", ", ").split(", ") for one in at_keys)
+    return list(dict.fromkeys(name for names in listed for name in names))
 
 
 def _keys(location: Iterable[int | str]) -> list[str]:
@@ -369,7 +381,7 @@ def _records_at(kind: Any, location: list[Any]) -> tuple[Any, ...]:
                 if part == member.__name__:  # pydantic's name of a union member
                     return _records_at(member, location[depth + 1 :])
         arguments = get_args(kind)
-        if not arguments or not (isinstance(part, int) or get_origin(kind) is dict):
+        if not arguments or not (isinstance(part, int) or get_origin(kind) in (dict, Mapping)):
             return ()
         kind = arguments[0] if isinstance(part, int) else arguments[-1]
     members = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)

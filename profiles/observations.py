@@ -138,14 +138,15 @@ def draft_counts(spans: Iterable[Span]) -> Counter[str]:
 
 
 def observed_speculation(counts: Mapping[str, float]) -> Speculation | None:
-    """Return the acceptance by position that follows from `draft_counts`; None if nothing was drafted."""
+    """Return the acceptance by position that follows from `draft_counts`; None without rounds in which tokens could be
+    drafted. If none was drafted, the share of rounds with a draft is 0, and the acceptance is 0 and means nothing."""
+    if not counts.get(NUM_ROW_ROUNDS):
+        return None
     acceptance = list[float]()
     while drafted := counts.get(num_drafted(len(acceptance)), 0.0):
         acceptance.append(counts[num_accepted(len(acceptance))] / drafted)
-    if not acceptance:
-        return None
     drafted_share = counts[num_drafted(0)] / counts[NUM_ROW_ROUNDS]
-    return Speculation(acceptance=tuple(acceptance), drafted=min(1.0, drafted_share))
+    return Speculation(acceptance=tuple(acceptance) or (0.0,), drafted=min(1.0, drafted_share))
 
 
 class WavesObservation(NamedTuple):
@@ -208,6 +209,7 @@ class RunObservation:
     truncated_share: float | None  # share of responses truncated at the length limit, over all steps
     longest_tokens: float | None  # mean over steps of the longest response
     turns: TurnsObservation | None = None  # None unless rollouts are multi-turn
+    speculation: Speculation | None = None  # None if the plan has no drafts
 
 
 def observe(
@@ -258,6 +260,7 @@ def observe(
         truncated_share=_truncated_share(steps, layouts, batch_size),
         longest_tokens=_longest_tokens(steps),
         turns=observe_turns(generation, layout.num_ranks // layout.dp, batch_size * len(steps)),
+        speculation=observed_speculation(draft_counts(generation)),
     )
 
 
@@ -266,11 +269,14 @@ def observe_workload(workload: Workload, observation: RunObservation) -> Workloa
 
     Prompt and response lengths are scaled to the observed means; responses also keep the observed longest length or
     truncated share. For multi-turn rollouts, the number of turns, tool results and latencies are scaled to their means.
+    Drafts are accepted as observed.
     """
     responses, sequences = observation.response_tokens, observation.sequence_tokens
     if responses is None:
         return workload
     tool_tokens, update = 0.0, dict[str, object]()
+    if workload.speculation and observation.speculation:
+        update["speculation"] = workload.speculation.updated(observation.speculation)
     if workload.turns and observation.turns:
         tool_tokens = observation.turns.tool_tokens
         update["turns"] = observation.turns.scale(workload.turns)

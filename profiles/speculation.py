@@ -21,7 +21,7 @@ _ACCEPTANCE = (
     "for each drafted token in turn, the probability that it is accepted, given that those before it were; a draft is "
     "at most as long as this list"
 )
-_DRAFTED = "share of the decode rounds of a sequence that have a draft"
+_DRAFTED = "share of the decode rounds of a sequence that have a draft; 0 if none is found"
 
 
 class DraftRound(NamedTuple):
@@ -40,7 +40,7 @@ class Speculation(Document):
     """Acceptance of the tokens that are drafted from a prompt's earlier responses, by position in the draft."""
 
     acceptance: tuple[float, ...] = Field(min_length=1, max_length=64, description=_ACCEPTANCE)
-    drafted: float = Field(default=1.0, gt=0, le=1, description=_DRAFTED)
+    drafted: float = Field(default=1.0, ge=0, le=1, description=_DRAFTED)
 
     @model_validator(mode="after")
     def _are_probabilities(self) -> Self:
@@ -51,6 +51,8 @@ class Speculation(Document):
 
     def updated(self, observed: Speculation) -> Speculation:
         """Return the observed acceptance, followed by the stated one of positions that were not drafted."""
+        if not observed.drafted:
+            return self.model_copy(update={"drafted": observed.drafted})
         acceptance = observed.acceptance + self.acceptance[len(observed.acceptance) :]
         return Speculation(acceptance=acceptance, drafted=observed.drafted)
 

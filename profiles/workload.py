@@ -240,8 +240,10 @@ def workload_with_lengths(workload: Workload, observed: ObservedLengths) -> Work
 
 
 def lengths_of_workload(workload: Workload) -> ObservedLengths:
-    """Return the lengths of a workload in the form of observed ones."""
-    return ObservedLengths(prompt=workload.prompt, response=workload.response, turns=workload.turns)
+    """Return the lengths of a workload, and the acceptance of its drafts, in the form of observed ones."""
+    return ObservedLengths(
+        prompt=workload.prompt, response=workload.response, turns=workload.turns, speculation=workload.speculation
+    )
 
 
 def _with_max(lengths: LengthSpec, longest: int) -> LengthSpec:

@@ -28,7 +28,7 @@ import numpy as np
 from meshwright.planner.plan.plan import read_plan
 from meshwright.profiles.documents import parse
 from meshwright.profiles.errors import BadInput, suggestion
-from meshwright.profiles.observations import draft_counts, observe, observe_workload, observed_speculation
+from meshwright.profiles.observations import observe, observe_workload
 from meshwright.profiles.trace import is_finite_number, read_recent_spans
 from meshwright.profiles.untrusted_text import DuplicateKeyError, json_value, load_json, read_text
 from meshwright.profiles.workload import ObservedLengths, lengths_of_workload
@@ -204,8 +204,8 @@ def read_lengths(trace: Path, keys: Mapping[str, str]) -> ObservedLengths:
     if observation.response_tokens is None:
         raise BadInput(f"the trace of {trace} has no tokens; give the directory of a `meshwright run`.")
     lengths = lengths_of_workload(observe_workload(plan.facts.workload, observation))
-    shares, speculation = _groups_with_signal(trace / "metrics.jsonl"), observed_speculation(draft_counts(spans))
-    return lengths.model_copy(update={"groups_with_signal": shares, "speculation": speculation})
+    shares = _groups_with_signal(trace / "metrics.jsonl")
+    return lengths.model_copy(update={"groups_with_signal": shares, "speculation": observation.speculation})
 
 
 def _groups_with_signal(path: Path) -> tuple[float, ...]:

@@ -6,6 +6,8 @@ interval, length limit and rewards.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from typing import Annotated, TypeAlias
 
@@ -16,6 +18,9 @@ from meshwright.profiles.documents import Document
 
 HELD_OUT = "held_out"
 """The name of the set of `data.held_out`."""
+
+TRAINING = "train"
+"""The name under which metric writers have the metrics of training, beside those of each set."""
 
 _PROMPTS = "file or directory of prompts, as data.prompts"
 _SPLIT = "split to read from a directory that has several"
@@ -65,6 +70,20 @@ class Evaluation(Document):
         """True if the job's reward model or teachers score a set."""
         return not self.own_rewards(name) or self.sets[name].reward_model_weight != 0
 
+    def digest(self, name: str, prompts: str) -> str:
+        """Return a digest of what decides the scores on a set besides the policy: that of its `prompts`, and where
+        they differ from training its length limit and rewards."""
+        own = (
+            self.sets[name].model_dump(mode="json", include=_SCORING, exclude_defaults=True)
+            if name in self.sets
+            else {}
+        )
+        return hashlib.sha256(json.dumps([prompts, own]).encode()).hexdigest() if own else prompts
+
+
+_SCORING = {"max_response", "rewards", "reward_model_weight"}
+"""Keys of a set that decide its scores."""
+
 
 def evaluation_violations(evaluation: Evaluation, *, max_response: int, has_reward_model: bool) -> Iterator[str]:
     """Yield one sentence for each broken rule of the sets of a job.
@@ -75,6 +94,8 @@ def evaluation_violations(evaluation: Evaluation, *, max_response: int, has_rewa
         where = f"evaluation.sets.{name}"
         if name == HELD_OUT:
             yield f"{where}: this is the name of the prompts of data.held_out; give the set another name"
+        if name == TRAINING:
+            yield f"{where}: this is the name of the metrics of training; give the set another name"
         if one.max_response is not None and one.max_response > max_response:
             yield (
                 f"{where}.max_response={one.max_response} is above the {max_response} tokens after a prompt that "

@@ -274,7 +274,7 @@ def _draft_rules(facts: Facts, stage: Stage, schedule: Schedule) -> Iterator[str
         return
     if speculation is None:
         yield (
-            f"draft_tokens={drafts}, and the job does not state how many drafts are accepted; give "
+            f"draft_tokens={drafts} needs the share of drafts that are accepted, which the job does not state; give "
             "workload.speculation.acceptance, or use 0."
         )
     elif drafts > speculation.max_draft:
@@ -300,9 +300,9 @@ _DRAFTS = (2, 4, 8)
 
 
 def _offered_drafts(facts: Facts, stage: Stage) -> tuple[int, ...]:
-    """The offered lengths of drafts; 0 alone without a stated acceptance."""
+    """The offered lengths of drafts; 0 alone without a stated acceptance, or where no round has a draft."""
     speculation = facts.workload.speculation
-    if speculation is None or _drafts_unsupported(facts, stage):
+    if speculation is None or not speculation.drafted or _drafts_unsupported(facts, stage):
         return (0,)
     return (0, *(tuple(k for k in _DRAFTS if k <= speculation.max_draft) or (speculation.max_draft,)))
 

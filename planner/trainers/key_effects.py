@@ -166,6 +166,9 @@ _DYNAMIC_SAMPLING = (
 _AGENT = "no key gives the turns and latencies of a custom rollout or agent loop; single-turn rollouts are planned"
 _MULTI_TURN = "multi-turn rollouts need the numbers and lengths of turns: give workload.turns in the job"
 
+_DRAFTS = ("*specul*", "*num-draft-tokens")
+"""Patterns of the keys of speculative decoding."""
+
 REASONS: Sequence[tuple[str, Sequence[str]]] = (
     (
         _MULTI_TURN,
@@ -193,7 +196,7 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
     ("weights in 4-bit integers are not modelled", ("*int4*",)),
     (
         "how many drafts are accepted is not in the configuration; state it in workload.speculation",
-        ("*specul*", "*num-draft-tokens"),
+        _DRAFTS,
     ),
     ("MTP heads are not costed", ("*mtp*",)),
     (
@@ -382,8 +385,8 @@ NO_FIELD = "it may change a step, and a job or a plan has no field for it"
 
 
 def has_no_effect(trainer: str, key: str) -> bool:
-    """True if a plan does not depend on a key of a trainer."""
-    return any(fnmatchcase(key, pattern) for pattern in WITHOUT_EFFECT[trainer])
+    """True if a plan does not depend on a key of a trainer; it depends on drafts, whatever their engine calls them."""
+    return _matches(key, WITHOUT_EFFECT[trainer]) and not _matches(key, _DRAFTS)
 
 
 def reasons_not_read(trainer: str, keys: Iterable[str]) -> dict[str, str]:
@@ -392,6 +395,8 @@ def reasons_not_read(trainer: str, keys: Iterable[str]) -> dict[str, str]:
 
 
 def _reason(key: str) -> str:
-    return next(
-        (reason for reason, patterns in REASONS if any(fnmatchcase(key, pattern) for pattern in patterns)), NO_FIELD
-    )
+    return next((reason for reason, patterns in REASONS if _matches(key, patterns)), NO_FIELD)
+
+
+def _matches(key: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(key, pattern) for pattern in patterns)

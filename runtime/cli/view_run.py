@@ -97,7 +97,12 @@ def print_run_summary(summary: RunSummary, out: Path) -> None:
             f"generator against trainer: log-probabilities of the same weights differ by {gap.mean:.1e} on average, "
             f"at most {gap.largest:.1e} (on {gap.measured_on})"
         )
-    if speculation := summary.speculation:
+    if (speculation := summary.speculation) and not speculation.drafted:
+        console.print(
+            "drafts: no decode round had one, as no end of a sequence occurred before in the texts of its prompt; "
+            "`meshwright plan --from-trace` plans without drafts"
+        )
+    elif speculation:
         by_position = ", ".join(f"{chance:.0%}" for chance in speculation.acceptance)
         sampled = speculation.round_of(speculation.max_draft).sampled
         console.print(

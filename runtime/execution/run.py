@@ -304,7 +304,7 @@ class RankRun:
             clock="measured",
         )
         record = evaluation_of(gathered, step, self._request.job, name)
-        self.recorder.record_evaluation(replace(record, prompts=prompts.digest), span)
+        self.recorder.record_evaluation(replace(record, prompts=evaluation.digest(name, prompts.digest)), span)
         self._ended, self._waited = time.perf_counter(), 0.0
 
     def _gather(self, mine: T) -> list[T]:

@@ -15,7 +15,7 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from meshwright.planner.analysis.trace_analysis import Comparison, MeasuredSteps
-from meshwright.planner.job.evaluation import HELD_OUT, title_of_set
+from meshwright.planner.job.evaluation import HELD_OUT, TRAINING, title_of_set
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.profiles.documents import remove_temporary_files, write_atomically
 from meshwright.profiles.observations import draft_counts, observed_speculation
@@ -63,7 +63,7 @@ class EvaluationRecord:
     mean_response_tokens: float
     scores: tuple[float, ...]
     prompt_set: str = HELD_OUT
-    prompts: str = ""  # SHA-256 of the encoded prompts
+    prompts: str = ""  # SHA-256 of the encoded prompts, and of limits and rewards of their own (Evaluation.digest)
     generator_gap: float | None = None  # as GeneratorGap.mean, on these responses
     max_generator_gap: float | None = None
     token_mult_prob_error: float | None = None  # mean of exp|log p - log q|, as Gap.mismatch
@@ -276,7 +276,7 @@ class Recorder:
         }
         append_line(self._out / "metrics.jsonl", line)
         for writer in self._metric_writers:
-            writer.add("train", line, outcomes[0].period)
+            writer.add(TRAINING, line, outcomes[0].period)
         if self._progress:
             self._progress.update(self._task, advance=1, learned=_progress_text(metrics))
         return line
@@ -394,7 +394,8 @@ def _draft_metrics(spans: Sequence[Span]) -> dict[str, float]:
     if observed is None:
         return {}
     accepted = sum(counts[num_accepted(position)] for position in range(observed.max_draft))
-    acceptance = {f"acceptance_{number}": value for number, value in enumerate(observed.acceptance, start=1)}
+    known = observed.acceptance if observed.drafted else ()
+    acceptance = {f"acceptance_{number}": value for number, value in enumerate(known, start=1)}
     return {"tokens_per_round": 1 + accepted / counts[NUM_ROW_ROUNDS], "drafted_share": observed.drafted, **acceptance}
 
 

@@ -181,6 +181,6 @@ def _named_files(directory: Path, split: str) -> list[Path]:
         have = f"it has {', '.join(file.name for file in files[:8])}" if files else f"no {', '.join(_SUFFIXES)} file"
         raise BadInput(
             f"prompts {directory} has no file of split {split!r}, as {split}-*.parquet or {split}.jsonl: {have}; name "
-            "a file, or the split as data.split or data.held_out_split."
+            "a file, or another split: data.split, data.held_out_split, or split of a set in evaluation.sets."
         )
     return split_files

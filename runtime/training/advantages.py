@@ -161,7 +161,7 @@ def generalized_advantages(
     deltas = torch.where(mask, rewards + gamma * following - values, 0.0)
     # A loop over hundreds of columns: numpy's operations on a row take a tenth of torch's time.
     advantages = deltas.T.contiguous()
-    columns, decays = advantages.numpy(), (mask.T * (gamma * gae_lambda)).to(deltas.dtype).numpy()
+    columns, decays = advantages.numpy(), (mask.T.to(deltas.dtype) * (gamma * gae_lambda)).numpy()
     for column in range(len(columns) - 2, -1, -1):
         columns[column] += decays[column] * columns[column + 1]
     return torch.where(mask, advantages.T, 0.0)

@@ -3,10 +3,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import pytest
 from pydantic import Field
@@ -38,10 +38,15 @@ class Bike(Document):
     parts: dict[str, Wheel] = Field(default_factory=dict)
 
 
+class TouringBike(Bike):
+    racks: Mapping[Annotated[str, Field(pattern="^[a-z]+$")], Wheel] = Field(default_factory=dict)
+    gears: Literal["hub", "chain"] | Literal["auto"] = "auto"
+
+
 def bike(tmp_path: Path, text: str) -> Bike:
     path = tmp_path / "bike.yaml"
     path.write_text(text)
-    return read_yaml(Bike, path, "bike")
+    return read_yaml(TouringBike if "tour" in text else Bike, path, "bike")
 
 
 def test_reading_what_was_written_gives_an_equal_document_and_the_same_bytes(tmp_path: Path) -> None:
@@ -118,6 +123,11 @@ def test_equal_documents_have_equal_digests_and_others_do_not() -> None:
         ("name: a\nwheels: [{spokes: 3, meters: 1.0}]", "unknown key 'wheels.0.meters'; did you mean 'metres'?"),
         ("name: a\nspare: {spokes: 3, meters: 1.0}", "unknown key 'spare.meters'; did you mean 'metres'?"),
         ("name: a\nparts: {front: {spokes: 3, spoke: 1}}", "unknown key 'parts.front.spoke'; did you mean 'spokes'?"),
+        ("name: tour\nracks: {front: {spoke: 1}}", "unknown key 'racks.front.spoke'; did you mean 'spokes'?"),
+        ("name: tour\nracks: {front: }", "racks.front is None and should be an object with keys (spokes, metres);"),
+        ("name: tour\nracks: {F: {spokes: 3}}", "racks: the name 'F' should match pattern '^[a-z]+$'; give another"),
+        ("name: tour\nracks: {'': {spokes: 3}}", "racks: the name '' should match pattern '^[a-z]+$'; give another"),
+        ("name: tour\ngears: rope", "gears is 'rope': input should be 'hub', 'chain' or 'auto'."),
         ("wheels: []", "missing key 'name'; add it."),
         ("name: a\nwheels: [{spokes: '3'}]", "wheels.0.spokes is '3': input should be a valid integer."),
         ("name: a\nwheels: [{spokes: 0}]", "wheels.0.spokes is 0: input should be greater than 0."),

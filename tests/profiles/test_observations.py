@@ -13,6 +13,7 @@ from meshwright.profiles.observations import (
     observe_workload,
     timed_passes_of,
 )
+from meshwright.profiles.speculation import Speculation
 from meshwright.profiles.table import TimedPass
 from meshwright.profiles.trace import Span
 from meshwright.profiles.workload import Workload
@@ -66,6 +67,17 @@ def test_a_trace_that_tells_no_tokens_leaves_the_workload_as_it_was(workload: Wo
     seen = observe(silent, LAYOUTS, PPO_GRAPH, batch_size=32)
     assert (seen.response_tokens, seen.sequence_tokens) == (None, None)
     assert observe_workload(workload, seen) == workload
+
+
+def test_the_workload_that_was_met_has_the_drafts_of_the_trace(workload: Workload) -> None:
+    """Calibration would otherwise take drafts that were not found for a slow engine."""
+    stated = workload.model_copy(update={"speculation": Speculation(acceptance=(0.9, 0.9))})
+    for accepted, met in ((30.0, (0.75, 0.9)), (0.0, (0.0, 0.9))):
+        facts = {"num_row_rounds": 80.0, "num_drafted_0": 40.0, "num_accepted_0": accepted}
+        drafted = [replace(item, facts={**item.facts, **facts}) for item in trace(3)]
+        seen = observe(drafted, LAYOUTS, PPO_GRAPH, batch_size=32)
+        assert observe_workload(stated, seen).speculation == Speculation(acceptance=met, drafted=0.5)
+        assert observe_workload(workload, seen).speculation is None
 
 
 def test_the_workload_that_was_met_has_the_means_of_the_trace(workload: Workload) -> None:

@@ -14,7 +14,7 @@ from meshwright.profiles.observations import draft_counts, observed_speculation
 from meshwright.profiles.speculation import DraftRound, Speculation
 from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.trace import Span
-from meshwright.profiles.workload import ObservedLengths, Workload, workload_with_lengths
+from meshwright.profiles.workload import ObservedLengths, Workload, lengths_of_workload, workload_with_lengths
 
 
 def test_a_round_samples_one_token_and_the_accepted_drafts() -> None:
@@ -74,6 +74,16 @@ def test_a_run_observes_the_acceptance_of_each_position() -> None:
     assert observed_speculation({}) is None
 
 
+def test_a_run_that_never_found_a_draft_says_so() -> None:
+    """The stated share would otherwise stay, and with it a step that no run reaches."""
+    none = {"num_row_rounds": 100.0, "num_drafted_0": 0.0, "num_accepted_0": 0.0}
+    observed = observed_speculation(none)
+    assert observed is not None
+    assert (observed.drafted, observed.round_of(1)) == (0, DraftRound(1, 1))
+    assert Speculation(acceptance=(0.9, 0.8)).updated(observed) == Speculation(acceptance=(0.9, 0.8), drafted=0)
+    assert observed_speculation({"num_row_rounds": 0.0, "num_drafted_0": 0.0}) is None
+
+
 def test_observed_lengths_replace_the_stated_acceptance_as_far_as_drafts_went() -> None:
     lengths = LengthSpec(max=8, fixed=4)
     workload = Workload(batch_size=4, prompt=lengths, response=lengths, speculation=Speculation(acceptance=(0.5,) * 4))
@@ -82,5 +92,6 @@ def test_observed_lengths_replace_the_stated_acceptance_as_far_as_drafts_went() 
     )
     updated = workload_with_lengths(workload, observed)
     assert updated.speculation == Speculation(acceptance=(0.9, 0.8, 0.5, 0.5), drafted=0.7)
+    assert workload_with_lengths(workload, lengths_of_workload(updated)).speculation == updated.speculation
     plain = workload.model_copy(update={"speculation": None})
     assert workload_with_lengths(plain, observed).speculation is None

@@ -14,6 +14,7 @@ from meshwright.planner.plan.pin_files import pins_of
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
 from meshwright.profiles.environment.turns import ToolTurns
+from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import VLLM
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
@@ -48,13 +49,17 @@ def test_drafts_are_considered_only_where_their_acceptance_is_stated() -> None:
     assert offered(draft_facts(0.9)) == {0, 1}
     assert offered(draft_facts(*[0.9] * 5)) == {0, 2, 4}
     assert offered(draft_facts(*[0.9] * 8)) == {0, 2, 4, 8}
+    workload = draft_facts(0.9).workload.model_copy(update={"speculation": Speculation(acceptance=(0.9,), drafted=0)})
+    assert offered(draft_facts().model_copy(update={"workload": workload})) == {0}
 
 
 def test_a_draft_without_a_stated_acceptance_is_refused() -> None:
     assert sentences(draft_facts(), 4) == (
-        "draft_tokens=4, and the job does not state how many drafts are accepted; give "
+        "draft_tokens=4 needs the share of drafts that are accepted, which the job does not state; give "
         "workload.speculation.acceptance, or use 0.",
     )
+    with pytest.raises(BadInput, match=r"since draft_tokens=4 needs .*; give workload.speculation.acceptance, or use"):
+        compile_plan(facts := draft_facts(), model_of(facts), pins=[f"{GENERATE}.draft_tokens=4"])
     assert sentences(draft_facts(0.5, 0.5), 4) == (
         "draft_tokens=4 is more than the 2 positions of workload.speculation.acceptance; use 2 at most.",
     )

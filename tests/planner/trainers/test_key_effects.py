@@ -223,3 +223,17 @@ def test_a_key_with_its_default_is_not_named() -> None:
     told, plain = given.split_unread("verl", ("critic.*",))
     assert told == {}
     assert plain == ("algorithm.filter_groups.enable", "critic.rollout_n")
+
+
+@pytest.mark.parametrize(
+    ("trainer", "key"),
+    [
+        ("verl", "actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config"),
+        ("verl", "actor_rollout_ref.rollout.engine_kwargs.sglang.speculative_num_draft_tokens"),
+        ("nemo-rl", "policy.generation.vllm_kwargs.speculative_config"),
+        ("slime", "sglang-speculative-num-draft-tokens"),
+    ],
+)
+def test_drafts_are_reported_wherever_a_trainer_has_their_keys(trainer: str, key: str) -> None:
+    """Many arguments of an engine have no effect on a plan, and drafts have one."""
+    assert "workload.speculation" in reasons_not_read(trainer, [key]).get(key, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from meshwright.planner.job.job import read_job, require_job
 from meshwright.planner.plan.plan import read_plan
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.speculation import Speculation
 from meshwright.profiles.trace import read_spans, write_spans
 from meshwright.runtime.api.job_inputs import observed_lengths
 from tests.runtime.cli.test_calibrate_command import run_of
@@ -42,6 +44,22 @@ def test_a_run_tells_its_lengths_and_the_job_their_greatest(call: Call, job: Pat
     require_job(found.facts, known, job.parent, lengths_are_observed=found.lengths_are_observed)
     with pytest.raises(BadInput, match=r"the plan was made for another job: workload\.prompt"):
         require_job(found.facts, known, job.parent)
+
+
+def test_a_run_tells_its_drafts_and_their_plan_is_that_of_the_job(
+    call: Call, job: Path, plan: Path, tmp_path: Path
+) -> None:
+    run, output = run_with_tokens(plan, tmp_path / "run", response=5.0), tmp_path / "seen.json"
+    spans = read_spans(run / "trace.jsonl")
+    (run / "trace.jsonl").unlink()
+    drafted = {"num_row_rounds": 80.0, "num_drafted_0": 40.0, "num_accepted_0": 30.0}
+    write_spans(run / "trace.jsonl", [replace(span, facts={**span.facts, **drafted}) for span in spans])
+    drafting = job.with_name("drafting.yaml")
+    drafting.write_text(job.read_text().replace("workload:\n", "workload:\n  speculation: {acceptance: [0.9, 0.9]}\n"))
+    assert call("plan", drafting, "--from-trace", run, "-o", output, *GAP).code == 0
+    found = read_plan(output)
+    assert found.facts.workload.speculation == Speculation(acceptance=(0.75, 0.9), drafted=0.5)
+    require_job(found.facts, read_job(drafting), job.parent, lengths_are_observed=found.lengths_are_observed)
 
 
 def test_what_else_the_job_says_must_still_be_in_the_plan(call: Call, job: Path, plan: Path, tmp_path: Path) -> None:

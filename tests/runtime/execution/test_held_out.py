@@ -100,6 +100,7 @@ def test_a_distillation_may_be_evaluated_by_rewards() -> None:
     ("sets", "sentence"),
     [
         ({"held_out": {"prompts": "none"}}, "this is the name of the prompts of data.held_out; give the set another"),
+        ({"train": {"prompts": "none"}}, "this is the name of the metrics of training; give the set another name"),
         ({"hard": {"prompts": "none", "max_response": 5}}, "max_response=5 is above the 4 tokens after a prompt that "),
         ({"hard": {"prompts": "none", "reward_model_weight": 1}}, "reward_model_weight=1 is beside no rewards of this"),
         (
@@ -120,6 +121,21 @@ def test_a_weight_of_a_reward_model_needs_one() -> None:
     sets = {"hard": {"prompts": "none", "rewards": rewards, "reward_model_weight": 2}}
     with pytest.raises(BadInput, match=r"reward_model_weight=2 weighs a reward model, and the job has none; use 0"):
         job({**DISTILL, "evaluation": {"sets": sets}})
+
+
+def test_only_evaluations_that_are_scored_alike_are_compared() -> None:
+    """A set may be changed when a run is resumed; a rise between two ways to score it would be none."""
+    rewards = [{"name": "own", "function": "exact_match"}]
+    plain, later = {"prompts": "a"}, {"prompts": "b", "split": "other", "every_steps": 3}
+    short, scored = {"prompts": "a", "max_response": 2}, {"prompts": "a", "rewards": rewards}
+    weighed = {**scored, "reward_model_weight": 0.5}
+
+    def digest(one: dict[str, Any]) -> str:
+        return job({**GRPO, "evaluation": {"sets": {"hard": one}}}).evaluation.digest("hard", "prompts")
+
+    assert digest(plain) == digest(later) == "prompts"
+    assert len({digest(one) for one in (plain, short, scored, weighed)}) == 4
+    assert job(GRPO).evaluation.digest("held_out", "prompts") == "prompts"
 
 
 def test_a_set_has_the_interval_of_all_unless_it_has_its_own() -> None:
