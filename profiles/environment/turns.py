@@ -134,7 +134,7 @@ def _rounded(pairs: list[tuple[float, float]]) -> Histogram:
     weights: dict[int, float] = {}
     for number, probability in pairs:
         below = math.floor(number + 1e-9)
-        above = max(0.0, number - below)
+        above = number - below if number - below > 1e-9 else 0.0
         weights[below] = weights.get(below, 0.0) + probability * (1 - above)
         if above > 0:
             weights[below + 1] = weights.get(below + 1, 0.0) + probability * above

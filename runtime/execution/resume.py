@@ -115,6 +115,7 @@ RULES = MappingProxyType(
         "workload.prompt": _SAME_PROMPTS,
         "workload.response": _AT_ONCE,
         "workload.turns": _AT_ONCE,
+        "workload.speculation": _AT_ONCE,
         "workload.dynamic_sampling": Rule(Effect.NONE, "which prompts come next follows from it"),
         "workload.dynamic_sampling.acceptance": _AT_ONCE,
         "workload.dynamic_sampling.histogram": _AT_ONCE,

@@ -24,6 +24,7 @@ SCHEDULES = {
     "offload": Offload.OPTIMIZER,
     "while_waiting": WhileWaiting.LEAVE,
     "micro_batch_tokens": 4096,
+    "draft_tokens": 4,
 }
 """But how rows are dealt by speed, which is asked of one layout after the other and kept nowhere."""
 

@@ -66,7 +66,7 @@ def test_what_is_said_of_a_plan_has_no_word_of_rewards(num_teachers: int) -> Non
     plan = planned(num_teachers)
     simulation = simulate(plan, Sampled(plan, model_of, seed=0), steps=3, traced=True)
     page = report(Contents(plan=plan, simulation=simulation))
-    explanation = str(explain(plan)).replace("rewards=None", "")
+    explanation = str(explain(plan)).replace("rewards=None", "").replace("critic_adapter=None", "")
     for said in (explanation, re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL)):
         assert not OF_REWARDS.search(said), OF_REWARDS.search(said)
         assert "teacher" in said

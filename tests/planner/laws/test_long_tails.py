@@ -32,4 +32,4 @@ def test_batches_in_flight_take_as_long_as_they_are_predicted_to(batches: int) -
     plan = best_plan(facts, cost_model_of(facts), pins=pins, limits=Limits(gap=0.05))
     assert isinstance(plan, Plan)
     steps = simulate(plan, Sampled(plan, cost_model_of, seed=0), steps=20).steps
-    assert steps.mean == pytest.approx(plan.period_seconds, rel=0.03)
+    assert steps.mean == pytest.approx(plan.period_seconds, rel=0.04)

@@ -88,9 +88,9 @@ def test_models_with_experts_that_are_not_built_are_refused(asked: RunRequest) -
 
 
 def test_a_plan_for_the_engine_of_another_trainer_is_refused(asked: RunRequest) -> None:
-    facts = asked.plan.facts.model_copy(update={"engine": "sglang"})
+    facts = asked.plan.facts.model_copy(update={"engine": "trtllm"})
     plan = asked.plan.model_copy(update={"facts": facts})
-    refused(replace(asked, plan=plan), "the plan is for engine sglang, which meshwright does not run; export it to a")
+    refused(replace(asked, plan=plan), "the plan is for engine trtllm, which meshwright does not run; export it to a")
 
 
 def test_an_engine_in_a_process_of_its_own_that_does_not_run_the_job_is_refused(asked: RunRequest) -> None:

@@ -24,6 +24,7 @@ from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_parts.adapter import Adapter
+from meshwright.profiles.speculation import Speculation
 from meshwright.profiles.stages import TEACHERS
 from meshwright.runtime.execution.resume import RULES, Effect, changes, rule_of, sampling_digests
 from meshwright.runtime.records.run_directory import RunFile
@@ -120,11 +121,14 @@ def asked(tmp_path: Path, request: pytest.FixtureRequest) -> RunFile:
         actor = job.models.actor.model_copy(update={"adapter": Adapter(rank=2, alpha=2.0)})
         job = job.model_copy(update={"models": job.models.model_copy(update={"actor": actor})})
     if key.startswith("engines."):
-        engines = EngineEnvironments(vllm=EngineEnvironment(python="bin/python"))
+        engines = EngineEnvironments(**dict.fromkeys(("vllm", "sglang"), EngineEnvironment(python="bin/python")))
         job = job.model_copy(update={"engines": engines})
     if key.startswith(("tool.", "workload.turns.")):
         workload = job.workload.model_copy(update={"turns": TURNS})
         job = job.model_copy(update={"tool": Tool(function="calculator"), "workload": workload})
+    if key.startswith("workload.speculation."):
+        workload = job.workload.model_copy(update={"speculation": Speculation(acceptance=(0.25,))})
+        job = job.model_copy(update={"workload": workload})
     if key.startswith("workload.dynamic_sampling."):
         workload = job.workload.model_copy(update={"dynamic_sampling": DynamicSampling(acceptance=0.5)})
         job = job.model_copy(update={"workload": workload})

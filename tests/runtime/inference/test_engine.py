@@ -282,7 +282,7 @@ def drawn_in_turns(directory: Path, way: str) -> tuple[list[SequencesInFlight], 
         generator._ahead._checks_each, generator._ahead.pace = False, StepsPerSync(may_end=False)
         decode_rounds.step_reads = lambda cache, rows, lengths, **_: table_reads(cache.tables, rows, lengths)
     skip = generator._multi_step
-    generator._multi_step = lambda most, version: at_once.append(skip(most, version)) or at_once[-1]
+    generator._multi_step = lambda *given: at_once.append(skip(*given)) or at_once[-1]
     for turn, least in enumerate((5, 1, 9, 40)):
         admitted, first = PROMPTS if turn == 0 else (), FirstEnded(count=1, max_deferral=9)
         responses += generator.run_period(admitted, version=turn, delivery=first, min_rounds=least)
