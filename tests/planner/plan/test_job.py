@@ -171,7 +171,7 @@ def test_what_generates_is_what_run_has_on_the_cluster_unless_the_job_names_it(j
 
 def test_an_engine_that_is_not_known_is_refused_with_those_that_are(job: Job) -> None:
     written = job.model_dump(mode="json") | {"engine": "vlm"}
-    with pytest.raises(BadInput, match=r"^job: engine is 'vlm': input should be 'meshwright-eager', .*'trtllm' or 'auto'\.$"):
+    with pytest.raises(BadInput, match=r"^job: engine is 'vlm': input should be .*'trtllm' or 'auto'\.$"):
         parse(Job, json.dumps(written), "job")
 
 
