@@ -149,7 +149,7 @@ class LengthSpec(Document):
             return _truncated(self.histogram, self.max)
         assert self.median is not None
         assert self.p99 is not None
-        return _truncated(_lognormal(self.median, self.p99), self.max)
+        return _truncated(lognormal_bins(self.median, self.p99), self.max)
 
     def with_mean(self, mean: float) -> LengthSpec:
         """Scale all lengths by one factor, within 1..max, so that their mean is as near to `mean` as possible."""
@@ -192,8 +192,9 @@ def _scaled(pairs: tuple[tuple[float, float], ...], factor: float, longest: int)
             yield math.floor(length) + 1, weight * above
 
 
-def _lognormal(median: float, p99: float) -> tuple[tuple[int, float], ...]:
-    """Equally likely bins, the last of them in ever less likely parts, each at the quantile of its middle."""
+def lognormal_bins(median: float, p99: float) -> tuple[tuple[int, float], ...]:
+    """Return the length and the probability of each bin of a log-normal, ascending: equally likely bins, the last of
+    them in ever less likely parts, each at the quantile of its middle."""
     sigma = math.log(p99 / median) / NormalDist().inv_cdf(0.99)
     tail = [1.0 / _NUM_BINS / 2**part for part in range(_NUM_TAIL_BINS)]
     beyond = [1.0, *((_NUM_BINS - i) / _NUM_BINS for i in range(1, _NUM_BINS)), *tail[1:], 0.0]

@@ -85,9 +85,8 @@ class GenerationStage:
         self._plan, self._job, self._data, self._copy = plan, job, data, copy
         self._admission = Admission(plan, data, copy.mesh.dp_rank, steps)
         self._generator: ReplicaEngine | None = None
-        """The generator with sequences in flight."""
-        self._idle: Generator | None = None
-        """A generator that is kept with nothing in flight."""
+        """The generator with sequences in flight, or one that is kept without."""
+        self._has_memory_for_idle = keeps_generator(plan)
         self._tool_turns: ToolTurns | None = None
         self._resumed: dict[int, ResumedSample] = {}
         """Samples made under another plan for prompts that are not admitted yet, by sample id."""
@@ -123,7 +122,7 @@ class GenerationStage:
             num_admitted=self._admission.num_admitted,
             mean_response_tokens=self._admission.mean_response_tokens,
             partial_batches=self._admission.partial_batches,
-            in_flight=self._generator.snapshot() if self._generator else None,
+            in_flight=self._generator.snapshot() if self._generator and self._generator.in_flight else None,
             resumed=dict(self._resumed),
             delivered={step: dict(rows) for step, rows in self._delivered.items()},
             unadmitted=self._admission.unadmitted,
@@ -236,7 +235,7 @@ class GenerationStage:
     def _run_period(self, step: int, version: int) -> tuple[tuple[Response, ...], dict[str, float]]:
         """Run the period that delivers `step`; return its responses and its statistics, such as the mean number of live
         sequences."""
-        generator = self._take_generator()
+        generator = self._generator or self._new_generator(self._rows_per_prompt)
         admitted, rounds = self._admission.admit(step), _Rounds()
         resumed = self._take_resumed(admitted.prompts)
         ended = [
@@ -256,7 +255,7 @@ class GenerationStage:
             resumed=resumed,
         )
         delivered = self._admission.record_delivered(responses)
-        self._put_back(generator)
+        self._generator = generator if generator.in_flight or self._keeps_idle(generator) else None
         live = {NUM_LIVE: self._mean_live(rounds)}
         return responses, live | delivered | (setting_facts(self._setting) if self._setting else {})
 
@@ -268,14 +267,14 @@ class GenerationStage:
         self._wave_prompts_before = {s: number for s, number in self._wave_prompts_before.items() if s > trained}
         prompts = self._data.wave(batch.step, batch.rows, self._num_wave_prompts)
         self._num_wave_prompts += len(prompts) // self._data.group_size
-        generator = self._take_generator()
+        generator = self._generator or self._new_generator(self._rows_per_prompt)
         responses = generator.run_period(
             replica_share(prompts, mesh.dp_rank, mesh.layout.dp, self._data.group_size),
             version=version,
             delivery=AllSequences(),
             stream=Listeners((rounds, *((self._scoring,) if self._scoring else ()))),
         )
-        self._put_back(generator)
+        self._generator = generator if generator.in_flight or self._keeps_idle(generator) else None
         return responses, {
             NUM_LIVE: self._mean_live(rounds),
             NUM_SAMPLES: float(len(responses)),
@@ -304,18 +303,11 @@ class GenerationStage:
         slots = self._plan.placement(GENERATE).schedule.generation_slots
         return rounds.mean_live_per_group * min(self._copy.mesh.layout.pp, slots)
 
-    def _take_generator(self) -> ReplicaEngine:
-        """Return the generator with sequences in flight, the one that is kept, or a new one."""
-        generator, self._idle = self._generator or self._idle, None
-        return generator or self._new_generator(self._rows_per_prompt)
-
-    def _put_back(self, generator: ReplicaEngine) -> None:
-        """Keep a generator after a period if sequences are in flight, or if it has CUDA graphs and the plan has memory
-        for them."""
-        self._generator = generator if generator.in_flight else None
-        self._idle = None
-        if isinstance(generator, Generator) and generator.replays and not (generator.in_flight or self._tool_turns):
-            self._idle = generator if keeps_generator(self._plan) else None
+    def _keeps_idle(self, generator: ReplicaEngine) -> bool:
+        """True if a generator with nothing in flight has CUDA graphs and the plan has memory for them. One whose
+        rollouts are multi-turn serves a single period."""
+        replays = isinstance(generator, Generator) and generator.replays
+        return replays and not self._tool_turns and self._has_memory_for_idle
 
     def _new_generator(self, group_size: int = 1, *, drafts: bool = True) -> ReplicaEngine:
         workload, schedule = self._plan.facts.workload.wave, self._plan.placement(GENERATE).schedule

@@ -24,6 +24,7 @@ from meshwright.runtime.messages.experience import StepExperience
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.records.version_gap import AGE_ROWS, AGE_SCORE, Gap
 from meshwright.runtime.training.advantages import response_mask, sampled_mask
+from meshwright.runtime.training.losses import gap_shares
 
 _REMEDY = "run again with --resume to go on from the last checkpoint."
 
@@ -143,17 +144,10 @@ def cache_gap(batch: StepExperience, rows: Sequence[int], version: int) -> Gap:
 def _gap(batch: StepExperience, rows: Sequence[int], version: int, *, started_earlier: bool) -> Gap:
     if not rows:
         return Gap()
-    log_ratios = _padded(batch, BEHAVIOUR_LOGPROBS, rows) - _padded(batch, "proximal_logprobs", rows)
-    compared = log_ratios[tokens_of_version(batch, rows, version, started_earlier=started_earlier)].double()
-    if not len(compared):
-        return Gap()
-    return Gap(
-        abs_difference_sum=float(compared.abs().sum()),
-        largest=float(compared.abs().max()),
-        num_tokens=len(compared),
-        ratio_sum=float(compared.abs().exp().sum()),
-        kl_sum=float((torch.expm1(-compared) + compared).sum()),
-    )
+    proximal, behaviour = (_padded(batch, name, rows) for name in ("proximal_logprobs", BEHAVIOUR_LOGPROBS))
+    compared = tokens_of_version(batch, rows, version, started_earlier=started_earlier)
+    shares = gap_shares(proximal, behaviour, compared)
+    return Gap.split({name: float(value) for name, value in shares.items()})[0]
 
 
 def tokens_of_version(
