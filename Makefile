@@ -26,7 +26,7 @@ demo: $(INSTALLED) ## the main job: make tiny models, profile, plan, train with 
 	$(BIN)/meshwright plan $(TINY)/job.yaml --profile $(BUILD)/table.json -o $(BUILD)/plan.json
 	$(BIN)/meshwright verify $(BUILD)/plan.json --profile $(BUILD)/table.json
 	rm -rf $(BUILD)/run
-	$(BIN)/meshwright run $(BUILD)/plan.json $(TINY)/job.yaml --steps 20 --out $(BUILD)/run
+	$(BIN)/meshwright run $(BUILD)/plan.json $(TINY)/job.yaml --profile $(BUILD)/table.json --steps 20 --out $(BUILD)/run
 
 check: static test ## what CI runs: formatting, types, import contracts, documents, and every law on few cases
 

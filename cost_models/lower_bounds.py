@@ -141,22 +141,22 @@ def generation_lower_bound(
     num_rows = num_tokens * draft_round.verified / draft_round.sampled
     kinds = kinds_of(generation.shard, max(1.0, max_live * draft_round.verified / num_groups))
     layers, ends = (
-        num_stages * _min_seconds_of_rounds(seconds, kinds.max_rows, num_rounds, num_rows / num_groups)
-        for seconds in (kinds.layer, kinds.ends)
+        num_stages * seconds for seconds in _min_seconds_of_rounds(kinds, num_rounds, num_rows / num_groups)
     )
     return generation.lower_bound_seconds(layers, ends, num_rounds, num_rows, num_groups)
 
 
-def _min_seconds_of_rounds(seconds: FloatArray, max_rows: FloatArray, num_rounds: float, num_rows: float) -> float:
-    """Return the fewest seconds of at least `num_rounds` rounds with `num_rows` rows in total.
-
-    A round of a kind takes `seconds` and has at most `max_rows` rows, [kinds].
-    """
-    of_one_kind = float((np.maximum(num_rounds, num_rows / max_rows) * seconds).min())
-    if len(seconds) == 1:
-        return of_one_kind
-    few, many = _PAIRS_OF_KINDS
-    num_many = (num_rows - num_rounds * max_rows[few]) / (max_rows[many] - max_rows[few])
-    of_two_kinds = num_many * seconds[many] + (num_rounds - num_many) * seconds[few]
-    is_possible = (num_many >= 0) & (num_many <= num_rounds)
-    return min(of_one_kind, float(np.where(is_possible, of_two_kinds, np.inf).min()))
+def _min_seconds_of_rounds(kinds: RoundKinds, num_rounds: float, num_rows: float) -> tuple[float, float]:
+    """Return the fewest seconds of a layer, and of embedding and head, in at least `num_rounds` rounds with `num_rows`
+    rows in total."""
+    seconds, max_rows = np.stack([kinds.layer, kinds.ends]), kinds.max_rows
+    fewest = (np.maximum(num_rounds, num_rows / max_rows) * seconds).min(axis=1)  # all rounds are of one kind
+    if len(max_rows) > 1:
+        few, many = _PAIRS_OF_KINDS
+        num_many = (num_rows - num_rounds * max_rows[few]) / (max_rows[many] - max_rows[few])
+        possible = (num_many >= 0) & (num_many <= num_rounds)
+        num_many, few, many = num_many[possible], few[possible], many[possible]
+        of_two_kinds = num_many * seconds[:, many] + (num_rounds - num_many) * seconds[:, few]
+        fewest = np.minimum(fewest, of_two_kinds.min(axis=1, initial=np.inf))
+    layer, ends = fewest.tolist()
+    return layer, ends

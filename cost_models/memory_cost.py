@@ -290,6 +290,11 @@ def _chunk_elements(linear: LinearAttention, num_tokens: int) -> float:
     return padding * linear.rule_elements(chunk) + 3 * linear.conv_size
 
 
+def _shard_key(layout: Layout) -> tuple[int, bool, int, int, int]:
+    """Return the properties of a layout that `shard_sizes` depends on."""
+    return layout.tp, layout.sp, layout.ep, layout.expert_replicas, layout.fold_size
+
+
 def _dispatched_elements(shard: ModelSpec, imbalance: float, fold_size: int) -> float:
     """Return the elements per token dispatched to its experts and combined from them.
 
@@ -357,8 +362,13 @@ def bytes_of_choices(
     operators: Operators,
 ) -> BytesColumns:
     """Return the bytes of several choices of a stage that does not generate; see `LayoutMemory.bytes` for one."""
-    sizes = [shard_sizes(shards.model, layout, workload, element_bytes, operators) for layout in choices.layouts]
-    size_columns = ShardSizes(*choices.layout.expand_to_choices([field_values(one) for one in sizes]))
+    sizes: dict[object, list[float]] = {}
+    for layout in choices.layouts:  # many have the same shard
+        if (key := _shard_key(layout)) not in sizes:
+            sizes[key] = field_values(shard_sizes(shards.model, layout, workload, element_bytes, operators))
+    size_columns = ShardSizes(
+        *choices.layout.expand_to_choices([sizes[_shard_key(layout)] for layout in choices.layouts])
+    )
     ranks = [
         RankMemory(
             stage, shards, part, size_columns, workload=workload, element_bytes=element_bytes, operators=operators
@@ -638,8 +648,9 @@ class GenerationMemory(RankMemory[float]):
     def _working_memory(self, settings: PassSettings[float]) -> _WorkingMemory[float]:
         """Return the KV cache, with blocks for the sequences in flight, and the working memory of a pass."""
         assert isinstance(settings, Schedule), settings
-        cache, running = TermSums[float](), self._generation_memory(settings).addends
-        cache.add("kv cache", self.kv_cache_bytes(settings))
+        num_blocks, num_slots = self._blocks(settings), self._slots(settings)
+        cache, running = TermSums[float](), self._generation_memory(settings, num_blocks, num_slots).addends
+        cache.add("kv cache", self._cache_bytes(num_blocks, num_slots))
         if self._process_bytes:
             process = TermSums[float]()
             self._add_process(process)
@@ -673,22 +684,21 @@ class GenerationMemory(RankMemory[float]):
         in_flight = schedule.batches_in_flight * self._rows - (-schedule.overcommit // self._layout.dp)
         return min(schedule.generation_slots, in_flight)
 
-    def _generation_memory(self, schedule: Schedule) -> TermSums[float]:
+    def _generation_memory(self, schedule: Schedule, num_blocks: int, num_slots: float) -> TermSums[float]:
         """Return the larger of a prefill's working set and that of attention in a decode step, plus sampling. A decode
         step has a row for each live sequence, and one for each token of its draft."""
-        slot_group = int(-(-self._slots(schedule) // self._layout.pp))  # pipeline stages work on different slot groups
-        token_bytes = max(self._sizes.working_bytes, self._latent_prefill_bytes())
+        slot_group = int(-(-num_slots // self._layout.pp))  # pipeline stages work on different slot groups
+        token_bytes = max(self._sizes.working_bytes, self._latent_prefill_bytes)
         num_rows = slot_group * (1 + schedule.draft_tokens)
         longest_pass = max(max_prefill_tokens(slot_group, self._workload.prompt.max), num_rows)
         tally = TermSums[float]()
-        tally.add(
-            "working set", max(longest_pass * token_bytes, self._blocks(schedule) * self._decode_attention_bytes())
-        )
+        tally.add("working set", max(longest_pass * token_bytes, num_blocks * self._decode_attention_bytes))
         self._add_capped_scores(tally, longest_pass, trains=False)
         if self._part.is_last:
             tally.add("logits", num_rows * self._model.padded_vocab_size * (self._size + _SAMPLING_BYTES))
         return tally
 
+    @cached_property
     def _latent_prefill_bytes(self) -> float:
         """Return the bytes per token of the heads of latent attention in a prefill whose queries have the size of the
         cached vectors."""
@@ -697,6 +707,7 @@ class GenerationMemory(RankMemory[float]):
         num_keys, queries, size = self._shard.cached_heads()
         return _PREFILL_HEADS * num_keys * (queries + 2) * size * self._size
 
+    @cached_property
     def _decode_attention_bytes(self) -> float:
         """Return the bytes per KV block in a decode step of one layer.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -444,24 +444,29 @@ class ModelSpec:
         Norms, routers, the down-projections of latent attention and the scalar head are replicated, so `num_params` of
         the shard counts all that one rank holds. Raises BadInput if tp does not divide a size.
         """
-        sizes = {name: getattr(self, name) for name in ("num_heads", "num_kv_heads", "ffn_size", "padded_vocab_size")}
-        if self.experts:
-            sizes |= {"expert_ffn_size": self.experts.ffn_size, "shared_ffn_size": self.experts.shared_ffn_size}
-        if self.linear:
-            sizes |= {"num_key_heads": self.linear.num_key_heads, "num_value_heads": self.linear.num_value_heads}
-        for field, size in sizes.items():
-            if size % tp:
-                raise BadInput(f"tp={tp} does not divide {field}={size} of model {self.name}.")
-        return replace(
-            self,
-            num_heads=self.num_heads // tp,
-            num_kv_heads=self.num_kv_heads // tp,
-            ffn_size=self.ffn_size // tp,
-            vocab_size=self.padded_vocab_size // tp,
-            vocab_multiple=1,
-            experts=self.experts.shard(tp) if self.experts else None,
-            linear=self.linear.shard(tp) if self.linear else None,
-        )
+        return _shard(self, tp)
+
+
+@lru_cache(maxsize=1024)  # many layouts of a search have the same shard
+def _shard(model: ModelSpec, tp: int) -> ModelSpec:
+    sizes = {name: getattr(model, name) for name in ("num_heads", "num_kv_heads", "ffn_size", "padded_vocab_size")}
+    if model.experts:
+        sizes |= {"expert_ffn_size": model.experts.ffn_size, "shared_ffn_size": model.experts.shared_ffn_size}
+    if model.linear:
+        sizes |= {"num_key_heads": model.linear.num_key_heads, "num_value_heads": model.linear.num_value_heads}
+    for field, size in sizes.items():
+        if size % tp:
+            raise BadInput(f"tp={tp} does not divide {field}={size} of model {model.name}.")
+    return replace(
+        model,
+        num_heads=model.num_heads // tp,
+        num_kv_heads=model.num_kv_heads // tp,
+        ffn_size=model.ffn_size // tp,
+        vocab_size=model.padded_vocab_size // tp,
+        vocab_multiple=1,
+        experts=model.experts.shard(tp) if model.experts else None,
+        linear=model.linear.shard(tp) if model.linear else None,
+    )
 
 
 _HEADS = {"ForCausalLM": False, "ForSequenceClassification": True}

@@ -113,6 +113,20 @@ def calibrate(plan: Plan, spans: tuple[Span, ...], table: Table | None, *, date:
     )
 
 
+def seconds_at_observed_lengths(plan: Plan, spans: tuple[Span, ...], table: Table | None) -> dict[str, float]:
+    """Return the predicted seconds of each stage, of all refits and of the step at the lengths that a run observed.
+
+    Raises BadInput for a trace or a plan that cannot be used; see `calibrate`.
+    """
+    require_calibratable(plan, table)
+    workload = plan.facts.workload
+    observation = observe(spans, {p.stage: p.layout for p in plan.placements}, plan.graph, workload.batch_size)
+    facts = plan.facts.model_copy(update={"workload": observe_workload(workload, observation)})
+    predicted = re_evaluate(plan, facts, cost_model_of(facts, table))
+    seconds = {placement.stage: placement.cost.total for placement in predicted.placements}
+    return {**seconds, "refit": _refit_seconds(predicted), "step": predicted.period_seconds}
+
+
 def require_calibratable(plan: Plan, table: Table | None) -> None:
     """Raises BadInput for a plan whose runs cannot calibrate a table, and without the table that it was made with."""
     if plan.facts.workload.dynamic_sampling:

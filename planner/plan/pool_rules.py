@@ -17,17 +17,17 @@ from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Stage
 
 _MAX_POOL_STEPS = 8
-"""Maximum number of steps into which the nodes of one kind are divided; a larger pool is a whole number of steps.
-With 16 instead of 8, the 7B job of `benchmarks/search/scale.py` took 147 s of processor time to plan on 16 nodes
-instead of 33 s."""
+"""Maximum number of steps into which the nodes of one kind, or the ranks of a single node, are divided; a larger pool
+is a whole number of steps. With 16 instead of 8, the 7B job of `benchmarks/search/scale.py` took 147 s of processor
+time to plan on 16 nodes instead of 33 s."""
 
 
 def pool_sizes(cluster: AnyCluster) -> tuple[int, ...]:
-    """The legal numbers of ranks of a pool, ascending: powers of two within a node, whole nodes of one kind, and all
-    nodes of two neighbouring kinds.
+    """The legal numbers of ranks of a pool, ascending: any number within a single node; with several nodes of a kind
+    powers of two within a node, whole nodes of one kind, and all nodes of two neighbouring kinds.
 
-    With more than eight nodes of a kind, numbers of nodes are multiples of a step, or powers of two below it. The step
-    is the smallest power of two that is at least an eighth of the nodes.
+    With more than eight nodes of a kind, or ranks of a single node, their numbers are multiples of a step, or powers of
+    two below it. The step is the smallest power of two that is at least an eighth of them.
     """
     pairs = (len(ranks) for ranks in _pairs(cluster))
     return tuple(sorted({size for part in cluster.parts for size in _sizes(part)}.union(pairs)))
@@ -48,8 +48,14 @@ def first_ranks(cluster: AnyCluster, num_ranks: int) -> tuple[int, ...]:
 def pool_step(part: Cluster) -> int:
     """The step of pool sizes on nodes of one kind, in ranks. Larger pools are multiples of it, or all ranks; the sizes
     of smaller pools divide it."""
-    power_of_two: int = 1 << (-(-part.nodes // _MAX_POOL_STEPS) - 1).bit_length()
-    return power_of_two * part.ranks_per_node
+    if part.nodes == 1:
+        return _power_of_two(part.ranks_per_node)
+    return _power_of_two(part.nodes) * part.ranks_per_node
+
+
+def _power_of_two(number: int) -> int:
+    """Return the smallest power of two that divides a number into at most `_MAX_POOL_STEPS` steps, rounded up."""
+    return 1 << (-(-number // _MAX_POOL_STEPS) - 1).bit_length()
 
 
 def _pairs(cluster: AnyCluster) -> Iterator[range]:
@@ -60,19 +66,31 @@ def _pairs(cluster: AnyCluster) -> Iterator[range]:
 
 def _sizes(part: Cluster) -> set[int]:
     step, per_node = pool_step(part), part.ranks_per_node
-    within_node = (2**k for k in range(per_node.bit_length()) if part.nodes == 1 or per_node % 2**k == 0)
+    whole_steps = {*range(step, part.num_ranks + 1, step), part.num_ranks}
+    if part.nodes == 1:
+        return whole_steps.union(2**k for k in range(step.bit_length()))
+    within_node = (2**k for k in range(per_node.bit_length()) if per_node % 2**k == 0)
     within_step = (2**k * per_node for k in range((step // per_node).bit_length()))
-    return {*within_node, *within_step, *range(step, part.num_ranks + 1, step), part.num_ranks}
+    return whole_steps.union(within_node, within_step)
+
+
+def _kinds_of_sizes(cluster: AnyCluster) -> str:
+    """Return the kinds of legal sizes as words."""
+    part = max(cluster.parts, key=pool_step)
+    step = pool_step(part)
+    if part.nodes == 1:
+        return f"a power of two below {step} nor a multiple of it" if step > 1 else "within one node nor whole nodes"
+    at_a_time = f", {step // part.ranks_per_node} at a time" if step > part.ranks_per_node else ""
+    return f"a power of two within a node nor whole nodes{at_a_time}"
 
 
 def pool_violations(cluster: AnyCluster, first_rank: int, num_ranks: int) -> tuple[str, ...]:
     """Sentences on rules that a pool breaks, whatever the other pools are."""
     if num_ranks not in pool_sizes(cluster):
-        legal, largest_step = nearest(num_ranks, pool_sizes(cluster)), max(map(pool_step, cluster.parts))
-        steps = f", {largest_step // cluster.ranks_per_node} at a time" if largest_step > cluster.ranks_per_node else ""
-        return (
-            f"{num_ranks} ranks are neither a power of two within a node nor whole nodes{steps}; use {legal} ranks.",
-        )
+        legal = nearest(num_ranks, pool_sizes(cluster))
+        if num_ranks > cluster.num_ranks:
+            return (f"{num_ranks} ranks are more than the {cluster.num_ranks} of the cluster; use {legal} ranks.",)
+        return (f"{num_ranks} ranks are neither {_kinds_of_sizes(cluster)}; use {legal} ranks.",)
     if first_rank + num_ranks > cluster.num_ranks:
         legal = nearest(first_rank, first_ranks(cluster, num_ranks))
         return (

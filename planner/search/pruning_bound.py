@@ -18,16 +18,19 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TypeAlias
 
+import numpy as np
+
 from meshwright.planner.plan.cost_queries import StageTransfer
 from meshwright.planner.plan.steps_ahead import SearchCase, SearchCaseKey
 from meshwright.planner.search.choice_costs import NO_TIME_LIMIT, TimeLimit
 from meshwright.planner.search.formulate import carried_precedences, formulate, precedences, refits
 from meshwright.planner.search.frontiers import Frontier, PoolKind, StageCosts
 from meshwright.planner.search.search_case import SolvedCase
-from meshwright.planner.solver.lower_bounds import bounds_with, least_makespan
+from meshwright.planner.solver.lower_bounds import ModeAmounts, bounds_with, least_makespan
 from meshwright.planner.solver.problem import Mode, Problem, Resource, Run, Task, Transfer
 from meshwright.planner.solver.result import Effort, Limits
 from meshwright.planner.solver.transfer_ticks import TransferTicks
+from meshwright.profiles.elementwise import FloatArray, IntArray
 from meshwright.profiles.errors import nearest
 from meshwright.profiles.stages import GENERATE, Stage, StageGraph
 
@@ -168,23 +171,36 @@ class PruningBound:
         """Return the longest seconds on each kind of pool; with `is_tail` the longest tail seconds, which may be less
         than the lower bound of the stage."""
         stage = self.graph.by_name[name]
-        durations = {
-            kind: [max(0.0 if is_tail else seconds, max_seconds * step / _GRID) for step in range(_GRID + 1)]
+        fastest = {
+            kind: seconds
             for kind, seconds in self.lower_bounds[name, case.key_for(stage)].items()
             if seconds <= max_seconds
         }
-        options = [
-            self._option(stage, kind, s, streams, max_seconds) for kind, trials in durations.items() for s in trials
-        ]
-        if not options:
+        if not fastest:
             return {}
-        bounds = iter(bounds_with(self._problem(case, max_seconds), Task(name, tuple(options))).tolist())
-        limits = {}
-        for kind, trials in durations.items():
-            possible = [seconds for seconds in trials if next(bounds) <= _TICKS]
-            if possible:
-                limits[kind] = max(possible) + max_seconds / _GRID
-        return limits
+        least = np.zeros(len(fastest)) if is_tail else np.array(list(fastest.values()))
+        trials = np.maximum(least[:, np.newaxis], max_seconds * np.arange(_GRID + 1) / _GRID)  # [kinds, durations]
+        num_ranks = np.repeat([kind.num_ranks for kind in fastest], _GRID + 1)
+        amounts = self._amounts(stage, num_ranks, trials.ravel(), max_seconds, streams=streams)
+        bounds = bounds_with(self._problem(case, max_seconds), name, amounts).reshape(trials.shape)
+        longest = np.where(bounds <= _TICKS, trials, -math.inf).max(axis=1).tolist()
+        return {
+            kind: seconds + max_seconds / _GRID
+            for kind, seconds in zip(fastest, longest, strict=True)
+            if seconds > -math.inf
+        }
+
+    def _amounts(
+        self, stage: Stage, num_ranks: IntArray, seconds: FloatArray, max_seconds: float, *, streams: bool
+    ) -> ModeAmounts:
+        """Return what choices of a stage that take these seconds on these numbers of ranks, each [choices], take."""
+        ticks = _ticks(seconds, max_seconds)
+        late_ticks = 0 * ticks
+        if stage.generates and self.late:
+            distinct, position = np.unique(seconds, return_inverse=True)
+            late_seconds = np.array([self.late_seconds(one) for one in distinct.tolist()])
+            late_ticks = _ticks(late_seconds, max_seconds)[position]
+        return ModeAmounts(ticks, 0 * ticks if streams else ticks, ticks * num_ranks, ticks + late_ticks)
 
     def _problem(self, case: SearchCase, max_seconds: float) -> Problem:
         """Build the problem of one period of a search case, with every stage at its lower bounds."""
@@ -220,11 +236,17 @@ class PruningBound:
         )
 
     def _option(self, stage: Stage, kind: PoolKind, seconds: float, streams: bool, max_seconds: float) -> Mode:
-        ticks = math.floor(min(seconds / max_seconds, _CLIP) * _TICKS)
         late = self.late_seconds(seconds) if stage.generates and self.late else 0.0
+        ticks, late_ticks = _ticks(np.array([seconds, late]), max_seconds).tolist()
         return Mode(
             resource=Resource(0, kind.num_ranks, f"@{kind.part}"),
             ticks=ticks,
             early_ticks=ticks if streams else 0,
-            late_ticks=math.floor(min(late / max_seconds, _CLIP) * _TICKS),
+            late_ticks=late_ticks,
         )
+
+
+def _ticks(seconds: FloatArray, max_seconds: float) -> IntArray:
+    """Return durations in ticks, rounded down."""
+    ticks: IntArray = np.floor(np.minimum(seconds / max_seconds, _CLIP) * _TICKS).astype(np.int64)
+    return ticks

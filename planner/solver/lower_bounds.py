@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.solver.problem import Mode, Precedence, Problem, Task
+from meshwright.planner.solver.problem import Precedence, Problem, Task
 
 
 class ActivityWindow(NamedTuple):
@@ -108,7 +108,7 @@ def modes_within(problem: Problem, makespan: int) -> Problem:
     bound = MakespanBound(problem)
     return problem.with_tasks(
         tuple(
-            Task(task.name, tuple(compress(task.modes, (bound.with_each(task) <= makespan).tolist())))
+            Task(task.name, tuple(compress(task.modes, (bound.with_each(task.name) <= makespan).tolist())))
             for task in problem.tasks
         )
     )
@@ -117,12 +117,22 @@ def modes_within(problem: Problem, makespan: int) -> Problem:
 def least_makespan(problem: Problem) -> int:
     """Return a lower bound on the makespan of every answer; every task must have modes."""
     bound = MakespanBound(problem)
-    return max(int(bound.with_each(task).min()) for task in problem.tasks)
+    return max(int(bound.with_each(task.name).min()) for task in problem.tasks)
 
 
-def bounds_with(problem: Problem, task: Task) -> Ticks:
-    """Return a lower bound on the makespan for each of the given modes of a task, [modes]."""
-    return MakespanBound(problem).with_each(task)
+class ModeAmounts(NamedTuple):
+    """The amounts of several modes of a task, each [modes]: `ticks`, the ticks that a run still takes after the
+    activity that streams to it has ended, ticks x ranks, and the ticks until its late output is complete."""
+
+    ticks: Ticks
+    after_stream: Ticks
+    work: Ticks
+    late_delivery: Ticks
+
+
+def bounds_with(problem: Problem, task: str, amounts: ModeAmounts) -> Ticks:
+    """Return a lower bound on the makespan for each of some modes of a task, [modes]; only their amounts are given."""
+    return MakespanBound(problem).with_amounts(task, amounts)
 
 
 class MakespanBound:
@@ -136,14 +146,17 @@ class MakespanBound:
         self._problem = problem
         self.task_of = problem.runs
 
-        def minimum(amount_of: Callable[[Mode], int]) -> dict[str, Amount]:
-            return {task.name: min(map(amount_of, task.modes), default=0) for task in problem.tasks}
+        self._amounts = {task.name: _amounts_of(task) for task in problem.tasks}
 
-        self.min_work = minimum(_work)
+        def least(amount: str) -> dict[str, Amount]:
+            columns = {name: getattr(amounts, amount) for name, amounts in self._amounts.items()}
+            return {name: int(column.min()) if len(column) else 0 for name, column in columns.items()}
+
+        self.min_work = least("work")
         self.least = LeastAmounts(
-            ticks=minimum(_ticks),
-            after_stream=minimum(_ticks_after_stream),
-            late_delivery=minimum(_ticks_to_late_delivery),
+            ticks=least("ticks"),
+            after_stream=least("after_stream"),
+            late_delivery=least("late_delivery"),
             window_ticks=partial(self._spread_ticks, self.min_work),
         )
         self._windows: dict[str | None, list[ActivityWindow]] = {}
@@ -158,21 +171,21 @@ class MakespanBound:
             self._before[precedence.after].append(precedence)
             self._after[precedence.before].append(precedence)
 
-    def with_each(self, task: Task) -> Ticks:
+    def with_each(self, task: str) -> Ticks:
         """Return a lower bound on the makespan of the answers with each mode of a task, [modes]."""
-        ticks, after_stream, work, late_delivery = (
-            np.array([amount_of(mode) for mode in task.modes], dtype=np.int64)
-            for amount_of in (_ticks, _ticks_after_stream, _work, _ticks_to_late_delivery)
-        )
+        return self.with_amounts(task, self._amounts[task])
+
+    def with_amounts(self, task: str, amounts: ModeAmounts) -> Ticks:
+        """Return a lower bound on the makespan of the answers with each of some modes of a task, [modes]."""
         bounds = self.makespan(
             LeastAmounts(
-                ticks={**self.least.ticks, task.name: ticks},
-                after_stream={**self.least.after_stream, task.name: after_stream},
-                late_delivery={**self.least.late_delivery, task.name: late_delivery},
-                window_ticks=partial(self._spread_ticks, {**self.min_work, task.name: work}),
+                ticks={**self.least.ticks, task: amounts.ticks},
+                after_stream={**self.least.after_stream, task: amounts.after_stream},
+                late_delivery={**self.least.late_delivery, task: amounts.late_delivery},
+                window_ticks=partial(self._spread_ticks, {**self.min_work, task: amounts.work}),
             )
         )
-        return np.broadcast_to(bounds, len(ticks))
+        return np.broadcast_to(bounds, len(amounts.ticks))
 
     def makespan(self, amounts: LeastAmounts) -> Amount:
         """Return a lower bound on the makespan of the answers that take at least the given amounts."""
@@ -241,20 +254,7 @@ def _largest(*amounts: Amount) -> Amount:
     return largest
 
 
-def _ticks(mode: Mode) -> int:
-    return mode.ticks
-
-
-def _ticks_after_stream(mode: Mode) -> int:
-    """Return the ticks that a run still takes after the activity that streams to it has ended."""
-    return mode.ticks - mode.early_ticks
-
-
-def _ticks_to_late_delivery(mode: Mode) -> int:
-    """Return the ticks from the start of a run until its late output is complete."""
-    return mode.ticks + mode.late_ticks
-
-
-def _work(mode: Mode) -> int:
-    """Return ticks x ranks."""
-    return mode.ticks * mode.resource.num_ranks
+def _amounts_of(task: Task) -> ModeAmounts:
+    rows = [(mode.ticks, mode.early_ticks, mode.late_ticks, mode.resource.num_ranks) for mode in task.modes]
+    ticks, early, late, num_ranks = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+    return ModeAmounts(ticks, ticks - early, ticks * num_ranks, ticks + late)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshwright.cost_models.imported_operators import imported_points, imported_table
-from meshwright.planner.analysis.calibration import Calibration, read_run
+from meshwright.planner.analysis.calibration import Calibration, read_run, seconds_at_observed_lengths
 from meshwright.planner.analysis.calibration import calibrate as calibrated
 from meshwright.planner.job.engine_limits import engine_violations, engines_of
 from meshwright.planner.job.job import Facts, Job
@@ -129,6 +129,15 @@ def calibrate(plan: Plan, run: Pathname, table: Table | None = None) -> Calibrat
     """
     require_valid(plan)
     return calibrated(plan, read_run(plan, Path(run)), table, date=datetime.date.today().isoformat())
+
+
+def predict_at_observed_lengths(plan: Plan, run: Pathname, table: Table | None = None) -> dict[str, float]:
+    """The predicted seconds of each stage, of all refits and of the step at the lengths of a run of this plan.
+
+    `run` is the directory of the run, and `table` the one that the plan was made with, if any.
+    Raises BadInput for a run of another plan, and for a plan or a trace that `calibrate` refuses.
+    """
+    return seconds_at_observed_lengths(plan, read_run(plan, Path(run)), table)
 
 
 _BATCH_SIZE = 256

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,9 @@ import typer
 from meshwright.planner.job.job import Job, read_job
 from meshwright.planner.job.model_paths import parse_model_paths
 from meshwright.planner.plan.plan import Plan, read_plan
-from meshwright.profiles.errors import STOPPED
+from meshwright.profiles.errors import STOPPED, BadInput
+from meshwright.profiles.table import Table
+from meshwright.runtime.api.measurements import predict_at_observed_lengths
 from meshwright.runtime.api.runs import run as train
 from meshwright.runtime.cli import view_run
 from meshwright.runtime.cli.call import read_profile
@@ -55,7 +58,10 @@ SampleEvery = Annotated[
     typer.Option(min=0, max=10**9, help="Steps between samples of responses as texts; 0 disables this."),
 ]
 PlannedWith = Annotated[
-    Path | None, typer.Option("--profile", help="The table that the plan was made with, for re-planning.")
+    Path | None,
+    typer.Option(
+        "--profile", help="The table that the plan was made with, to re-plan and to predict at the observed lengths."
+    ),
 ]
 NodeRank = Annotated[
     int | None, typer.Option(min=0, help="Which node of the plan this machine is; by default assigned by address.")
@@ -130,14 +136,25 @@ def run(
         )
 
 
-def _train_and_show(plan: Plan, job: Job, out: Path, *, steps: int, export_every: int, **options: Any) -> None:
-    summary = train(plan, job, out, steps=steps, export_every=export_every, **options)
+def _train_and_show(
+    plan: Plan, job: Job, out: Path, *, steps: int, export_every: int, table: Table | None, **options: Any
+) -> None:
+    summary = train(plan, job, out, steps=steps, export_every=export_every, table=table, **options)
     if isinstance(summary, Stopped):
         view_run.print_run_stopped(summary.done, steps, summary.saved, out)
         raise typer.Exit(STOPPED)
     if summary is not None:
-        view_run.print_run_summary(summary, out)
+        view_run.print_run_summary(summary, out, partial(_at_observed_lengths, plan, out, table))
         if export_every:
             typer.echo(f"the trained models are in {out / 'models'} as Hugging Face directories")
     elif os.environ.get("LOCAL_RANK", "0") == "0":
         typer.echo(f"this machine is done; the summary is in {out}, and on the output of the machine of rank 0")
+
+
+def _at_observed_lengths(plan: Plan, out: Path, table: Table | None) -> dict[str, float]:
+    """Return the predicted seconds at the lengths of the run; none if the plan was replaced during the run, or if its
+    costs are not known here."""
+    try:
+        return predict_at_observed_lengths(plan, out, table)
+    except BadInput:
+        return {}

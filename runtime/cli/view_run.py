@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich import box
@@ -66,21 +67,21 @@ def shortened(text: str) -> str:
     return line if len(line) <= _MAX_CELL_CHARACTERS else f"{line[: _MAX_CELL_CHARACTERS - 1]}…"
 
 
-def print_run_summary(summary: RunSummary, out: Path) -> None:
-    """Print predicted and measured seconds, and the held-out rewards."""
+def print_run_summary(
+    summary: RunSummary, out: Path, at_observed_lengths: Callable[[], Mapping[str, float]] = dict
+) -> None:
+    """Print predicted and measured seconds, and the held-out rewards.
+
+    Where responses were longer or shorter than planned, `at_observed_lengths` returns the predicted seconds by row at
+    the observed lengths, with which the measured ones are then compared. It returns none if they are not known.
+    """
     console = Console()
-    table = Table(title=f"predicted and measured seconds per step, {summary.steps} steps", box=box.SIMPLE)
-    for heading in ("", "predicted s", "measured s", "error"):
-        table.add_column(heading, justify="right" if heading else "left")
-    min_seconds = _MIN_SHARE * max(row.measured_seconds for row in summary.comparisons)
-    for row in summary.comparisons:
-        error_text = difference(row.error) if row.measured_seconds > min_seconds else ""
-        table.add_row(row.name, f"{row.predicted_seconds:.3f}", f"{row.measured_seconds:.3f}", error_text)
-    console.print(table)
+    observed = {} if _has_planned_lengths(summary) else at_observed_lengths()
+    console.print(_table_of_seconds(summary, observed))
     console.print(
         f"{summary.tokens_per_second:.0f} response tokens/s (median); a response had "
         f"{summary.response_tokens:.0f} tokens on average, the plan expects {summary.expected_response_tokens:.0f}"
-        + _length_hint(summary)
+        + _length_hint(summary, observed)
     )
     if summary.memory:
         console.print(_memory_table(summary.memory))
@@ -133,10 +134,38 @@ def _print_evaluations(console: Console, summary: RunSummary) -> None:
             console.print(f"{last.title} {metric} {verb} by {gain:.3f} ± {error:.3f}{unit}{times}")
 
 
-def _length_hint(summary: RunSummary) -> str:
+def _table_of_seconds(summary: RunSummary, observed: Mapping[str, float]) -> Table:
+    """Return a table of predicted and measured seconds; with those predicted at the observed lengths, if there are any,
+    and the error of these."""
+    table = Table(title=f"predicted and measured seconds per step, {summary.steps} steps", box=box.SIMPLE)
+    at_observed = ("at observed lengths s",) if observed else ()
+    for heading in ("", "predicted s", *at_observed, "measured s", "error"):
+        table.add_column(heading, justify="right" if heading else "left")
+    min_seconds = _MIN_SHARE * max(row.measured_seconds for row in summary.comparisons)
+    for row in summary.comparisons:
+        compared = replace(row, predicted_seconds=observed.get(row.name, row.predicted_seconds))
+        table.add_row(
+            row.name,
+            f"{row.predicted_seconds:.3f}",
+            *((f"{compared.predicted_seconds:.3f}",) if observed else ()),
+            f"{row.measured_seconds:.3f}",
+            difference(compared.error) if row.measured_seconds > min_seconds else "",
+        )
+    return table
+
+
+def _has_planned_lengths(summary: RunSummary) -> bool:
+    """True if responses were about as long as planned."""
+    return math.isclose(summary.response_tokens, summary.expected_response_tokens, rel_tol=_LENGTH_TOLERANCE)
+
+
+def _length_hint(summary: RunSummary, observed: Mapping[str, float]) -> str:
     """Return a hint if the responses were longer or shorter than planned."""
-    is_as_planned = math.isclose(summary.response_tokens, summary.expected_response_tokens, rel_tol=_LENGTH_TOLERANCE)
-    return "" if is_as_planned else "; `meshwright calibrate` predicts for the observed lengths"
+    if _has_planned_lengths(summary):
+        return ""
+    if observed:
+        return ", so the error is that of the prediction at the observed lengths"
+    return "; `meshwright calibrate` predicts for the observed lengths"
 
 
 def _metric_words(evaluation: EvaluationRecord) -> tuple[str, str, str]:

@@ -10,7 +10,9 @@ from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import stage_transfers
 from meshwright.planner.plan.evaluate import refit_name
 from meshwright.planner.plan.layout_and_schedule_rules import rows_per_update
+from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.plan import Plan, Solver
+from meshwright.planner.plan.pool_rules import overlap_violations
 from meshwright.planner.plan.steps_ahead import SearchCase, StepsAhead, synchronous
 from meshwright.planner.search.assemble import Origin, Pick, assemble
 from meshwright.planner.search.legal_choices import legal_choices, pools
@@ -56,7 +58,7 @@ def random_plan(
         facts,
         model,
         transfers=stage_transfers(facts, model),
-        picks={stage.name: _pick(draw, facts, stage, scope) for stage in facts.graph.stages},
+        picks=_picks(draw, facts, scope),
         order=_order(draw, facts.graph, ahead),
         origin=Origin(digests=facts.digests(), pins=(), solver=_PINNED),
         ahead=ahead,
@@ -65,8 +67,21 @@ def random_plan(
     return plan.model_copy(update={"solver": solver})
 
 
-def _pick(draw: random.Random, facts: Facts, stage: Stage, scope: SearchCase) -> Pick:
-    ranks = draw.choice(pools(facts, stage, ()))
+def _picks(draw: random.Random, facts: Facts, scope: SearchCase) -> dict[str, Pick]:
+    """A pool, layout and schedule for each stage; the pools do not cross."""
+    picks: dict[str, Pick] = {}
+    for stage in facts.graph.stages:
+        taken = [pick.ranks.ranks for pick in picks.values()]
+        legal = [
+            ranks
+            for ranks in pools(facts, stage, ())
+            if not any(overlap_violations(ranks.ranks, other) for other in taken)
+        ]
+        picks[stage.name] = _pick(draw, facts, stage, draw.choice(legal), scope)
+    return picks
+
+
+def _pick(draw: random.Random, facts: Facts, stage: Stage, ranks: Ranks, scope: SearchCase) -> Pick:
     part = facts.cluster.part_of_pool(ranks.ranks)
     choice = draw.choice(list(legal_choices(facts, stage, ranks.num_ranks, (), part=part, search_case=scope)))
     if len(facts.cluster.parts_of(part)) == 1:

@@ -8,7 +8,13 @@ import pytest
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.protocol import StageQuery
-from meshwright.planner.analysis.calibration import Calibration, StageRow, calibrate, read_run
+from meshwright.planner.analysis.calibration import (
+    Calibration,
+    StageRow,
+    calibrate,
+    read_run,
+    seconds_at_observed_lengths,
+)
 from meshwright.planner.plan.plan import Plan, write_plan
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.algorithms import PPO_GRAPH
@@ -164,6 +170,18 @@ def test_shorter_responses_are_not_a_faster_machine(plan: Plan) -> None:
     found = calibrate(plan, trace(plan, seconds.__getitem__, shorter), TABLE, date=DATE)
     assert list(corrections(found)) == pytest.approx([1.0] * len(corrections(found)), rel=1e-6)
     assert found.response_tokens == pytest.approx(found.expected_response_tokens / 2)
+
+
+def test_the_seconds_at_the_lengths_of_a_run_are_those_that_a_calibration_starts_from(plan: Plan) -> None:
+    workload = plan.facts.workload
+    shorter = workload.model_copy(
+        update={"response": workload.response.with_mean(0.5 * workload.response_lengths.mean)}
+    )
+    spans = trace(plan, predicted(plan, TABLE, shorter).__getitem__, shorter)
+    before = {row.stage: row.before_seconds for row in calibrate(plan, spans, TABLE, date=DATE).rows}
+    found = seconds_at_observed_lengths(plan, spans, TABLE)
+    assert {name: found.get(name, found["refit"]) for name in before} == pytest.approx(before)
+    assert found[GENERATE] < plan.placement(GENERATE).cost.total
 
 
 def test_a_correction_says_where_it_comes_from_and_measurements_stay(plan: Plan, tmp_path: Path) -> None:

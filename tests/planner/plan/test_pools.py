@@ -1,4 +1,5 @@
-"""Pools are powers of two within a node and whole nodes, of one kind or all of two, and do not cross."""
+"""Pools are any part of a single node, powers of two within one of several nodes, and whole nodes, of one kind or all
+of two, and do not cross."""
 
 from __future__ import annotations
 
@@ -28,7 +29,10 @@ BOTH = 2
 @pytest.mark.parametrize(
     ("nodes", "per_node", "sizes"),
     [
-        (1, 6, (1, 2, 4, 6)),
+        (1, 6, (1, 2, 3, 4, 5, 6)),
+        (1, 8, (1, 2, 3, 4, 5, 6, 7, 8)),
+        (1, 10, (1, 2, 4, 6, 8, 10)),
+        (1, 20, (1, 2, 4, 8, 12, 16, 20)),
         (3, 2, (1, 2, 4, 6)),
         (2, 6, (1, 2, 6, 12)),
         (5, 8, (1, 2, 4, 8, 16, 24, 32, 40)),
@@ -36,7 +40,7 @@ BOTH = 2
         (96, 1, (1, 2, 4, 8, *range(16, 97, 16))),
     ],
 )
-def test_pools_are_powers_of_two_within_a_node_and_whole_nodes(
+def test_pools_are_any_part_of_a_single_node_or_powers_of_two_within_one_of_several_and_whole_nodes(
     nodes: int, per_node: int, sizes: tuple[int, ...]
 ) -> None:
     cluster = small_facts(nodes=nodes, ranks_per_node=per_node).cluster

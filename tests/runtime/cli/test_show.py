@@ -1,5 +1,6 @@
 """What a run prints about itself."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,12 @@ from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
 
 
-def printed(capsys: pytest.CaptureFixture[str], *comparisons: Comparison, response_tokens: float = 10.0) -> str:
+def printed(
+    capsys: pytest.CaptureFixture[str],
+    *comparisons: Comparison,
+    response_tokens: float = 10.0,
+    at_observed_lengths: Mapping[str, float] | None = None,
+) -> str:
     step = Comparison(name="step", predicted_seconds=1.0, measured_seconds=0.8)
     summary = RunSummary(
         steps=4,
@@ -25,7 +31,7 @@ def printed(capsys: pytest.CaptureFixture[str], *comparisons: Comparison, respon
         expected_response_tokens=12.0,
         memory=(MemoryUse(stage="actor_train", planned_bytes=2**30, measured_bytes=2**29),),
     )
-    print_run_summary(summary, Path("out"))
+    print_run_summary(summary, Path("out"), lambda: at_observed_lengths or {})
     return capsys.readouterr().out
 
 
@@ -56,6 +62,19 @@ def test_where_responses_had_other_lengths_it_is_said_what_predicts_for_those(
     way = "the plan expects 12; `meshwright calibrate` predicts for the observed lengths"
     assert way in " ".join(printed(capsys, response_tokens=10.0).split())
     assert "calibrate" not in printed(capsys, response_tokens=11.5)
+
+
+def test_where_responses_had_other_lengths_what_is_predicted_for_those_is_compared_with_what_was_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    train = Comparison(name="actor_train", predicted_seconds=0.5, measured_seconds=0.4)
+    at_observed_lengths = {"actor_train": 0.42, "step": 0.88}
+    text = printed(capsys, train, at_observed_lengths=at_observed_lengths)
+    assert line(text, "actor_train") == ["actor_train", "0.500", "0.420", "0.400", "+5.0%"]
+    assert line(text, "step") == ["step", "1.000", "0.880", "0.800", "+10.0%"]
+    assert "the error is that of the prediction at the observed lengths" in " ".join(text.split())
+    as_planned = printed(capsys, train, response_tokens=11.5, at_observed_lengths=at_observed_lengths)
+    assert line(as_planned, "step") == ["step", "1.000", "0.800", "+25.0%"]
 
 
 SCHEDULES = {
