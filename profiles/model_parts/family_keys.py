@@ -34,7 +34,7 @@ class Parts:
     whole_qk_norm: bool = False
     """Queries and keys are normalised over all heads together."""
     rotated_norm: bool = False
-    """`use_qk_norm` normalises queries and keys after they are rotated, without a weight."""
+    """Queries and keys may be normalised after they are rotated, without a weight, where the config says so."""
     qkv_bias: bool = False
     """The projections of queries, keys and values always have a bias."""
     output_bias: bool = True
