@@ -109,7 +109,7 @@ class WorkloadSplits(NamedTuple):
     batches: MicroBatchCache
     streams: StreamingCache
     periods: SteadyState
-    generation_works: Memo[tuple[int, int, Overlap, int, int, int | None, int, bool], Work]
+    generation_works: Memo[tuple[int, int, Overlap, int, float, int | None, int, bool], Work]
     tables: Memo[tuple[ScheduleTable, int, int, ChunkFunction], TablePasses]
     rollouts: RolloutCosts | None
 
@@ -234,7 +234,8 @@ class AnalyticModel(QueryLoop):
         replica, overlap = self._replica(query)
         generation, num_rows, num_slots = self._generation(query), replica.num_rows, replica.num_slots
         if self._splits.rollouts:
-            return self._splits.rollouts.lower_bound_seconds(generation, replica, kinds_of=self._kinds_of_rounds)
+            rollouts = self._splits.rollouts.with_batches_in_flight(overlap.batches_in_flight)
+            return rollouts.lower_bound_seconds(generation, replica, kinds_of=self._kinds_of_rounds)
         decoded, longest = self._decoded(num_rows, overlap.in_flight(num_rows) > num_rows)
         draft_round = self._workload.draft_round(query.schedule.draft_tokens)
         return self._generation_bounds.memoize(
@@ -508,7 +509,8 @@ class AnalyticModel(QueryLoop):
 
         generation = self._generation(query)
         if self._splits.rollouts:
-            cost = self._splits.rollouts.seconds(generation, replica)
+            rollouts = self._splits.rollouts.with_batches_in_flight(overlap.batches_in_flight)
+            cost = rollouts.seconds(generation, replica)
         else:
             key = (
                 num_rows,
@@ -526,7 +528,7 @@ class AnalyticModel(QueryLoop):
             mean_prompt = self._workload.prompt_lengths.mean
             cost += generation.preemption(need.preemptions, need.preempted_tokens, mean_prompt)
         cost += self._sleep_seconds(query)
-        num_in_flight = min(overlap.in_flight(num_rows) - num_rows, num_slots)
+        num_in_flight = 0 if self._splits.rollouts else min(overlap.in_flight(num_rows) - num_rows, num_slots)
         if not (query.recomputes_cache and num_in_flight):
             return cost
         return cost + generation.recomputation(num_in_flight, self._tokens_in_flight(), min(pp, num_slots))

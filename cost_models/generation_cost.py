@@ -240,7 +240,7 @@ def generation_work(
     rounds: Rounds,
     num_slots: int,
     pp: int,
-    rows_per_prompt: int = 1,
+    rows_per_prompt: float = 1,
     tool_prefills: Passes = (),
     *,
     max_tokens: int | None = None,
@@ -327,7 +327,7 @@ def _split_pass(whole: Pass, max_tokens: int) -> Pass:
     return number * parts, rows / parts, tokens, context
 
 
-def _prefilled_prompts(rounds: Rounds, rows_per_prompt: int) -> Rounds:
+def _prefilled_prompts(rounds: Rounds, rows_per_prompt: float) -> Rounds:
     """Return the rounds with prefilled prompts instead of admitted rows."""
     if rows_per_prompt == 1:
         return rounds

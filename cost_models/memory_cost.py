@@ -225,7 +225,7 @@ def _unfused_elements(shard: ModelSpec, imbalance: float, replicated_share: floa
     tokens and, if their gate is clamped, the clamped gate and its sigmoid (`runtime.model.model_shard`).
     """
     rotated: float = 2 * shard.attention_size + shard.kv_size
-    if shard.qk_norm or shard.whole_qk_norm:
+    if shard.qk_norm or shard.whole_qk_norm or shard.rotated_norm:
         rotated += shard.attention_size + shard.kv_size * (1 + shard.whole_qk_norm)
     if not shard.attention_cap and not shard.attention_sinks:
         rotated += shard.attention_size * shard.num_window_layers / shard.num_layers
@@ -269,7 +269,7 @@ def _mixer_working_elements(shard: ModelSpec, replicated_share: float, chunked: 
         return 0.0
     queries, keys = shard.attention_size, shard.kv_size
     inputs = (_LAYER_INPUTS + 1) * shard.hidden_size * replicated_share
-    held = inputs + queries + 2 * keys + (queries + keys) * (shard.qk_norm or shard.whole_qk_norm)
+    held = inputs + queries + 2 * keys + (queries + keys) * (shard.qk_norm or shard.whole_qk_norm or shard.rotated_norm)
     sines = 2 * shard.head_dim * (2 if shard.local_rope_theta else 1)
     rotating = max(3 * queries, queries + 3 * keys)
     attending = held + sines + (max(rotating, 4 * queries + keys) if shard.window else rotating)

@@ -6,9 +6,11 @@ A period waits for the sequences that it requires, and until `count` sequences h
 |---|---|---|
 | synchronous (`AllSequences`) | all in flight | 0 |
 | batches in flight (`WholeStep`) | those of its own batch | 0 |
+| batches of multi-turn rollouts in flight (`WholeTurns`) | all in flight, up to their last turn of the period | 0 |
 | overcommit (`FirstEnded`) | those that are due: started `max_deferral` periods ago or earlier | those of a batch |
 
 It delivers the required sequences and then, up to `count`, those that ended first; if fewer are in flight, all of them.
+Of multi-turn rollouts it delivers those of its own batch.
 
 The engine and the simulation (`planner.simulation.flight`) apply the rule after each decode round, to the sequences of
 one replica. The cost model (`cost_models.steady_state`) knows in which round each sequence ends and applies the rule to
@@ -89,6 +91,8 @@ class InFlight(Protocol[E_co]):
     """Number of admitted sequences that have not ended, by step."""
     num_live: Counter[int]
     """Number of started sequences that have not ended, by the period in which they started."""
+    num_held: int
+    """Number of unfinished sequences that sample nothing more in the current period."""
 
     @property
     def ended(self) -> Sequence[E_co]:
@@ -117,6 +121,39 @@ class WholeStep:
 
 
 @dataclass(frozen=True)
+class WholeTurns:
+    """The rule for multi-turn rollouts with batches in flight: rollouts of up to `num_turns` turns run to a turn that
+    depends on how many periods are left until their batch is delivered. The period ends when every rollout in flight
+    has ended or has reached that turn, and delivers those of batch `step`.
+
+    How fast tools answer decides how many decode rounds a period takes, but not which turn is sampled in which period:
+    with B batches in flight and T turns, turns ceil(T (j - 1) / B) + 1 to ceil(T j / B) are sampled in the j-th of the
+    B periods that a batch may take. So the version of every token follows from its turn.
+    """
+
+    step: int
+    num_batches: int
+    num_turns: int
+
+    def __call__(self, flight: InFlight[E]) -> Sequence[E] | None:
+        return _delivered(
+            flight,
+            flight.num_unfinished.total() - flight.num_held,
+            (sequence.step == self.step for sequence in flight.ended),
+        )
+
+    def last_turn(self, step: int) -> int:
+        """Return the turn to which rollouts of batch `step` run in this period; turns are numbered from 1."""
+        return last_turn(self.num_turns, self.num_batches, step - self.step)
+
+
+def last_turn(num_turns: int, num_batches: int, periods_left: int) -> int:
+    """Return the turn to which rollouts of up to `num_turns` turns run in the period that has `periods_left` periods
+    between it and the end of the one that delivers them, with `num_batches` batches in flight."""
+    return -(-num_turns * (num_batches - periods_left) // num_batches)
+
+
+@dataclass(frozen=True)
 class FirstEnded:
     """The rule for overcommit: the period delivers `count` sequences, those that are due and then the first to end.
 
@@ -141,7 +178,7 @@ class FirstEnded:
         return delivered
 
 
-DeliveryRule: TypeAlias = AllSequences | WholeStep | FirstEnded
+DeliveryRule: TypeAlias = AllSequences | WholeStep | WholeTurns | FirstEnded
 """The rule that returns the ended sequences to deliver, or None while the period continues."""
 
 

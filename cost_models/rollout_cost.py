@@ -15,21 +15,30 @@ replica ends.
 Waiting is assumed to be spread evenly over a rollout. Each of M rollouts in flight samples with probability
 p = D / (D + W / tau), independently, so in a fraction (1 - p)^M of the rounds none does and the device idles. A worker
 is assumed to be free whenever a tool is called.
+
+With B batches in flight a period samples a part of the rollouts of each of B batches: of the j-th youngest one those
+turns that `cost_models.period_ends.WholeTurns` allows. A period therefore takes as long as a generation whose rollouts
+are these parts, each after a prompt that contains the turns before. The call at the end of a part is assumed to be
+answered before the next period begins.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 from meshwright.cost_models.compute import Passes
 from meshwright.cost_models.cost import Cost, Term
 from meshwright.cost_models.generation_cost import Generation, generation_work
 from meshwright.cost_models.lower_bounds import RoundKindsOf, generation_lower_bound
+from meshwright.cost_models.period_ends import last_turn
 from meshwright.cost_models.protocol import Memo
 from meshwright.cost_models.rounds import Integers, Rounds, RoundWindow, replica_responses, rounds_of_responses
 from meshwright.cost_models.steady_state import Overlap, SteadyState
+from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.lengths import Histogram, InterpolatedLengths, Lengths, LengthSpec
 from meshwright.profiles.schedule import WhileWaiting
 from meshwright.profiles.workload import Workload
@@ -51,7 +60,7 @@ class Replica(NamedTuple):
     num_rows: int
     num_slots: int
     num_stages: int
-    rows_per_prompt: int
+    rows_per_prompt: float
     while_waiting: WhileWaiting
 
 
@@ -63,24 +72,58 @@ class _RolloutRounds(NamedTuple):
     num_idle: float
 
 
+class _Parts(NamedTuple):
+    """The parts of rollouts that a period samples: their number for each rollout of a batch, and the mean tokens before
+    a part that starts a rollout and before one that continues it."""
+
+    per_rollout: float
+    mean_first: float
+    mean_continued: float
+
+    @property
+    def first_share(self) -> float:
+        """The share of parts that start a rollout."""
+        return 1 / self.per_rollout
+
+    def num_prefilled(self, rows_per_prompt: float) -> float:
+        """Return the share of parts that are prefilled, if `rows_per_prompt` rollouts that start share a prompt."""
+        return self.first_share / rows_per_prompt + 1 - self.first_share
+
+    def of(self, replica: Replica) -> Replica:
+        """Return the replica with a row for each part."""
+        num_rows = max(1, round(replica.num_rows * self.per_rollout))
+        return replica._replace(num_rows=num_rows, num_slots=min(replica.num_slots, num_rows))
+
+
 class RolloutCosts:
     """Costs of the multi-turn rollouts of one workload."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, parts: _Parts | None = None) -> None:
+        """If the rollouts of the workload are `parts` of longer ones, its prompts contain what precedes a part."""
         assert workload.turns is not None
-        self._workload, self._turns = workload, workload.turns
+        self._workload, self._turns, self._parts = workload, workload.turns, parts
+        self._by_batches: Memo[int, RolloutCosts] = Memo()
         half_tool_tokens = round((workload.response_lengths.mean - workload.sampled_lengths.mean) / 2)
         prompts = workload.prompt_lengths
         self._prompts = Histogram(tuple(n + half_tool_tokens for n in prompts.tokens), prompts.probabilities)
         """The prompt lengths plus half of a rollout's tool tokens, which precede an average sampled token."""
         self._periods = SteadyState(self._single_turn_workload())
         self._result_tokens = workload.turns.result.resolve().mean
-        self._isolated_rounds: Memo[tuple[int, int], Rounds] = Memo()
+        self._isolated_rounds: Memo[tuple[int, int, float], Rounds] = Memo()
         self._slowdowns: Memo[tuple[int, int], float] = Memo()
         self._lifetimes: Memo[int, Histogram] = Memo()
 
+    def with_batches_in_flight(self, num_batches: int) -> RolloutCosts:
+        """Return the costs of a period with this number of batches in flight."""
+        if num_batches == 1:
+            return self
+        return self._by_batches.memoize(
+            num_batches, lambda: RolloutCosts(*_parts_of_rollouts(self._workload, self._turns, num_batches))
+        )
+
     def seconds(self, generation: Generation, replica: Replica) -> Cost:
-        """Return the seconds of all rollouts of a replica."""
+        """Return the seconds of all rollouts of a replica, or of their parts."""
+        replica = self._parts.of(replica) if self._parts else replica
         guess, (cost, rounds) = 0.0, self._cost(generation, replica, math.inf)
         for _ in range(_MAX_ITERATIONS):
             seconds = cost.total / rounds.num_busy
@@ -101,6 +144,7 @@ class RolloutCosts:
         smallest tau, that of a round with one row. The rounds are at least those of the longest rollout and, if a
         waiting sequence keeps its slot, those of all rollouts of the replica over its slots.
         """
+        replica = self._parts.of(replica) if self._parts else replica
         with_waiting = (1 - 2 * _TOLERANCE) * self._min_waiting_seconds(generation, replica, kinds_of)
         if replica.while_waiting is WhileWaiting.KEEP:
             return with_waiting
@@ -130,9 +174,10 @@ class RolloutCosts:
         """Return the cost of compute if a round takes `seconds_of_round`; if that is infinite, waiting is free."""
         rounds = self._rounds(replica, seconds_of_round)
         tool_prefills = self._tool_prefills(replica, rounds.num_busy)
-        work = generation_work(
-            rounds.busy, replica.num_slots, replica.num_stages, replica.rows_per_prompt, tool_prefills
-        )
+        same_prompt = replica.rows_per_prompt
+        if self._parts:
+            same_prompt = 1 / self._parts.num_prefilled(same_prompt)
+        work = generation_work(rounds.busy, replica.num_slots, replica.num_stages, same_prompt, tool_prefills)
         return generation.seconds(work), rounds
 
     def _rounds(self, replica: Replica, seconds_of_round: float) -> _RolloutRounds:
@@ -168,7 +213,7 @@ class RolloutCosts:
 
     def _rounds_without_tools(self, replica: Replica) -> Rounds:
         """Return the rounds of the replica with the longest rollout, without tool waits."""
-        shape = replica.num_rows, replica.num_slots
+        shape = replica.num_rows, replica.num_slots, replica.rows_per_prompt
         return self._isolated_rounds.memoize(
             shape, lambda: self._rounds_in_slots(self._workload.sampled_lengths, replica)
         )
@@ -176,8 +221,16 @@ class RolloutCosts:
     def _rounds_in_slots(self, occupied: Lengths, replica: Replica) -> Rounds:
         """Return the rounds of a replica whose rollouts each occupy a slot for `occupied` rounds."""
         rounds = rounds_of_responses(self._responses(occupied, replica), self._prompts, replica.num_slots)
-        mean = self._workload.prompt_lengths.mean  # prompts are prefilled without tool tokens
+        mean = self._mean_prefill(replica)  # prompts are prefilled without tool tokens
         return replace(rounds, first=rounds.first._replace(tokens=mean), refills=rounds.refills._replace(tokens=mean))
+
+    def _mean_prefill(self, replica: Replica) -> float:
+        """Return the mean tokens of a prompt that is prefilled."""
+        if not (parts := self._parts):
+            return self._workload.prompt_lengths.mean
+        started, continued = parts.first_share / replica.rows_per_prompt, 1 - parts.first_share
+        tokens = started * parts.mean_first + continued * parts.mean_continued
+        return tokens / parts.num_prefilled(replica.rows_per_prompt)
 
     def _responses(self, lengths: Lengths, replica: Replica) -> Integers:
         return replica_responses(lengths, self._workload.batch_size, replica.num_rows)
@@ -217,6 +270,40 @@ class RolloutCosts:
         if replica.while_waiting is WhileWaiting.KEEP:
             return ((passes, num_calls / passes, self._result_tokens + 1, cached),)
         return ((passes, num_calls / passes, cached + self._result_tokens, 0.0),)
+
+
+def _parts_of_rollouts(workload: Workload, turns: ToolTurns, num_batches: int) -> tuple[Workload, _Parts]:
+    """Return the workload whose rollouts are the parts that a period samples, with that number of batches in flight.
+
+    The tokens before a part are those of a prompt and of mean turns.
+    """
+    number, prompts = turns.number.resolve(), workload.prompt_lengths
+    mean_turn = workload.response.resolve().mean + turns.result.resolve().mean
+    bounds = [0, *(last_turn(turns.number.max, num_batches, left) for left in reversed(range(num_batches)))]
+    in_part, before = defaultdict[int, float](float), defaultdict[int, float](float)
+    for first, last in pairwise(bounds):
+        share = 0.0
+        for count, probability in zip(number.tokens, number.probabilities, strict=True):
+            if count > first:
+                in_part[min(count, last) - first] += probability
+                share += probability
+        preceding = min(round(first * mean_turn), turns.max_tokens - 1)
+        for tokens, probability in zip(prompts.tokens, prompts.probabilities, strict=True):
+            before[tokens + preceding] += share * probability
+    per_rollout = sum(in_part.values())
+    mean_before = sum(tokens * share for tokens, share in before.items()) / per_rollout
+    mean_continued = (per_rollout * mean_before - prompts.mean) / (per_rollout - 1) if per_rollout > 1 else 0.0
+    parts = _Parts(per_rollout, prompts.mean, mean_continued)
+    changes = {
+        "batch_size": round(workload.batch_size * per_rollout),
+        "group_size": 1,
+        "num_minibatches": 1,
+        "prompt": LengthSpec(max=max(before), histogram=tuple(sorted(before.items()))),
+        "turns": turns.model_copy(
+            update={"number": LengthSpec(max=max(in_part), histogram=tuple(sorted(in_part.items())))}
+        ),
+    }
+    return workload.model_copy(update=changes), parts
 
 
 def _seconds_on_grid(step: int) -> float:

@@ -159,6 +159,7 @@ class Experts:
     groups_per_token: int = 1
     group_scorers: int = 2  # the score of a group is the sum of this many of its largest scores
     weight_scale: float = 1.0  # multiplies the weights of a token's experts
+    scales_inputs: bool = False  # weights are sigmoids of the logits, and multiply the inputs of experts (Llama 4)
     clamp: float = 0.0  # gates are at most this, and up projections at most this in size (gpt-oss); 0: no limit
     gate_slope: float = 1.0  # a gate x is x sigmoid(gate_slope x)
     up_offset: float = 0.0  # is added to the up projection before the gate multiplies it
@@ -282,6 +283,7 @@ RUN_EXPERT_FAMILIES = (
     "DeepseekV2",
     "DeepseekV3",
     "GptOss",
+    "Llama4",
 )
 """MoE families that the runtime can run."""
 
@@ -316,6 +318,7 @@ def experts_from_config(config: Mapping[str, Any], family: str, name: str) -> Ex
         ),
         normalized=not parts.grouped_softmax and _is_normalized(config, name, default=parts.normalizes_experts),
         gated=parts.gated_mlp,
+        scales_inputs=parts.scales_inputs,
         router="sigmoid" if parts.sigmoid_router else "softmax",
         fp32_softmax=parts.grouped_softmax,
         num_groups=num_groups,

@@ -27,6 +27,7 @@ from meshwright.profiles.model_parts.adapter import ATTENTION_LINEARS, MLP_LINEA
 from meshwright.profiles.model_parts.family_keys import FAMILIES, Family, NormPlaces
 from meshwright.profiles.model_parts.hf_config import (
     LongScaling,
+    QueryGrowth,
     Rope,
     RotaryScaling,
     SlidingWindow,
@@ -34,6 +35,7 @@ from meshwright.profiles.model_parts.hf_config import (
     complete_config,
     flag,
     number,
+    query_growth_from_config,
     required_size,
     rope_from_config,
     size_or,
@@ -107,6 +109,8 @@ class ModelSpec:
     gated_mlp: bool = True  # gate, up and down projections; False: up and down only (GPT)
     qk_norm: bool = False
     whole_qk_norm: bool = False  # queries and keys are normalised over all heads together (OLMo 2)
+    rotated_norm: bool = False  # queries and keys of rotated layers are normalised, without a weight (Llama 4)
+    query_growth: QueryGrowth | None = None  # of layers without rotary embedding (Llama 4)
     attention_gate: bool = False  # a gate of its own projection multiplies the output of attention (Qwen3-Next)
     scalar_head: bool = False  # one number per token instead of logits over the vocabulary (reward, critic)
     vocab_multiple: int = VOCAB_MULTIPLE  # 1 for a shard, because rows are padded before sharding
@@ -573,7 +577,9 @@ def model_from_config(config: Mapping[str, Any], *, name: str, scalar_head: bool
         output_bias=attention_bias and parts.output_bias,
         mlp_bias=flag(config, "mlp_bias", name),
         gated_mlp=parts.gated_mlp,
-        qk_norm=parts.qk_norm or (flag(config, "use_qk_norm", name) and family != "Llama4"),
+        qk_norm=parts.qk_norm or (flag(config, "use_qk_norm", name) and not parts.rotated_norm),
+        rotated_norm=parts.rotated_norm and flag(config, "use_qk_norm", name),
+        query_growth=query_growth_from_config(config, name),
         whole_qk_norm=parts.whole_qk_norm,
         attention_gate=parts.attention_gate,
         adjacent_pairs=parts.adjacent_pairs or bool(config.get("rope_interleave")),
@@ -680,7 +686,7 @@ def _nearest(architecture: str) -> str:
     return f"known: {', '.join(FAMILIES)}, each with {' or '.join(_HEADS)}."
 
 
-_WITHOUT_SCALAR_HEAD = ("Granite", "Glm4Moe", "MiniMaxM2", "Qwen3_5Moe")
+_WITHOUT_SCALAR_HEAD = ("Granite", "Glm4Moe", "MiniMaxM2", "Qwen3_5Moe", "Llama4")
 """Families that run as language models and have no class with a scalar head in transformers."""
 
 
@@ -690,11 +696,6 @@ def run_violations(spec: ModelSpec) -> Iterator[str]:
         yield (
             f"model {spec.name} has experts, which can be planned and simulated but not run in {spec.architecture}; "
             f"use {' or '.join(RUN_EXPERT_FAMILIES)}, or a dense model."
-        )
-    if spec.window and spec.window.chunked:
-        yield (
-            f"model {spec.name} has attention in chunks of {spec.window.num_tokens} tokens, which can be planned and "
-            "simulated but not run; give a model with sliding windows."
         )
     if spec.scalar_head and spec.architecture.startswith(_WITHOUT_SCALAR_HEAD):
         yield (

@@ -25,9 +25,11 @@ def keeps_sequences_in_flight(facts: Facts) -> bool:
     """True if sequences may stay in flight when the engine gets new weights.
 
     Between periods, vLLM drops what sequences in flight have cached and recomputes it with the new weights. A job that
-    keeps the cache after a refit can therefore leave none of them in flight.
+    keeps the cache after a refit can therefore leave none of them in flight, except multi-turn rollouts, which give up
+    their cache between periods with any engine.
     """
-    return not generates_with_vllm(facts) or facts.cache_after_refit == "recompute"
+    recomputes = facts.cache_after_refit == "recompute" or facts.workload.turns is not None
+    return recomputes or not generates_with_vllm(facts)
 
 
 def engine_layout_rules(facts: Facts, layout: Layout) -> Iterator[str]:

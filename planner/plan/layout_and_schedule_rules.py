@@ -6,7 +6,7 @@ search enumerates choices by these rules and the verifier checks plans by them; 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -253,17 +253,24 @@ def _generation_rules(facts: Facts, layout: Layout, schedule: Schedule, rows: in
 
 
 def _turn_rules(facts: Facts, schedule: Schedule) -> Iterator[str]:
-    """Rules about multi-turn rollouts, which end in the step that starts them."""
+    """Rules about multi-turn rollouts, whose batches may stay in flight and run to a certain turn in each period."""
     if not facts.workload.turns:
         if schedule.while_waiting is not WhileWaiting.KEEP:
             yield f"while_waiting={schedule.while_waiting} is only for multi-turn rollouts; use {WhileWaiting.KEEP}."
         return
-    yield from _unsupported_with(schedule, "multi-turn rollouts")
+    yield from _unsupported_with(schedule, "multi-turn rollouts", ("chunk_tokens",))
+    if schedule.overcommit:
+        yield (
+            f"overcommit={schedule.overcommit} trains first on the sequences that end first, and with multi-turn "
+            "rollouts those are the ones whose tool answers fast, so that the clock would select the samples; use 0."
+        )
+    if (batches := schedule.batches_in_flight) > (most := facts.workload.turns.number.max):
+        yield f"batches_in_flight={batches} is more than the {most} turns of a rollout; use {most}."
 
 
 def _wave_rules(facts: Facts, schedule: Schedule) -> Iterator[str]:
     """Rules about best-of-n and dynamic sampling, which select samples by the scores of whole groups."""
-    if facts.workload.selects_samples and not facts.workload.turns:
+    if facts.workload.selects_samples:
         yield from _unsupported_with(schedule, "best_of" if facts.workload.best_of else "dynamic sampling")
 
 
@@ -307,9 +314,11 @@ def _offered_drafts(facts: Facts, stage: Stage) -> tuple[int, ...]:
     return (0, *(tuple(k for k in _DRAFTS if k <= speculation.max_draft) or (speculation.max_draft,)))
 
 
-def _unsupported_with(schedule: Schedule, what: str) -> Iterator[str]:
+def _unsupported_with(
+    schedule: Schedule, what: str, names: Sequence[str] = ("chunk_tokens", "batches_in_flight", "overcommit")
+) -> Iterator[str]:
     plain = Schedule()
-    for name in ("chunk_tokens", "batches_in_flight", "overcommit"):
+    for name in names:
         if getattr(schedule, name) != getattr(plain, name):
             yield f"{name}={getattr(schedule, name)} is not supported with {what}; use {getattr(plain, name)}."
 
@@ -436,15 +445,17 @@ def _overlaps(facts: Facts, layout: Layout, search_case: SearchCase) -> tuple[Sc
 
     With neither, all sequences end in the period that starts them. Batches in flight are powers of two. The overcommit
     is an eighth, a quarter, a half or the whole of a batch, rounded down to a multiple of dp where the replicas' rows
-    are uneven; there is none where samples are in groups.
+    are uneven; there is none where samples are in groups or rollouts are multi-turn. The latter have at most as many
+    batches in flight as turns.
     """
-    batch_size = facts.workload.batch_size
-    ends_in_period = facts.workload.turns or facts.workload.selects_samples or not keeps_sequences_in_flight(facts)
+    batch_size, turns = facts.workload.batch_size, facts.workload.turns
+    ends_in_period = facts.workload.selects_samples or not keeps_sequences_in_flight(facts)
     deferral = (
         max_deferral(search_case.ahead, facts.staleness) if search_case.keeps_in_flight and not ends_in_period else 0
     )
-    batches = [Schedule(batches_in_flight=2**k) for k in range((deferral + 1).bit_length())]
-    if not deferral or facts.workload.group_size > 1:
+    most = min(deferral + 1, turns.number.max) if turns else deferral + 1
+    batches = [Schedule(batches_in_flight=2**k) for k in range(most.bit_length())]
+    if not deferral or turns or facts.workload.group_size > 1:
         return tuple(batches)
     fractions = [
         fraction for fraction in (8, 4, 2, 1) if batch_size % layout.dp or batch_size % (fraction * layout.dp) == 0

@@ -71,6 +71,9 @@ class Flight(Generic[W, G, E]):
         """Number of admitted sequences that have not ended, by step."""
         self.num_live: Counter[int] = Counter()
         """Number of started sequences that have not ended, by the period in which they started."""
+        self.num_held = 0
+        """Number of unfinished sequences that sample nothing more in the current period; the caller counts them while
+        it processes what was sampled."""
 
     def resume(self, period: int, waiting: Iterable[W], ended: Iterable[E], paused: Iterable[Started] = ()) -> None:
         """Continue after a period with the groups' live sequences and the given ones; paused ones have started."""
@@ -107,7 +110,7 @@ class Flight(Generic[W, G, E]):
         the number that it ran.
         """
         self.period += 1
-        self.num_rounds = 0
+        self.num_rounds = self.num_held = 0
         self.waiting.extend(admitted)
         self.num_unfinished.update(sequence.step for sequence in admitted)
         rotation = itertools.cycle(self.groups)
@@ -133,13 +136,14 @@ class Flight(Generic[W, G, E]):
         return delivery(self)
 
     def _process_sampled(self, group: G, process_sampled: Callable[[G], Sequence[E]]) -> bool:
-        """Process the group's last tokens; return True if one of its sequences has ended."""
+        """Process the group's last tokens; return True if one of its sequences has ended or is held."""
+        held_before = self.num_held
         ended = process_sampled(group)
         self.ended += ended
         for sequence in ended:
             self.num_unfinished[sequence.step] -= 1
             self.num_live[sequence.first_period] -= 1
-        return bool(ended)
+        return bool(ended) or self.num_held > held_before
 
     def _process_all_sampled(self, rotation: Iterator[G], process_sampled: Callable[[G], Sequence[E]]) -> None:
         """Process the last tokens of all groups, in the order in which they were sampled."""

@@ -78,7 +78,7 @@ def planned_rounds(plan: Plan) -> float:
     """Return the minimum rounds of a period by the plan; with several replicas, those of an unpaced steady state."""
     placement = plan.placement(GENERATE)
     schedule, dp = placement.schedule, placement.layout.dp
-    if not schedule.keeps_in_flight or (dp == 1 and placement.steps_ahead == 0):
+    if not schedule.keeps_in_flight or (dp == 1 and placement.steps_ahead == 0) or plan.facts.workload.turns:
         return 0.0
     num_rows = rows_per_replica(plan.facts, plan.stage(GENERATE), placement.layout)
     overlap = Overlap.of(schedule, dp, num_rows, plan.facts.staleness - placement.steps_ahead)

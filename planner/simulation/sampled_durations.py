@@ -141,7 +141,7 @@ class Sampled:
             self._generation = WaveGeneration(plan, within_period.of_step, seed=seed)
         elif self._workload.best_of:
             self._generation = BestOfGeneration(plan, within_period.of_step, seed=seed)
-        elif placement.schedule.keeps_in_flight:
+        elif placement.schedule.keeps_in_flight and not self._workload.turns:
             self._generation = InFlightGeneration(plan, lengths, times, level, self._overcommit)
         else:
             self._generation = within_period

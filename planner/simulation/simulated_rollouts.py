@@ -1,15 +1,21 @@
-"""Simulated generation of multi-turn rollouts: which are sampling, which wait for a tool, and which wait for a slot."""
+"""Simulated generation of multi-turn rollouts: which are sampling, which wait for a tool, and which wait for a slot.
+
+With batches in flight, a period simulates the parts of rollouts that it samples, each after a prompt that contains the
+turns before. The call at the end of a part is taken to be answered before the next period begins.
+"""
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.cost_models.period_ends import last_turn
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.simulation.simulated_flight import RoundTimes
 from meshwright.planner.simulation.simulated_generation import Generated, Lengths, staleness_of_period
@@ -31,6 +37,19 @@ class SampledRollout(NamedTuple):
     def num_tokens(self) -> int:
         """Tokens after the prompt."""
         return sum(self.sampled_tokens) + sum(self.tool_tokens)
+
+    def part(self, first: int, end: int) -> SampledRollout | None:
+        """Return the turns from index `first` to index `end` - 1 as a rollout whose prompt contains what precedes them;
+        None if it has none of them."""
+        end = min(end, len(self.sampled_tokens))
+        if first >= end:
+            return None
+        return SampledRollout(
+            self.prompt + sum(self.sampled_tokens[:first]) + sum(self.tool_tokens[:first]),
+            self.sampled_tokens[first:end],
+            self.tool_tokens[first : end - 1],
+            self.tool_seconds[first : end - 1],
+        )
 
 
 def sample_rollouts(workload: Workload, prompts: Lengths, rng: np.random.Generator) -> tuple[SampledRollout, ...]:
@@ -68,13 +87,15 @@ def _truncate(rollout: SampledRollout, max_tokens: int) -> SampledRollout:
 
 
 class RolloutGeneration:
-    """Generation of multi-turn rollouts, in which each step's rollouts start and end in one period."""
+    """Generation of multi-turn rollouts."""
 
     def __init__(
         self, plan: Plan, rollouts_of_step: Callable[[int], Sequence[SampledRollout]], times: RoundTimes, level: float
     ) -> None:
         """`level` multiplies all seconds: it is the plan's cost of the generation over that of the cost model."""
-        self._plan, self._rollouts, self._times, self._level = plan, rollouts_of_step, times, level
+        self._plan, self._times, self._level = plan, times, level
+        self._num_batches = plan.placement(GENERATE).schedule.batches_in_flight
+        self._rollouts = lru_cache(maxsize=self._num_batches + 1)(rollouts_of_step)
 
     def of_step(self, step: int) -> Generated:
         rollouts, placement = self._rollouts(step), self._plan.placement(GENERATE)
@@ -84,8 +105,7 @@ class RolloutGeneration:
         for replica in range(layout.dp):
             rows = replica_rows(workload.batch_size, workload.group_size, replica, layout.dp)
             one = _Replica(self._times, schedule.generation_slots, layout.pp, schedule.while_waiting)
-            results.append(one.simulate([rollouts[row] for row in rows], same_prompt))
-        num_sampled = sum(sum(one.sampled_tokens) for one in rollouts)
+            results.append(one.simulate(*self._parts_of_period(step, rows), same_prompt))
         return Generated(
             prompts=np.array([one.prompt for one in rollouts]),
             responses=np.array([one.num_tokens for one in rollouts]),
@@ -93,8 +113,37 @@ class RolloutGeneration:
             seconds=tuple(self._level * seconds for seconds, _ in results),
             live=tuple(live for _, live in results),
             held=(),
-            tokens_by_staleness={staleness_of_period(self._plan, step, step): num_sampled},
+            tokens_by_staleness=self._tokens_by_staleness(step),
         )
+
+    def _parts_of_period(self, step: int, rows: Sequence[int]) -> tuple[list[SampledRollout], list[SampledRollout]]:
+        """Return the parts of rollouts that continue in the period that delivers `step`, oldest first, and those of
+        rollouts that start in it."""
+        continued, started = list[SampledRollout](), list[SampledRollout]()
+        for later in range(self._num_batches):
+            of_batch = self._rollouts(step + later)
+            first, end = self._turns_in_period(step, later)
+            parts = (of_batch[row].part(first, end) for row in rows)
+            (continued if first else started).extend(part for part in parts if part)
+        return continued, started
+
+    def _turns_in_period(self, step: int, later: int) -> tuple[int, int]:
+        """Return the index of the first turn, and the end, that the period of `step` samples of the batch `later` steps
+        after it. The first period starts with all batches in flight."""
+        turns = self._plan.facts.workload.turns
+        assert turns is not None
+        most, num_batches = turns.number.max, self._num_batches
+        starts = step == 0 or later == num_batches - 1
+        return (0 if starts else last_turn(most, num_batches, later + 1)), last_turn(most, num_batches, later)
+
+    def _tokens_by_staleness(self, step: int) -> Mapping[int, int]:
+        tokens: Counter[int] = Counter()
+        for later in range(min(step + 1, self._num_batches)):
+            first, end = self._turns_in_period(step - later, later)
+            count = sum(sum(one.sampled_tokens[first:end]) for one in self._rollouts(step))
+            if count:
+                tokens[staleness_of_period(self._plan, step, step - later)] += count
+        return dict(sorted(tokens.items()))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -125,11 +174,18 @@ class _Replica:
         self._paused: list[tuple[int, _Rollout]] = []
         """Rollouts that wait for a slot: a heap by row."""
 
-    def simulate(self, rollouts: Sequence[SampledRollout], rows_per_prompt: int) -> tuple[float, float]:
-        """Return the seconds until all rollouts have ended, and the mean number of sequences that sample in a round."""
-        queue = deque(
-            _Rollout(row=row, sampled=rollout, context=rollout.prompt) for row, rollout in enumerate(rollouts)
-        )
+    def simulate(
+        self, continued: Sequence[SampledRollout], started: Sequence[SampledRollout], rows_per_prompt: int
+    ) -> tuple[float, float]:
+        """Return the seconds until all rollouts have ended, and the mean number of sequences that sample in a round.
+
+        Rollouts that are `continued` from an earlier period get slots first, and each is prefilled; of
+        `rows_per_prompt` that are `started` with one prompt the first is prefilled for all.
+        """
+        rollouts = [
+            _Rollout(row=row, sampled=one, context=one.prompt) for row, one in enumerate((*continued, *started))
+        ]
+        queue, num_continued = deque(rollouts), len(continued)
         while queue or self._live or self._waiting or self._paused:
             prefills = self._receive_tool_results()
             while len(self._live) + self._num_held < self._num_slots and (self._paused or queue):
@@ -137,7 +193,8 @@ class _Replica:
                 rollout = heapq.heappop(self._paused)[1] if is_paused else queue.popleft()
                 rollout.begin_turn()
                 self._live.append(rollout)
-                if is_paused or rollout.row % rows_per_prompt == 0:
+                index = rollout.row - num_continued  # among the rollouts that start; below 0 for the others
+                if is_paused or index < 0 or index % rows_per_prompt == 0:
                     prefills.append(rollout.context)
             self._prefill(prefills)
             if self._live:

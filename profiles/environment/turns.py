@@ -93,6 +93,7 @@ def compound_distribution(number: Histogram, each: Histogram, between: Histogram
 
     It has at most about 130 values: the means of as many quantile bins.
     """
+    between = between if number.maximum > 1 else None
     max_sum = number.maximum * each.maximum + (number.maximum - 1) * (between.maximum if between else 0)
     step = -(-max_sum // _MAX_POINTS)
     size = 2 ** math.ceil(math.log2(max_sum // step + 2 * number.maximum + 2))

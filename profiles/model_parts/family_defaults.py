@@ -353,6 +353,9 @@ LLAMA_4: dict[str, Any] = _DECODER | {
     "use_qk_norm": True,
     "no_rope_layers": None,
     "no_rope_layer_interval": 4,
+    "attn_temperature_tuning": True,
+    "floor_scale": 8192,
+    "attn_scale": 0.1,
     "attention_chunk_size": 8192,
     "layer_types": None,
 }

@@ -33,6 +33,8 @@ class Parts:
     """Queries and keys are normalised in every head, by one norm for all heads."""
     whole_qk_norm: bool = False
     """Queries and keys are normalised over all heads together."""
+    rotated_norm: bool = False
+    """Queries and keys may be normalised after they are rotated, without a weight, where the config says so."""
     qkv_bias: bool = False
     """The projections of queries, keys and values always have a bias."""
     output_bias: bool = True
@@ -61,6 +63,8 @@ class Parts:
     """The score of an expert is a sigmoid, and a bias of its own decides with it which are selected."""
     grouped_softmax: bool = False
     """Routers compute a softmax over all experts in fp32, and may select groups of experts first."""
+    scales_inputs: bool = False
+    """Routers multiply the inputs of experts, by a sigmoid, and not their outputs."""
     expert_bias: bool = False
     """The router and both matrices of each expert have biases."""
     expert_size: str = "moe_intermediate_size"
@@ -310,11 +314,10 @@ FAMILIES: Mapping[str, Family] = {
             has_experts=True,
             expert_size="intermediate_size",
             normalizes_experts=False,
+            scales_inputs=True,
+            adjacent_pairs=True,
+            rotated_norm=True,
             other_layers="chunked_attention",
-            planned=(
-                "attention of another temperature for later tokens",
-                "a router that scales the inputs of its experts",
-            ),
         ),
     ),
     "NemotronH": Family(

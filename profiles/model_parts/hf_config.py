@@ -485,6 +485,30 @@ def _completed(form: Mapping[str, Any], config: Mapping[str, Any], family: str) 
     return {key: value for key, value in parameters.items() if key not in ("type", *_MEANINGLESS_ROPE_KEYS)}
 
 
+@dataclass(frozen=True)
+class QueryGrowth:
+    """The factor 1 + scale x log(1 + floor((position + 1) / floor_scale)) of the queries of a token.
+
+    By it scores grow with the number of tokens that a layer without positions attends to (Nakanishi, arXiv:2501.19399).
+    """
+
+    scale: float
+    floor_scale: float
+
+
+def query_growth_from_config(config: Mapping[str, Any], name: str) -> QueryGrowth | None:
+    """Return the growth of queries that a completed Hugging Face config describes; None without any.
+
+    Raises BadInput for a floor_scale of 0.
+    """
+    if "attn_temperature_tuning" not in config or not flag(config, "attn_temperature_tuning", name):
+        return None
+    floor_scale = number(config, "floor_scale", name)
+    if not floor_scale:
+        raise BadInput(f"model {name}: config key 'floor_scale' is 0, and positions are divided by it; give 1 or more.")
+    return QueryGrowth(number(config, "attn_scale", name), floor_scale)
+
+
 _MAX_POSITIONS = "max_position_embeddings"
 
 

@@ -97,8 +97,8 @@ class GatheredAttention:
         rows = max(1, total_blocks // num_blocks)
         parts = [slice(first, first + rows) for first in range(0, num_rows, rows)]
         self._parts = {
-            window: [(part, _WindowBlocks(tables[part], lengths[part], window)) for part in parts]
-            for window in {layer.window for layer in limits}
+            (window, chunked): [(part, _WindowBlocks(tables[part], lengths[part], window, chunked)) for part in parts]
+            for window, chunked in {(layer.window, layer.chunked) for layer in limits}
         }
         last = tables[torch.arange(num_rows, device=device), lengths // BLOCK_TOKENS]
         heads = torch.arange(kv_heads, device=device)
@@ -110,7 +110,7 @@ class GatheredAttention:
         kv_heads, 2, D] are cached."""
         self._cache.store(layer, self._write_index, new)
         limits, outputs = self._limits[layer], list[Tensor]()
-        for part, blocks in self._parts[limits.window]:
+        for part, blocks in self._parts[limits.window, limits.chunked]:
             keys, values = (blocks.gather(cached[layer]) for cached in (self._cache.keys, self._cache.values))
             sinks = None if limits.sinks is None else limits.sinks.view(1, *query.shape[1:3], 1)
             outputs.append(attend_masked(query[part], keys, values, blocks.mask, limits.cap, sinks))
@@ -120,11 +120,14 @@ class GatheredAttention:
 class _WindowBlocks:
     """The blocks that the windows of rows touch, or all of their blocks."""
 
-    def __init__(self, tables: Tensor, lengths: Tensor, window: int) -> None:
-        """`tables` [B, n] are the blocks of rows with `lengths` [B] cached tokens; the window ends with a new token."""
+    def __init__(self, tables: Tensor, lengths: Tensor, window: int, chunked: bool) -> None:
+        """`tables` [B, n] are the blocks of rows with `lengths` [B] cached tokens; the window ends with a new token. If
+        it is `chunked`, it begins with the new token's chunk."""
         num_blocks = tables.shape[1]
         count = min(num_blocks, (window + BLOCK_TOKENS - 2) // BLOCK_TOKENS + 1) if window else num_blocks
         oldest = (lengths + 1 - window).clamp_min(0) if window else torch.zeros_like(lengths)
+        if chunked:
+            oldest = lengths // window * window
         index = (oldest // BLOCK_TOKENS)[:, None] + torch.arange(count, device=tables.device)
         self._tables = tables.gather(1, index.clamp_max(num_blocks - 1))
         positions = (index[:, :, None] * BLOCK_TOKENS + torch.arange(BLOCK_TOKENS, device=tables.device)).flatten(1)

@@ -17,7 +17,7 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from torch import Tensor, nn
 
 from meshwright.runtime.model.adapters import AdaptedColumnParallelLinear, AdaptedRowParallelLinear
-from meshwright.runtime.model.attention import has_local_angles, score_scale
+from meshwright.runtime.model.attention import has_local_angles, normalise_heads, score_scale
 from meshwright.runtime.model.fp8_linears import QuantisedWeight
 from meshwright.runtime.model.gated_delta import GatedDelta
 from meshwright.runtime.model.latent_attention import LatentSelfAttention
@@ -115,20 +115,36 @@ class _Angles:
 class RotaryAttention:
     """Applies the rotary embedding, whose angles are in the scratch tensors, and then attends."""
 
-    def __init__(self, scratch: Scratch, attention: RotatedAttention, kinds: Sequence[int | None]) -> None:
-        """`kinds` has for each layer the index of its angles in the scratch; None for no rotary embedding."""
+    def __init__(
+        self,
+        scratch: Scratch,
+        attention: RotatedAttention,
+        kinds: Sequence[int | None],
+        *,
+        norm_epsilon: float | None = None,
+        query_scales: Tensor | None = None,
+    ) -> None:
+        """`kinds` has for each layer the index of its angles in the scratch; None for no rotary embedding. With a
+        `norm_epsilon` rotated queries and keys are normalised; `query_scales` [B] multiply queries that are not
+        rotated."""
         self._scratch, self._attention, self._kinds = scratch, attention, kinds
+        self._norm_epsilon, self._query_scales = norm_epsilon, query_scales
 
     def attend(self, layer: int, heads: Tensor) -> Tensor:
         """Return [B, heads * D], as `StepAttention.attend` does."""
         scratch, kind = self._scratch, self._kinds[layer]
         if kind is None:
             scratch.rotated.copy_(heads)
+            if self._query_scales is not None:
+                scratch.query.mul_(self._query_scales.view(-1, 1, 1, 1))
             return self._attention.attend(layer, scratch.query, scratch.new)
         angles = scratch.angles[kind]
         torch.mul(heads, angles.cos, out=scratch.rotated)
         for half, swapped, sin in angles.halves:
             half.addcmul_(swapped, sin)
+        if self._norm_epsilon is not None:
+            queries_and_key = scratch.rotated[:, :, :-1]
+            queries_and_key.copy_(normalise_heads(queries_and_key, self._norm_epsilon))
         return self._attention.attend(layer, scratch.query, scratch.new)
 
 

@@ -38,9 +38,15 @@ from meshwright.runtime.inference.decode_layer import (
     set_read_ahead,
 )
 from meshwright.runtime.inference.step_states import PackedStates, SteppedStates, SteppedThenPackedStates
-from meshwright.runtime.model.attention import VarlenKernel, has_local_angles, torch_varlen_kernel
+from meshwright.runtime.model.attention import (
+    VarlenKernel,
+    growth_of_queries,
+    has_local_angles,
+    torch_varlen_kernel,
+)
 from meshwright.runtime.model.block_attention import BlockAttention, plan_block_reads
 from meshwright.runtime.model.gated_delta import GatedDelta
+from meshwright.runtime.model.kernel_choice import can_read_pages
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.limited_attention import attention_limits, has_limits
 from meshwright.runtime.model.mesh import Mesh
@@ -161,10 +167,9 @@ class DecodeStep:
     def _attention(self, reads: StepReads, scratch: Scratch) -> StepAttention:
         """Return the attention over what this step reads of the cache."""
         if isinstance(reads, TableReads) and self._model.kernels.decode == "paged":
-            assert not self._model.spec.attention_sinks, "the kernel has no sinks"
+            assert can_read_pages(self._model.spec), "the kernel does not compute this attention"
             return PagedAttention(self.cache, reads, self._angles, self._limits, self._queries_per_group)
-        self._set_angles(scratch, reads.lengths)
-        return RotaryAttention(scratch, self._rotated_attention(reads), self._rotary_kinds)
+        return self._rotary_attention(scratch, self._rotated_attention(reads), reads.lengths)
 
     def _stepped_states(self, reads: StepReads, kept: RecurrentStates) -> SteppedStates:
         """Return the states that this step continues."""
@@ -172,9 +177,14 @@ class DecodeStep:
             return SteppedStates(self._deltas, kept, reads.states.long())
         return SteppedStates(self._deltas, kept, state_indices(reads.rows.tolist(), kept.states.device))
 
-    def _set_angles(self, scratch: Scratch, positions: Tensor) -> None:
-        """Copy the angles of positions [B] into the scratch tensors."""
+    def _rotary_attention(self, scratch: Scratch, attention: RotatedAttention, positions: Tensor) -> RotaryAttention:
+        """Return attention that rotates heads by the angles of positions [B], which are copied to the scratch."""
         scratch.set_angles([angles.index_select(0, positions) for angles in self._signed_angles])
+        spec, scales = self._model.spec, None
+        if spec.query_growth:
+            scales = growth_of_queries(spec.query_growth, positions).to(scratch.heads.dtype)
+        epsilon = spec.norm_epsilon if spec.rotated_norm else None
+        return RotaryAttention(scratch, attention, self._rotary_kinds, norm_epsilon=epsilon, query_scales=scales)
 
     def _rotated_attention(self, reads: StepReads) -> RotatedAttention:
         """Return the attention for heads that are already rotated."""
@@ -313,11 +323,10 @@ class PackedStep(DecodeStep):
         positions, num_steps = reads.positions, 0
         if step is not None:
             positions, num_steps = torch.cat((step.lengths.long(), positions)), len(step.lengths)
-        self._set_angles(scratch, positions)
         rotated: RotatedAttention = PackedAttention(self.cache, reads, scratch.rotated[num_steps:], self._limits)
         if step is not None:
             rotated = _StepThenPacked(self._rotated_attention(step), rotated, num_steps)
-        return RotaryAttention(scratch, rotated, self._rotary_kinds)
+        return self._rotary_attention(scratch, rotated, positions)
 
     def _packed_states(self, reads: PackedReads, step: StepReads | None, kept: RecurrentStates) -> StepStates:
         """Return the states of packed rows after those of the rows of a step, if there is one."""

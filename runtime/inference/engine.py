@@ -136,7 +136,7 @@ class Generator(ReplicaEngine):
         """The drafts of groups that are in a forward pass, by first slot."""
         self.acceptance = acceptance or AcceptanceCounts(draft_tokens)
         self.scheduler = Scheduler(self._cache.tables, self._prompts, self._flight)
-        self._tool_turns = tool_turns
+        self.tool_turns = tool_turns
         # On a GPU, rounds after an end token are computed and then dropped, but a state cannot be rolled back.
         would_roll_back = parameter.is_cuda and self._cache.states is not None
         self._can_multi_step = _is_alone(mesh) and not (tool_turns or stop_strings or would_roll_back or draft_tokens)
@@ -156,17 +156,21 @@ class Generator(ReplicaEngine):
 
     @property
     def in_flight(self) -> tuple[Prompt, ...]:
-        """The prompts that are admitted and not delivered: first the ended, then the live, paused and waiting ones."""
+        """The prompts that are admitted and not delivered: first the ended, then the live and paused ones, those
+        between two turns, and the waiting ones."""
         ended, live = ([sequence.prompt for sequence in sequences] for sequences in (self._flight.ended, self._live()))
-        return (*ended, *live, *(sequence.prompt for sequence in self.scheduler.paused), *self._flight.waiting)
+        paused = [sequence.prompt for sequence in self.scheduler.paused]
+        return (*ended, *live, *paused, *(self.tool_turns.in_flight if self.tool_turns else ()), *self._flight.waiting)
 
     def snapshot(self) -> SequencesInFlight:
         """Return a snapshot of everything in flight; only valid between two periods."""
         flight, live = self._flight, self._live()
+        held, turns = self.tool_turns.snapshot() if self.tool_turns else ((), {})
         return SequencesInFlight(
             period=flight.period,
             live=tuple(tuple(sequence.to_partial() for sequence in group.live) for group in flight.groups),
-            paused=tuple(self.scheduler.paused),
+            paused=(*self.scheduler.paused, *held),
+            turns=turns,
             waiting=tuple(flight.waiting),
             ended=tuple(flight.ended),
             blocks=tuple(tuple(self._cache.tables.blocks_of_row(sequence.slot).tolist()) for sequence in live),
@@ -180,7 +184,10 @@ class Generator(ReplicaEngine):
         for group, live in zip(self._flight.groups, snapshot.live, strict=True):
             for partial in live:
                 group.add(partial)
-        self.scheduler.paused = list(snapshot.paused)
+        for partial in snapshot.paused:
+            self.scheduler.pause(partial)
+        if self.tool_turns:
+            self.tool_turns.restore(snapshot.turns)
         self._flight.resume(snapshot.period, snapshot.waiting, snapshot.ended, snapshot.paused)
         for sequence, blocks, (keys, values) in zip(self._live(), snapshot.blocks, snapshot.cached, strict=True):
             self._cache.tables.restore(sequence.slot, blocks)
@@ -199,8 +206,9 @@ class Generator(ReplicaEngine):
         if self._prefills:
             self._prefills.refresh_weights()
         self._prompts.forget()
-        if self._tool_turns:
-            self._tool_turns.begin_period()
+        if self.tool_turns:
+            for partial in self.tool_turns.begin_period(period.delivery):
+                self.scheduler.pause(partial)
         if self._recomputes_cache and version != self._cached_version:
             self._recompute_cache()
         self._cached_version = version
@@ -216,8 +224,8 @@ class Generator(ReplicaEngine):
             min_rounds=period.min_rounds,
         )
         self._relay.flush()
-        if self._tool_turns:
-            self._tool_turns.end_period()
+        if self.tool_turns:
+            self.tool_turns.end_period()
         self._lockstep.finish()
         if self._drafter:
             for response in delivered:
@@ -301,8 +309,8 @@ class Generator(ReplicaEngine):
             tokens, logprobs = sampled.cpu().numpy()
             responses, freed = group.record(tokens.astype(int), logprobs, version=version, finish=self._finish)
             self.scheduler.release(freed)
-        if self._tool_turns:
-            self._tool_turns.begin_calls(group, self.scheduler)
+        if self.tool_turns:
+            self._flight.num_held += self.tool_turns.begin_calls(group, self.scheduler)
         if stream is not None:
             stream.on_round(group.live, responses)
         return responses
@@ -347,17 +355,17 @@ class Generator(ReplicaEngine):
         """Return which live sequences end with the last sampled tokens, and why; one that calls a tool continues if
         turns and tokens are left."""
         finished = self._stopping.finish(group)
-        return self._tool_turns.take_calls(group, finished) if self._tool_turns else finished
+        return self.tool_turns.take_calls(group, finished) if self.tool_turns else finished
 
     def _step_group(self, group: LiveGroup) -> int:
         """Run one decode round of the group, with the prefill of the sequences that are scheduled; return how many of
         these are new."""
         self.scheduler.allocate_next(group)
         continuing = group.rows
-        answered = self._tool_turns.resume_answered(group, self.scheduler) if self._tool_turns else ()
+        answered = self.tool_turns.resume_answered(group, self.scheduler) if self.tool_turns else ()
         scheduled = self.scheduler.schedule(group, answered)
-        if self._tool_turns:
-            self._tool_turns.limit(group, scheduled.sequences)
+        if self.tool_turns:
+            self.tool_turns.limit(group, scheduled.sequences)
         batches, sampled = scheduled.prefill_batches(self._max_prefill_tokens), None
         with self._lockstep.passes(self._passes.count(len(continuing), len(batches))):
             if group.live:
@@ -368,8 +376,8 @@ class Generator(ReplicaEngine):
         self._prompts.keep_for(self._flight.waiting)
         if sampled is not None:
             self._relay.send_sampled(sampled)
-        elif self._tool_turns and not self._sampled:
-            self._tool_turns.wait_for_answer()
+        elif self.tool_turns and not self._sampled:
+            self.tool_turns.wait_for_answer()
         return scheduled.num_new
 
     def _multi_step(self, max_rounds: int | None, version: int, stream: Listener | None) -> int:

@@ -108,7 +108,7 @@ class ExternalReplica(ReplicaEngine):
         the last of which may be one of `eos_tokens` or complete one of `stop_strings`. The engine has the temperature
         of `sampling`. Sequences that wait for a tool give up their slots.
         """
-        self._tool_turns = tool_turns
+        self.tool_turns = tool_turns
         self._ends: list[tuple[StopStrings, Finish]] = []
         """The strings that end a turn, and why it ends with them, in order of precedence."""
 
@@ -130,14 +130,15 @@ class ExternalReplica(ReplicaEngine):
     @property
     def in_flight(self) -> tuple[Prompt, ...]:
         """The prompts that are admitted and not delivered: first the ended, then the started and the waiting ones."""
-        return (*(sequence.prompt for sequence in (*self._flight.ended, *self._paused)), *self._flight.waiting)
+        started = [sequence.prompt for sequence in (*self._flight.ended, *self._paused)]
+        return (*started, *(self.tool_turns.in_flight if self.tool_turns else ()), *self._flight.waiting)
 
     def _run(self, waiting: list[Prompt], period: Period) -> tuple[Response, ...]:
         """Run a period. Raises RunFailed if the engine fails."""
         if period.version != self._engine.version:
             self._engine.take_weights(period.version, self._weights())
-        if self._tool_turns:
-            self._tool_turns.begin_period()
+        if self.tool_turns:
+            self._paused += self.tool_turns.begin_period(period.delivery)
         delivered = self._flight.run_period(
             waiting,
             period.delivery,
@@ -145,8 +146,8 @@ class ExternalReplica(ReplicaEngine):
             step=lambda _: self._step(),
             min_rounds=period.min_rounds,
         )
-        if self._tool_turns:
-            self._tool_turns.end_period()
+        if self.tool_turns:
+            self.tool_turns.end_period()
         if self._group.live or self._stopped:
             self._engine.step(aborted=[*self._take_stopped(), *(sequence.id for sequence in self._group.live)])
             self._paused = [*(sequence.to_partial() for sequence in self._group.live), *self._paused]
@@ -158,10 +159,12 @@ class ExternalReplica(ReplicaEngine):
 
     def snapshot(self) -> SequencesInFlight:
         """Return a snapshot of everything in flight; only valid between two periods."""
+        held, turns = self.tool_turns.snapshot() if self.tool_turns else ((), {})
         return SequencesInFlight(
             period=self._flight.period,
             live=((),),  # one group of slots, which is empty between two periods
-            paused=tuple(self._paused),
+            paused=(*self._paused, *held),
+            turns=turns,
             waiting=tuple(self._flight.waiting),
             ended=tuple(self._flight.ended),
             blocks=(),
@@ -170,12 +173,14 @@ class ExternalReplica(ReplicaEngine):
 
     def restore(self, snapshot: SequencesInFlight) -> None:
         self._paused = list(snapshot.paused)
+        if self.tool_turns:
+            self.tool_turns.restore(snapshot.turns)
         self._flight.resume(snapshot.period, snapshot.waiting, snapshot.ended, snapshot.paused)
 
     def _step(self) -> int:
         """Fill the free slots, paused sequences first, and run a round; return how many sequences start with it."""
-        if self._tool_turns:
-            self._paused += self._tool_turns.take_answers()
+        if self.tool_turns:
+            self._paused += self.tool_turns.take_answers()
         waiting: deque[Prompt] = self._flight.waiting
         num_free = self._group.num_slots - len(self._group.live)
         continued, self._paused = self._paused[:num_free], self._paused[num_free:]
@@ -184,8 +189,8 @@ class ExternalReplica(ReplicaEngine):
         added = [RequestedSequence.of(partial) for partial in (*continued, *started)]
         self._group.live += added
         self._rows = self._engine.step([self._request(sequence) for sequence in added], self._take_stopped())
-        if self._tool_turns and not self._group.live:
-            self._tool_turns.wait_for_answer()
+        if self.tool_turns and not self._group.live:
+            self.tool_turns.wait_for_answer()
         return num_new
 
     def _take_stopped(self) -> list[str]:
@@ -196,8 +201,8 @@ class ExternalReplica(ReplicaEngine):
     def _request(self, sequence: RequestedSequence) -> Request:
         prompt, num_sampled = sequence.prompt, sequence.num_sampled
         limit = self._max_response if prompt.max_response is None else min(prompt.max_response, self._max_response)
-        if self._tool_turns:
-            limit = min(limit, self._tool_turns.max_tokens(sequence))
+        if self.tool_turns:
+            limit = min(limit, self.tool_turns.max_tokens(sequence))
         # A sequence that continues needs other random numbers than those with which it started.
         uniform = uniforms(self._seed, np.array([prompt.sample_id]), np.array([num_sampled]))[0]
         return Request(
@@ -218,7 +223,7 @@ class ExternalReplica(ReplicaEngine):
         if not self._rows:
             return ()
         rows, self._rows = {row.id: row for row in self._rows}, []
-        continuing, sampled, ended, turns = [], [], [], self._tool_turns
+        continuing, sampled, ended, turns = [], [], [], self.tool_turns
         for sequence in self._group.live:
             row = rows.get(sequence.id)
             finish = self._append(sequence, row, period.version) if row else None
@@ -227,7 +232,7 @@ class ExternalReplica(ReplicaEngine):
                 if row:
                     sampled.append(sequence)
             elif finish is Finish.CALL and turns and turns.has_turn_left(sequence):
-                turns.call_without_slot(sequence)
+                self._flight.num_held += turns.call_without_slot(sequence)
             else:
                 ended.append(self._ended(sequence, finish))
         self._group.live = continuing
@@ -237,8 +242,8 @@ class ExternalReplica(ReplicaEngine):
 
     def _ended(self, sequence: RequestedSequence, finish: Finish) -> Response:
         """Return the response of a sequence that has ended; one that has no turn left for a call is truncated."""
-        if self._tool_turns:
-            self._tool_turns.end(sequence)
+        if self.tool_turns:
+            self.tool_turns.end(sequence)
         why = Finish.LENGTH if finish is Finish.CALL else finish
         return Response(**vars(sequence.to_partial()), finish=why)
 

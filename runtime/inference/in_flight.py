@@ -50,6 +50,9 @@ class SequencesInFlight:
     states: tuple[tuple[Tensor, Tensor], ...] = ()
     """States [layers, key heads, value heads of each, key size, value size] and last inputs [layers, channels, kernel]
     of each live sequence, in models that have layers with a state."""
+    turns: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """The turn of multi-turn rollouts that are past their first, by sample id: its number from 1, and the index of its
+    first token after the prompt. Such a rollout is paused, with the tool's answer to its last turn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,6 +276,7 @@ def _pack_in_flight(state: SequencesInFlight, tensors: dict[str, Tensor]) -> dic
         "groups": [len(group) for group in state.live],
         "blocks": state.blocks,
         "finishes": [response.finish.value for response in state.ended],
+        "turns": [(sample_id, *turn) for sample_id, turn in state.turns.items()],
     }
 
 
@@ -296,6 +300,7 @@ def _unpack_in_flight(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
             for number in numbers
             if f"{_CACHED}{number}/states" in tensors
         ),
+        turns={sample_id: (number, first) for sample_id, number, first in header.get("turns", ())},
     )
 
 

@@ -15,6 +15,7 @@ from meshwright.planner.simulation.flight import Flight
 from meshwright.runtime.inference.chunk_streaming import Listener
 from meshwright.runtime.inference.in_flight import SequencesInFlight
 from meshwright.runtime.inference.slots import PartialResponse, Prompt, Response, ResumedSample
+from meshwright.runtime.inference.tool_turns import ToolTurns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,8 @@ class ReplicaEngine(ABC):
 
     _flight: Flight[Prompt, Any, Response]
     """The sequences in flight."""
+    tool_turns: ToolTurns | None
+    """The tool turns of multi-turn rollouts."""
 
     @property
     @abstractmethod

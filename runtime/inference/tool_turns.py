@@ -3,12 +3,17 @@
 One rank of a replica calls the tool. Before each decode round it sends the other ranks the new answers, so that all of
 them resume the same sequences in the same round. Which round that is depends on the clock; which tokens are sampled
 does not, as a token's random number depends only on its sequence and position.
+
+With several batches in flight, a rollout runs to a certain turn in each period (`cost_models.period_ends.WholeTurns`).
+It calls its tool at the end of that turn and gives up its slot and cache: another sequence may need the slot before the
+period can end, and what it samples next comes from the new weights alone. It continues in the next period, when its
+tool has answered.
 """
 
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, TypeAlias
@@ -17,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from meshwright.cost_models.period_ends import DeliveryRule, WholeTurns
 from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.stages import TOOL_TOKEN_VERSION
 from meshwright.runtime.environment.samples import RewardError, ToolCall
@@ -85,7 +91,8 @@ class ToolTurns:
         its slot and cache."""
         self.call_end = call_end
         self.num_calls, self.seconds = 0, 0.0
-        """The number of calls that were answered on this rank, and the sum of the seconds that they took."""
+        """The number of calls that were answered on this rank since `take_counts`, and the sum of the seconds that they
+        took."""
         self._tools, self._limits, self._keeps_cache = tools, limits, keeps_cache
         self._describe, self._encode = describe, encode
         self._new_calls: list[LiveSequence] = []
@@ -95,20 +102,49 @@ class ToolTurns:
         """The sample ids whose tool has not answered."""
         self._suspended: dict[int, _Suspended] = {}
         self._without_slot: dict[int, PartialResponse] = {}
+        self._held: list[PartialResponse] = []
+        """Rollouts whose tool has answered, and which continue in the next period."""
+        self._delivery: DeliveryRule | None = None
         self._answers: dict[int, tuple[int, ...]] = {}
         """Answers, by sample id, to sequences that keep their slot until the next decode round of their slot group."""
         self._answered_calls: queue.SimpleQueue[tuple[int, Future[ToolAnswer]]] = queue.SimpleQueue()
         self._waits = False
         self._messages = _Messages(mesh, device)
 
-    def begin_period(self) -> None:
-        """Start a period of the generator, with no rollout in flight."""
-        assert not self._pending, "multi-turn rollouts are delivered in the period that starts them"
-        self._turns.clear()
+    @property
+    def in_flight(self) -> tuple[Prompt, ...]:
+        """The prompts of the rollouts that are between two turns and have no slot."""
+        return tuple(partial.prompt for partial in (*self._held, *self._without_slot.values()))
+
+    def begin_period(self, delivery: DeliveryRule) -> list[PartialResponse]:
+        """Start a period of the generator that ends by this rule; return the rollouts that continue in it."""
+        self._delivery = delivery
+        continued, self._held = self._held, []
+        return continued
 
     def end_period(self) -> None:
         """Complete all sends, at the end of a period."""
         self._messages.flush()
+
+    def snapshot(self) -> tuple[tuple[PartialResponse, ...], dict[int, tuple[int, int]]]:
+        """Wait until every tool has answered; return the rollouts that continue in the next period, and the turns of
+        all rollouts that are past their first. Only valid between two periods, and on all ranks of a replica."""
+        while self._pending:
+            self._waits = True
+            continued = self.take_answers()
+            assert not continued, "a rollout has not reached the last turn of the period"
+        self._messages.flush()
+        return tuple(self._held), {sample_id: (turn.number, turn.first) for sample_id, turn in self._turns.items()}
+
+    def restore(self, turns: Mapping[int, tuple[int, int]]) -> None:
+        """Restore the turns of a snapshot; its rollouts are queued by the generator."""
+        self._turns = {sample_id: RolloutTurn(*turn) for sample_id, turn in turns.items()}
+
+    def take_counts(self) -> tuple[int, float]:
+        """Return `num_calls` and `seconds`, and start counting again."""
+        counts = self.num_calls, self.seconds
+        self.num_calls, self.seconds = 0, 0.0
+        return counts
 
     def limit(self, group: LiveGroup, sequences: Sequence[LiveSequence]) -> None:
         """Limit the sampled tokens of sequences that have just been scheduled to those of one turn."""
@@ -143,10 +179,14 @@ class ToolTurns:
             self.end(group.live[index])
         return finished
 
-    def begin_calls(self, group: LiveGroup, scheduler: Scheduler) -> None:
-        """Call the tool for the sequences that `take_calls` removed, which stop being live."""
+    def begin_calls(self, group: LiveGroup, scheduler: Scheduler) -> int:
+        """Call the tool for the sequences that `take_calls` removed, which stop being live; return how many of them
+        continue in the next period only."""
+        num_held = 0
         for sequence in self._new_calls:
-            if self._keeps_cache:
+            is_held = self._is_held(sequence.prompt, self._turn(sequence).number + 1)
+            num_held += is_held
+            if self._keeps_cache and not is_held:
                 group.suspend(sequence)
                 self._suspended[sequence.prompt.sample_id] = _Suspended(group, sequence, sequence.num_cached)
                 self._begin_call(sequence)
@@ -154,11 +194,17 @@ class ToolTurns:
                 self.call_without_slot(sequence)
                 scheduler.release(group.remove([group.live.index(sequence)]))
         self._new_calls.clear()
+        return num_held
 
-    def call_without_slot(self, sequence: TurnSequence) -> None:
-        """Call the tool for a sequence that gives up its slot."""
+    def call_without_slot(self, sequence: TurnSequence) -> bool:
+        """Call the tool for a sequence that gives up its slot; return True if it continues in the next period only."""
         self._without_slot[sequence.prompt.sample_id] = sequence.to_partial()
         self._begin_call(sequence)
+        return self._is_held(sequence.prompt, self._turn(sequence).number + 1)
+
+    def _is_held(self, prompt: Prompt, turn: int) -> bool:
+        """Return True if a rollout samples a turn in the next period and not in this one."""
+        return isinstance(self._delivery, WholeTurns) and turn > self._delivery.last_turn(prompt.step)
 
     def _begin_call(self, sequence: TurnSequence) -> None:
         sample_id = sequence.prompt.sample_id
@@ -170,15 +216,18 @@ class ToolTurns:
     def take_answers(self) -> list[PartialResponse]:
         """Return the sequences without a slot that were answered since the last call, with their answers.
 
-        Answers to sequences with a slot are kept for `resume_answered`.
+        Answers to sequences with a slot are kept for `resume_answered`, and sequences that continue in the next period
+        for `begin_period`.
         """
-        continued = []
+        continued = list[PartialResponse]()
         for sample_id, tokens in self._exchange():
             self._pending.remove(sample_id)
             if sample_id in self._without_slot:
                 partial = self._without_slot.pop(sample_id)
                 tool_tokens = self._accept_answer(sample_id, len(partial.tokens), tokens)
-                continued.append(self._with_tool_tokens(partial, tool_tokens))
+                answered = self._with_tool_tokens(partial, tool_tokens)
+                is_held = self._is_held(partial.prompt, self._turns[sample_id].number)
+                (self._held if is_held else continued).append(answered)
             else:
                 self._answers[sample_id] = tokens
         return continued

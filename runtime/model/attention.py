@@ -27,7 +27,13 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
 
-from meshwright.profiles.model_parts.hf_config import LinearScaling, LongScaling, RopeScaling, YarnScaling
+from meshwright.profiles.model_parts.hf_config import (
+    LinearScaling,
+    LongScaling,
+    QueryGrowth,
+    RopeScaling,
+    YarnScaling,
+)
 from meshwright.profiles.model_shape import CachedHeads, ModelSpec
 from meshwright.runtime.device import host
 from meshwright.runtime.model.context_parallel import Gathered, SequenceShard
@@ -117,6 +123,8 @@ class Packing:
     sin: Tensor
     local_angles: tuple[Tensor, Tensor] | None
     """Cosines and sines in layers with a sliding window, [S, 1, 1, D] each; None if they are those of all layers."""
+    query_scales: Tensor | None
+    """Factors of the queries in layers without rotary embedding, [S, 1, 1, 1]; None if they have none."""
     masks: tuple[Tensor | None, ...]
     """The causal mask added to the scores of each run, aligned to the lower right: the last query sees all keys and
     each query before it one fewer. None for plain causal attention, with as many keys as queries."""
@@ -172,12 +180,13 @@ class CoreAttention(nn.Module):
         number = layer_number - 1
         self.layer = spec.attention_layers_between(first_layer, number)
         self._limits = attention_limits(spec, number)
-        no_varlen = self._limits.cap or spec.attention_sinks
+        no_varlen = self._limits.cap or self._limits.chunked or spec.attention_sinks
         self._varlen, self._rotate = None if no_varlen else varlen, rotate_kernel or rotate
         self.tp_group = pg_collection.tp if pg_collection else None
         self.softmax_offset = _sinks(spec, config) if spec.attention_sinks and config else None
         """The sinks of this rank's heads, [heads / tp], under Megatron's name for them."""
         self._score_scale, self._is_rotated = score_scale(spec), number not in spec.unrotated_layers
+        self._norm_epsilon = spec.norm_epsilon if spec.rotated_norm else None
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *_: Any, packed_seq_params: Packing, **__: Any
@@ -188,6 +197,10 @@ class CoreAttention(nn.Module):
             local = packing.local_angles if self.limits.window else None
             cos, sin = local or (packing.cos, packing.sin)
             query, key = (self._rotate(heads, cos, sin) for heads in (query, key))
+            if self._norm_epsilon is not None:
+                query, key = (normalise_heads(heads, self._norm_epsilon) for heads in (query, key))
+        elif packing.query_scales is not None:
+            query = query * packing.query_scales
         if self._score_scale != 1.0:
             query = query * self._score_scale
         if packing.shard is not None:
@@ -313,6 +326,16 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return heads * cos + torch.cat((-high, low), dim=-1) * sin
 
 
+def normalise_heads(heads: Tensor, epsilon: float) -> Tensor:
+    """The root-mean-square norm, without a weight, of `heads` [..., D], in the same shape and dtype."""
+    return F.rms_norm(heads.float(), heads.shape[-1:], eps=epsilon).to(heads.dtype)
+
+
+def growth_of_queries(growth: QueryGrowth, positions: Tensor) -> Tensor:
+    """The factors of the queries at positions [...], in fp32."""
+    return torch.log1p(((positions.float() + 1) / growth.floor_scale).floor()) * growth.scale + 1
+
+
 class Rotary:
     """The rotary position embedding of one model, whose angles all its layers share, or all without and all with a
     sliding window."""
@@ -320,7 +343,7 @@ class Rotary:
     def __init__(self, spec: ModelSpec, device: torch.device, heads: CachedHeads | None = None) -> None:
         """With `heads` it is that of passes over the cache."""
         size = heads.size if heads else spec.head_dim
-        self._linear = spec.linear
+        self._linear, self._growth = spec.linear, spec.query_growth
         self._frequencies = {False: frequencies(spec, head_size=size).to(device)}
         if has_local_angles(spec):
             self._frequencies[True] = frequencies(spec, is_local=True, head_size=size).to(device)
@@ -350,14 +373,24 @@ class Rotary:
         if self._linear:
             cached = [run.cached for run in runs for _ in range(run.num_rows)] if cache else []
             states = state_rows(self._linear, lengths, like.device, cache.rows if cache else (), cached)
-        return Packing(runs, cos, sin, local, self._biases(runs, like), cache=cache, ends=ends, state_rows=states)
+        scales = self._query_scales([torch.arange(row.start, row.stop) for row in (*rows, slice(0, tail))], like)
+        biases = self._biases(runs, like)
+        return Packing(runs, cos, sin, local, scales, biases, cache=cache, ends=ends, state_rows=states)
 
     def pack_shard(self, parts: SequenceShard, like: Tensor, *, tail: int = 0) -> Packing:
         """The packing of this rank's shard of rows under context parallelism, [S] tokens with the tail; see `pack`."""
         positions = F.pad(parts.positions, (0, tail)).to(like.device)
         (cos, sin), local = self._select(int(positions.max()) + 1, like, lambda table: table[positions])
         slices = tuple(EqualRows(0, end - row - size, size) for size, row, end in parts.slices())
-        return Packing(slices, cos, sin, local, self._biases(slices, like), shard=parts)
+        scales = self._query_scales([positions], like)
+        return Packing(slices, cos, sin, local, scales, self._biases(slices, like), shard=parts)
+
+    def _query_scales(self, positions: Sequence[Tensor], like: Tensor) -> Tensor | None:
+        """The factors of queries [S, 1, 1, 1] at the concatenated positions, in the dtype of `like`; None without."""
+        if self._growth is None:
+            return None
+        scales = growth_of_queries(self._growth, torch.cat([part.to(like.device) for part in positions]))
+        return scales.to(like.dtype).view(-1, 1, 1, 1)
 
     def _select(
         self, length: int, like: Tensor, select: Callable[[Tensor], Tensor]

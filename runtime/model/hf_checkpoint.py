@@ -40,15 +40,17 @@ _EXPERT = re.compile(r"(mlp\.experts\.local_experts\.)([0-9]+)\.(linear_fc[12])"
 
 
 class Stacked(NamedTuple):
-    """The place of a tensor in a stack of the same tensor of all experts: that of number `expert` of `num_experts`.
+    """The place of a tensor in a stack of the same tensors of all experts: that of number `expert` of `num_experts`.
 
-    Matrices in the stack are transposed, and each `step`-th of their columns, from `column` on, is a row here.
+    Matrices in the stack are transposed, and their columns are the rows of `num_parts` tensors: one behind the other,
+    or if they are `interleaved` a row of each in turn. This tensor is number `part` of them.
     """
 
     expert: int
     num_experts: int
-    column: int = 0
-    step: int = 1
+    part: int = 0
+    num_parts: int = 1
+    interleaved: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class StoredTensor:
         """The shape of the tensor in the checkpoint."""
         if self.stacked:
             rows, *columns = self.shape
-            return (self.stacked.num_experts, *columns, rows * self.stacked.step)
+            return (self.stacked.num_experts, *columns, rows * self.stacked.num_parts)
         return (self.total_rows, *self.shape[1:]) if self.total_rows else self.shape
 
 
@@ -147,7 +149,9 @@ class Recipe:
         num_parts = len(self.tensors)
         by_shard = [shard.chunk(num_parts) if num_parts > 1 else (shard,) for shard in shards]
         parts = [torch.cat([shard[i] for shard in by_shard], dim=self.axis) for i in range(num_parts)]
-        return torch.stack(parts, dim=1).flatten(0, 1).t().contiguous()
+        place = self.tensors[0].stacked
+        rows = torch.stack(parts, dim=1).flatten(0, 1) if place and place.interleaved else torch.cat(parts)
+        return rows.t().contiguous()
 
     def _order(self, index: int) -> tuple[int, ...]:
         """The order of the rows of tensor `index`: queries, keys and their norms have one; values, the last of three
@@ -234,7 +238,7 @@ def _layer_recipe(spec: ModelSpec, number: int, parameter: str) -> Recipe:
     layer, (module, kind) = f"model.layers.{number}", parameter.rsplit(".", 1)
     if spec.experts and module.startswith("mlp.") and spec.expert_layers_between(number, number + 1):
         return _experts_recipe(spec, spec.experts, layer, parameter)
-    columns = (spec.hidden_size,) if kind == "weight" else ()
+    columns, mlp = (spec.hidden_size,) if kind == "weight" else (), _mlp_name(spec)
     if module == "self_attention.linear_qkv":
         queries = (1 + spec.attention_gate) * spec.attention_size
         rows = {"q": queries, "k": spec.kv_size, "v": spec.kv_size}
@@ -251,9 +255,11 @@ def _layer_recipe(spec: ModelSpec, number: int, parameter: str) -> Recipe:
             query_order=_query_order(spec),
         )
     if module == "mlp.linear_fc1":
-        tensors = tuple(StoredTensor(f"{layer}.mlp.{x}_proj.{kind}", (spec.ffn_size, *columns)) for x in ("gate", "up"))
+        tensors = tuple(
+            StoredTensor(f"{layer}.{mlp}.{x}_proj.{kind}", (spec.ffn_size, *columns)) for x in ("gate", "up")
+        )
         if _family(spec) in _FUSED_GATES:
-            tensors = _rows_of(f"{layer}.mlp.gate_up_proj.{kind}", tensors)
+            tensors = _rows_of(f"{layer}.{mlp}.gate_up_proj.{kind}", tensors)
         return Recipe(tensors=tensors, axis=0)
     if module in _QK_NORMS:
         heads = (spec.num_kv_heads if "k_" in module else spec.num_heads) if spec.whole_qk_norm else 1
@@ -261,7 +267,7 @@ def _layer_recipe(spec: ModelSpec, number: int, parameter: str) -> Recipe:
         return Recipe(tensors=(stored,), axis=0 if spec.whole_qk_norm else None, head_order=head_order(spec))
     row_parallel = {
         "self_attention.linear_proj": ("self_attn.o_proj", spec.num_heads * spec.value_dim),
-        "mlp.linear_fc2": ("mlp.down_proj", spec.ffn_size),
+        "mlp.linear_fc2": (f"{mlp}.down_proj", spec.ffn_size),
     }
     if module in row_parallel and kind == "weight":
         name, size = row_parallel[module]
@@ -269,7 +275,7 @@ def _layer_recipe(spec: ModelSpec, number: int, parameter: str) -> Recipe:
     replicated = {
         **{norm: (stored, spec.hidden_size) for norm, stored in _norms(spec).items()},
         "self_attention.linear_proj": ("self_attn.o_proj", spec.hidden_size),
-        "mlp.linear_fc2": ("mlp.down_proj", spec.hidden_size),
+        "mlp.linear_fc2": (f"{mlp}.down_proj", spec.hidden_size),
     }
     name, size = replicated[module]
     return _whole(f"{layer}.{name}.{kind}", size)
@@ -340,6 +346,9 @@ _FUSED_QKV = ("Phi3",)
 _FUSED_GATES = ("Phi3", "Glm4")
 """Families that store gate and up projection as one tensor."""
 
+_INTERLEAVED_GATES = ("GptOss",)
+"""Families in whose stacks of experts the rows of gate and up projection take turns."""
+
 _NAMED_AS_MIXTRAL = ("Mixtral", "MiniMaxM2")
 """Families that store experts under the names of Mixtral."""
 
@@ -367,6 +376,16 @@ def _norms(spec: ModelSpec) -> dict[str, str]:
     }
 
 
+def has_stacks(spec: ModelSpec) -> bool:
+    """True if transformers stores the transposed weights of all experts of a layer in stacks."""
+    return spec.expert_bias or _family(spec) == "Llama4"
+
+
+def _mlp_name(spec: ModelSpec) -> str:
+    """The name of what follows attention in a layer."""
+    return "feed_forward" if _family(spec) == "Llama4" else "mlp"
+
+
 def _family(spec: ModelSpec) -> str:
     return spec.architecture.removesuffix("ForCausalLM").removesuffix("ForSequenceClassification")
 
@@ -384,11 +403,11 @@ def _experts_recipe(spec: ModelSpec, experts: Experts, layer: str, parameter: st
     """The recipe of a router's weight or bias, of a weight of the shared experts or their gate, or of one of the two
     weights of an expert."""
     mixtral = _family(spec) in _NAMED_AS_MIXTRAL
-    block = f"{layer}.block_sparse_moe" if mixtral else f"{layer}.mlp"
-    if spec.expert_bias:
+    block = f"{layer}.block_sparse_moe" if mixtral else f"{layer}.{_mlp_name(spec)}"
+    if has_stacks(spec) and not parameter.startswith("mlp.shared_experts"):
         return _stacked_experts_recipe(spec, experts, block, parameter)
     bias_prefix = block if mixtral else f"{block}.gate"
-    shared = f"{block}.shared_expert" if experts.shared_gate else f"{block}.shared_experts"
+    shared = f"{block}.shared_expert" if experts.shared_gate or has_stacks(spec) else f"{block}.shared_experts"
     whole = {
         "mlp.router.weight": _whole(f"{block}.gate.weight", experts.num_experts, spec.hidden_size),
         SELECTION_BIAS: _whole(f"{bias_prefix}.e_score_correction_bias", experts.num_experts),
@@ -414,7 +433,7 @@ def _experts_recipe(spec: ModelSpec, experts: Experts, layer: str, parameter: st
 
 def _stacked_experts_recipe(spec: ModelSpec, experts: Experts, block: str, parameter: str) -> Recipe:
     """The recipe of a router's weight or bias, or of an expert that is stored in stacks over all experts, with the rows
-    of gate and up projection one after the other (gpt-oss)."""
+    of gate and up projection in turn (gpt-oss) or all rows of one behind those of the other (Llama 4)."""
     if parameter.startswith("mlp.router"):
         columns = (spec.hidden_size,) if parameter.endswith("weight") else ()
         return _whole(f"{block}.router.{parameter.rsplit('.', 1)[1]}", experts.num_experts, *columns)
@@ -425,7 +444,8 @@ def _stacked_experts_recipe(spec: ModelSpec, experts: Experts, block: str, param
     if match[3] == "linear_fc1":
         shape = (experts.ffn_size,) if is_bias else (experts.ffn_size, spec.hidden_size)
         name = f"{block}.experts.gate_up_proj{suffix}"
-        places = [Stacked(index, experts.num_experts, column, 2) for column in (0, 1)]
+        is_interleaved = _family(spec) in _INTERLEAVED_GATES
+        places = [Stacked(index, experts.num_experts, part, 2, is_interleaved) for part in (0, 1)]
         return Recipe(tensors=tuple(StoredTensor(name, shape, stacked=place) for place in places), axis=0)
     place = Stacked(index, experts.num_experts)
     name, shape = f"{block}.experts.down_proj{suffix}", (spec.hidden_size, experts.ffn_size)
@@ -462,8 +482,9 @@ def _parameters_of_layer(spec: ModelSpec, number: int) -> list[str]:
         return layer + _linear("mlp.linear_fc1", spec.mlp_bias) + _linear("mlp.linear_fc2", spec.mlp_bias)
     experts = [f"mlp.experts.local_experts.{expert}" for expert in range(spec.experts.num_experts)]
     layer += _linear("mlp.router", spec.expert_bias)
-    if spec.expert_bias:  # stack by stack
-        layer += [f"{e}.linear_fc{i}.{kind}" for i in (1, 2) for kind in ("weight", "bias") for e in experts]
+    if has_stacks(spec):  # stack by stack
+        kinds = ("weight", "bias") if spec.expert_bias else ("weight",)
+        layer += [f"{e}.linear_fc{i}.{kind}" for i in (1, 2) for kind in kinds for e in experts]
     else:
         layer += [f"{e}.linear_fc{i}.weight" for e in experts for i in (1, 2)]
     if spec.experts.router == "sigmoid":
@@ -528,12 +549,14 @@ class Header(NamedTuple):
     dtype: str  # F32, BF16 and so on
 
 
-_LANGUAGE_MODEL = "model.language_model."
-"""The prefix of the names of a language model's tensors in a model of images and text."""
+_LANGUAGE_MODELS = {"model.language_model.": "model.", "language_model.": ""}
+"""Prefixes of the names of a language model's tensors in a model of images and text, with what the names have in their
+place in a model of text; the second is that of Llama 4."""
 
 
 def _as_in_text_model(name: str) -> str:
-    return name.replace(_LANGUAGE_MODEL, "model.", 1) if name.startswith(_LANGUAGE_MODEL) else name
+    prefix = next((prefix for prefix in _LANGUAGE_MODELS if name.startswith(prefix)), "")
+    return _LANGUAGE_MODELS.get(prefix, "") + name.removeprefix(prefix)
 
 
 _PER_EXPERT = re.compile(r"(.+\.experts)\.([0-9]+)\.(gate|up|down)_proj\.weight")
@@ -707,17 +730,22 @@ class TensorFiles:
 
 
 def _from_stack(view: Any, stored: StoredTensor, axis: int, start: int, stop: int | None) -> Tensor:
-    """The slice of one element of a stack [experts, (columns,) rows * step]."""
+    """The slice of one element of a stack [experts, (columns,) rows of all parts]."""
     assert stored.stacked is not None
-    index, _, column, step = stored.stacked
+    index, _, number, num_parts, interleaved = stored.stacked
     stop = stored.shape[axis] if stop is None else stop
-    if len(stored.shape) == 1:
-        part: Tensor = view[index : index + 1, step * start : step * stop]
-    elif axis == 0:
-        part = view[index : index + 1, :, step * start : step * stop]
+    first, end = (start, stop) if axis == 0 else (0, stored.shape[0])  # of the rows
+    if interleaved:
+        columns, step = slice(num_parts * first, num_parts * end), num_parts
     else:
-        part = view[index : index + 1, start:stop]
-    return part[0, ..., column::step].t()
+        columns, step = slice(number * stored.shape[0] + first, number * stored.shape[0] + end), 1
+    if len(stored.shape) == 1:
+        part: Tensor = view[index : index + 1, columns]
+    elif axis == 0:
+        part = view[index : index + 1, :, columns]
+    else:
+        part = view[index : index + 1, start:stop, columns]
+    return part[0, ..., (number if interleaved else 0) :: step].t()
 
 
 def _read_index(index: Path) -> dict[str, str]:

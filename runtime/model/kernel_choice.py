@@ -69,9 +69,7 @@ def choose_kernels(capabilities: DeviceCapabilities, precision: str, specs: Iter
         return PLAIN
     specs = tuple(specs)
     fits = all(spec.head_dim <= LARGEST_FLASH_HEAD and spec.head_dim % 8 == 0 for spec in specs)
-    # A tile of keys as large as a latent vector does not fit in the shared memory of a multiprocessor, and the kernel
-    # has no sinks.
-    pages = capabilities.runs_triton and not any(spec.latent or spec.attention_sinks for spec in specs)
+    pages = capabilities.runs_triton and all(map(can_read_pages, specs))
     flash = capabilities.has_flash and capabilities.capability >= _FLASH_CAPABILITY and precision == "bf16" and fits
     return ChosenKernels(
         attention="varlen" if flash else "sdpa",
@@ -79,6 +77,16 @@ def choose_kernels(capabilities: DeviceCapabilities, precision: str, specs: Iter
         decode="paged" if pages else "torch",
         overlaps_replicas=True,
     )
+
+
+def can_read_pages(spec: ModelSpec) -> bool:
+    """True if the kernel of decode steps computes the attention of the model.
+
+    A tile of keys as large as a latent vector does not fit in the shared memory of a multiprocessor, and the kernel has
+    neither sinks nor chunks, norms after the rotary embedding or queries that grow with their position.
+    """
+    is_chunked = spec.window is not None and spec.window.chunked
+    return not (spec.latent or spec.attention_sinks or is_chunked or spec.rotated_norm or spec.query_growth)
 
 
 def agree_on_kernels(local: ChosenKernels) -> ChosenKernels:

@@ -187,9 +187,28 @@ def _experts(spec: ModelSpec, experts: Experts) -> ModuleSpec:
     shared = ModuleSpec(module=_SharedExperts, submodules=linears) if experts.shared_ffn_size else None
     if spec.expert_bias:
         linears = MLPSubmodules(linear_fc1=_BiasedColumnParallelLinear, linear_fc2=_BiasedExpertRows)
-    routed = ModuleSpec(module=SequentialMLP, submodules=linears)
+    routed = ModuleSpec(module=_ScaledInputs if experts.scales_inputs else SequentialMLP, submodules=linears)
     router = functools.partial(_Router, experts=experts, has_bias=spec.expert_bias)
     return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=routed, router=router, shared_experts=shared))
+
+
+class _ScaledInputs(SequentialMLP):
+    """Experts whose inputs are multiplied by the weights of the router, and not their outputs.
+
+    Megatron has this for one expert per token only.
+    """
+
+    def forward(
+        self, permuted_local_hidden_states: Tensor, tokens_per_expert: Tensor, permuted_probs: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """The outputs [T, hidden] of this rank's experts for T copies of tokens in the order of the experts, with the
+        weight of each copy, [T]."""
+        weights = permuted_probs.to(permuted_local_hidden_states.dtype).unsqueeze(-1)
+        scaled = permuted_local_hidden_states * weights
+        outputs: tuple[Tensor, Tensor | None] = super().forward(
+            scaled, tokens_per_expert, torch.ones_like(permuted_probs)
+        )
+        return outputs
 
 
 class _SharedExperts(SharedExpertMLP):
@@ -275,6 +294,11 @@ class _Router(TopKRouter):
 
     def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Weights and selection of the experts of each token, [S * B, experts] each, from logits [S, B, experts]."""
+        if self._experts.scales_inputs:
+            logits = logits.flatten(0, 1)
+            selected = logits.topk(self._experts.experts_per_token, dim=-1).indices
+            weights = logits.gather(1, selected).float().sigmoid().to(logits.dtype)
+            return _of_selected(selected, weights, logits)
         if not self._experts.routes_in_fp32:
             routed: tuple[Tensor, Tensor] = super().routing(logits, padding_mask)
             return routed
@@ -290,8 +314,7 @@ class _Router(TopKRouter):
         weights = scores.gather(1, selected)
         if self._experts.normalized:
             weights = weights / (weights.sum(-1, keepdim=True) + _SMALLEST_WEIGHT)
-        weights = torch.zeros_like(scores).scatter(1, selected, weights * self._experts.weight_scale)
-        return weights, torch.zeros_like(scores, dtype=torch.bool).scatter(1, selected, True)
+        return _of_selected(selected, weights * self._experts.weight_scale, scores)
 
     def _in_groups(self, scores: Tensor) -> Tensor:
         """The scores [tokens, experts], minus infinity outside of each token's groups: those whose best experts
@@ -305,6 +328,13 @@ class _Router(TopKRouter):
         )
         is_outside = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter(1, best, False)
         return groups.masked_fill(is_outside.unsqueeze(-1), -torch.inf).flatten(1)
+
+
+def _of_selected(selected: Tensor, weights: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights and selection of all experts, in the shape of `like` [tokens, experts], from the numbers and weights of
+    each token's experts [tokens, k]."""
+    all_weights = torch.zeros_like(like).scatter(1, selected, weights)
+    return all_weights, torch.zeros_like(like, dtype=torch.bool).scatter(1, selected, True)
 
 
 _SMALLEST_WEIGHT = 1e-20

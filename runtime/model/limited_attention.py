@@ -1,4 +1,4 @@
-"""Attention with a sliding window, capped scores or sinks, in blocks of queries.
+"""Attention with a sliding window, in chunks, with capped scores or sinks, in blocks of queries.
 
 A block needs only the keys from the start of its first query's window on, so that with a window of W tokens the scores
 of S tokens are S x 2 W at most. No kernel of torch caps scores (Gemma 2, arXiv:2408.00118, section 2): they are
@@ -32,6 +32,8 @@ class AttentionLimits:
     """Scores s are cap x tanh(s / cap); 0: they are not capped."""
     sinks: Tensor | None = field(default=None, compare=False)
     """The sink of each head, [heads] or [B, heads]."""
+    chunked: bool = False
+    """The window does not slide: a token attends to those of its own chunk of `window` tokens up to itself."""
 
     def apply_to(self, num_keys: int) -> bool:
         """True if attention to `num_keys` tokens differs from that without limits."""
@@ -41,7 +43,9 @@ class AttentionLimits:
 def attention_limits(spec: ModelSpec, layer: int) -> AttentionLimits:
     """The limits of layer number `layer` of the whole model, without its sinks, which are parameters."""
     has_window = spec.window is not None and spec.window.has_layer(layer)
-    return AttentionLimits(spec.window.num_tokens if spec.window and has_window else 0, spec.attention_cap)
+    if spec.window is None or not has_window:
+        return AttentionLimits(cap=spec.attention_cap)
+    return AttentionLimits(spec.window.num_tokens, spec.attention_cap, chunked=spec.window.chunked)
 
 
 def has_limits(spec: ModelSpec) -> bool:
@@ -51,7 +55,8 @@ def has_limits(spec: ModelSpec) -> bool:
 
 def attend_limited(query: Tensor, keys: Tensor, values: Tensor, limits: AttentionLimits) -> Tensor:
     """Attention [B, heads, S, D] of the query [B, heads, S, D] to keys and values [B, kv_heads, T, D], of which the
-    last of S queries sees the last within the limits, and each query before it one fewer."""
+    last of S queries sees the last within the limits, and each query before it one fewer. The first of T keys is that
+    of the first token of its row."""
     num_rows, num_heads, num_queries, _ = query.shape
     kv_heads, num_keys = keys.shape[1:3]
     window = limits.window or num_keys
@@ -64,6 +69,8 @@ def attend_limited(query: Tensor, keys: Tensor, values: Tensor, limits: Attentio
         end = num_keys - num_queries + first + queries.shape[2]
         start = max(0, end - queries.shape[2] - window + 1)
         mask = _mask(queries.shape[2], end - start, window, query.device)
+        if limits.chunked:
+            mask &= _same_chunk(start, end, queries.shape[2], window, query.device)
         # The query heads of a group become more queries of their key head: kernels with a mask would copy its keys.
         grouped = queries.reshape(num_rows, kv_heads, -1, query.shape[-1])
         mask = mask.repeat(num_heads // kv_heads, 1)
@@ -87,6 +94,15 @@ def _mask(num_queries: int, num_keys: int, window: int, device: torch.device) ->
     positions = torch.arange(num_keys - num_queries, num_keys, device=device).unsqueeze(1)
     key_positions = torch.arange(num_keys, device=device)
     return (key_positions <= positions) & (key_positions > positions - window)
+
+
+def _same_chunk(start: int, end: int, num_queries: int, chunk: int, device: torch.device) -> Tensor:
+    """True for the keys of positions `start` to `end` - 1 in the chunk of each query, [queries, keys].
+
+    The last query is at the last key.
+    """
+    chunks = torch.arange(start, end, device=device) // chunk
+    return chunks[-num_queries:, None] == chunks
 
 
 def attend_masked(  # noqa: PLR0917 - it is called as attention is

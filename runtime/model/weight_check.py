@@ -21,6 +21,7 @@ from meshwright.runtime.model.hf_checkpoint import (
     Header,
     StoredTensor,
     TensorFiles,
+    has_stacks,
     parameters_of_stage,
     recipe,
     starts_at_zero,
@@ -37,9 +38,9 @@ _UNUSED = re.compile(r"lm_head\.weight|.*\.rotary_emb\.inv_freq")
 transformers saved."""
 
 
-_WITH_UNREAD_PARTS = ("Qwen3Next", "Qwen3_5")
+_WITH_UNREAD_PARTS = ("Qwen3Next", "Qwen3_5", "Llama4")
 """Families whose published weights have parts that a model of text does not have."""
-_UNREAD_PARTS = re.compile(r"mtp\.|model\.visual\.")
+_UNREAD_PARTS = re.compile(r"mtp\.|model\.visual\.|vision_model\.|multi_modal_projector\.")
 """Names of these parts: layers that predict further tokens, and an encoder of images."""
 
 _WITH_PREDICTION_LAYERS = ("Glm4Moe", "DeepseekV3")
@@ -69,7 +70,7 @@ def weight_violations(spec: ModelSpec, directory: Path) -> Iterator[str]:
     yield from untied_head
     extra = _prediction_layers(spec, directory / "config.json")
     headers = {name: header for name, header in headers.items() if _layer_of(name) not in extra}
-    if spec.experts and not spec.expert_bias:
+    if spec.experts and not has_stacks(spec):
         headers = unstack_experts(headers)
     yield from _wrong_depth(spec, headers, directory)
     needed = {

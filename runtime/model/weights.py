@@ -31,6 +31,7 @@ from meshwright.runtime.model.hf_checkpoint import (
     Recipe,
     TensorFiles,
     expert_of,
+    has_stacks,
     parameters_of_stage,
     recipe,
     starts_at_zero,
@@ -171,7 +172,7 @@ def _plan_files(spec: ModelSpec, layout: Layout, max_elements: int) -> dict[str,
 def _ep_rank(spec: ModelSpec, layout: Layout, parameter: str) -> int:
     """The expert-parallel rank that writes the parameter; 0 for a parameter of no expert, and for stacks of all."""
     expert = expert_of(parameter)
-    if spec.expert_bias:
+    if has_stacks(spec):
         return 0
     return expert * layout.ep // spec.experts.num_experts if spec.experts and expert is not None else 0
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from meshwright.cost_models.period_ends import AllSequences, DeliveryRule, FirstEnded, WholeStep
+from meshwright.cost_models.period_ends import AllSequences, DeliveryRule, FirstEnded, WholeStep, WholeTurns
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.simulation.pacing import Pacer, num_deferred
 from meshwright.profiles.packing import generation_rows, rows_per_replica
@@ -43,6 +43,7 @@ class Admission:
         self.overcommit = placement.schedule.overcommit
         """Limit on the sequences in flight beyond a batch, summed over replicas; it may be changed during a run, up to
         the number in the plan."""
+        self._max_turns = turns.number.max if (turns := plan.facts.workload.turns) else None
         self._in_waves = plan.facts.workload.selects_samples
         self._max_deferral = plan.staleness - placement.steps_ahead
         """Number of steps by which a response may be delivered late, when the plan overcommits."""
@@ -148,7 +149,9 @@ class Admission:
     def _delivery(self, step: int) -> DeliveryRule:
         if self._overcommits:
             return FirstEnded(count=self._prompts_per_step, max_deferral=self._max_deferral)
-        return WholeStep(step) if self._in_flight > 1 else AllSequences()
+        if self._in_flight == 1:
+            return AllSequences()
+        return WholeTurns(step, self._in_flight, self._max_turns) if self._max_turns else WholeStep(step)
 
     def _prompt(self, position: int) -> Prompt:
         """Return the prompt at a position of the replica's concatenated shares; positions must come in order."""

@@ -88,7 +88,7 @@ def plan_violations(plan: Plan) -> Iterator[str]:
     layout, schedule = plan.placement(GENERATE).layout, plan.placement(GENERATE).schedule
     if layout.num_ranks > layout.dp:
         yield f"one process has a whole model, and actor_generate has layout={layout}; pin actor_generate.layout to dp."
-    if schedule.keeps_in_flight and plan.facts.cache_after_refit != "recompute":
+    if schedule.keeps_in_flight and not plan.facts.workload.turns and plan.facts.cache_after_refit != "recompute":
         yield "it recomputes what sequences in flight have cached; give cache_after_refit: recompute."
     if plan.facts.workload.turns and schedule.while_waiting is WhileWaiting.KEEP:
         yield f"a sequence that waits gives up its slot; pin actor_generate.while_waiting={WhileWaiting.LEAVE}."

@@ -3,8 +3,8 @@
 Keys, values, slots and scores belong to a plan; which prompts no update has used, and what was sampled for them, do
 not. The prompts are assigned to batches again, in the order of their sample ids, so that each is trained on once
 whatever the old plan had deferred or admitted early. A partial response is continued if the new plan would have allowed
-the policy version that started it, with keys and values of the current version; any other is sampled again, with the
-same random numbers.
+the policy version that started it, with keys and values of the current version; any other, and any rollout between
+two turns, is sampled again, with the same random numbers.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ def resume_under_new_plan(
         sample_id: response
         for sample_id, response in started.items()
         if not resamples and _is_within_staleness(plan, response, steps[sample_id]) and _fits(response, max_response)
+        # Which turn an unfinished rollout is in does not follow from its tokens.
+        if response.finish or not plan.facts.workload.turns
     }
     original = {step: tuple(range(step * batch_size, (step + 1) * batch_size)) for step in batches}
     return Resumed(

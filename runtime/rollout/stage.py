@@ -88,6 +88,7 @@ class GenerationStage:
         """The generator with sequences in flight, or one that is kept without."""
         self._has_memory_for_idle = keeps_generator(plan)
         self._tool_turns: ToolTurns | None = None
+        """The tool turns of the generator that ran last."""
         self._resumed: dict[int, ResumedSample] = {}
         """Samples made under another plan for prompts that are not admitted yet, by sample id."""
         self._delivered: dict[int, dict[int, int]] = {}
@@ -184,7 +185,8 @@ class GenerationStage:
         if batch.held_out:
             scoring = self._evaluation_scoring.get(batch.held_out, scoring)
             prompts = replica_share(self._data.held_out_batch(batch.held_out), mesh.dp_rank, mesh.layout.dp)
-            responses = self._new_generator(drafts=False).generate(prompts, version=version)
+            generator = self._new_generator(drafts=False)
+            responses, self._tool_turns = generator.generate(prompts, version=version), generator.tool_turns
             facts: dict[str, float] = {}
             rows = tuple(response.row for response in responses)
             delivered = {response.prompt.sample_id: row for row, response in zip(rows, responses, strict=True)}
@@ -226,11 +228,9 @@ class GenerationStage:
         if not self._tool_turns:
             return {}
         num_tool_tokens = sum(len(response.tokens) - response.num_sampled for response in responses)
-        tool_turns, self._tool_turns = self._tool_turns, None
+        num_calls, seconds = self._tool_turns.take_counts()
         facts = {NUM_TOOL_TOKENS: float(num_tool_tokens)}
-        return facts | (
-            {NUM_CALLS: float(tool_turns.num_calls), CALL_SECONDS: tool_turns.seconds} if self._tools else {}
-        )
+        return facts | ({NUM_CALLS: float(num_calls), CALL_SECONDS: seconds} if self._tools else {})
 
     def _run_period(self, step: int, version: int) -> tuple[tuple[Response, ...], dict[str, float]]:
         """Run the period that delivers `step`; return its responses and its statistics, such as the mean number of live
@@ -254,7 +254,7 @@ class GenerationStage:
             stream=Listeners((*self._streams, rounds, *((self._scoring,) if self._scoring else ()))),
             resumed=resumed,
         )
-        delivered = self._admission.record_delivered(responses)
+        delivered, self._tool_turns = self._admission.record_delivered(responses), generator.tool_turns
         self._generator = generator if generator.in_flight or self._keeps_idle(generator) else None
         live = {NUM_LIVE: self._mean_live(rounds)}
         return responses, live | delivered | (setting_facts(self._setting) if self._setting else {})
@@ -275,6 +275,7 @@ class GenerationStage:
             stream=Listeners((rounds, *((self._scoring,) if self._scoring else ()))),
         )
         self._generator = generator if generator.in_flight or self._keeps_idle(generator) else None
+        self._tool_turns = generator.tool_turns
         return responses, {
             NUM_LIVE: self._mean_live(rounds),
             NUM_SAMPLES: float(len(responses)),
@@ -305,13 +306,13 @@ class GenerationStage:
 
     def _keeps_idle(self, generator: ReplicaEngine) -> bool:
         """True if a generator with nothing in flight has CUDA graphs and the plan has memory for them. One whose
-        rollouts are multi-turn serves a single period."""
+        rollouts are multi-turn is not kept."""
         replays = isinstance(generator, Generator) and generator.replays
-        return replays and not self._tool_turns and self._has_memory_for_idle
+        return replays and not generator.tool_turns and self._has_memory_for_idle
 
     def _new_generator(self, group_size: int = 1, *, drafts: bool = True) -> ReplicaEngine:
         workload, schedule = self._plan.facts.workload.wave, self._plan.placement(GENERATE).schedule
-        self._tool_turns = self._new_tool_turns() if workload.turns else None
+        tool_turns = self._new_tool_turns() if workload.turns else None
         if self._engine:
             settings = self._job.settings
             sampling = Sampling(temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p)
@@ -324,7 +325,7 @@ class GenerationStage:
                 sampling=sampling,
                 seed=self._data.seed,
                 stop_strings=self._data.stop,
-                tool_turns=self._tool_turns,
+                tool_turns=tool_turns,
             )
         return Generator(
             self._copy.decoder,
@@ -343,7 +344,7 @@ class GenerationStage:
             recomputes_cache=self._plan.facts.cache_after_refit == "recompute",
             use_cuda_graphs=self._plan.facts.engine == GRAPH,
             group_size=group_size,
-            tool_turns=self._tool_turns,
+            tool_turns=tool_turns,
             draft_tokens=schedule.draft_tokens if drafts else 0,
             history=self._history,
             acceptance=self._acceptance,

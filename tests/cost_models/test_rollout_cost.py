@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +14,7 @@ import pytest
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.protocol import StageQuery
-from meshwright.cost_models.rollout_cost import TOOLS
+from meshwright.cost_models.rollout_cost import TOOLS, _parts_of_rollouts
 from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.lengths import LengthSpec
@@ -44,9 +46,9 @@ def rollouts(batch_size: int = 64, **changes: Any) -> Workload:
 def ask(a100s: Callable[[int], Cluster], query: Callable[..., StageQuery]) -> Ask:
     """Seconds of the generation on one rank."""
 
-    def cost(workload: Workload, slots: int = 64, waiting: WhileWaiting = KEEP) -> Cost:
+    def cost(workload: Workload, slots: int = 64, waiting: WhileWaiting = KEEP, batches: int = 1) -> Cost:
         asked = query("actor_generate", "tp1", slots=slots)
-        schedule = replace(asked.schedule, while_waiting=waiting)
+        schedule = replace(asked.schedule, while_waiting=waiting, batches_in_flight=batches)
         return AnalyticModel(a100s(1), workload, "bf16").seconds(replace(asked, schedule=schedule))
 
     return cost
@@ -103,8 +105,49 @@ def test_no_generation_takes_less_than_what_is_told_without_playing_it(
     model = AnalyticModel(a100s(8), drawn, "bf16")
     for layout in ("tp1", "tp2", "tp1,pp2", "tp1,pp1,dp2", "tp2,pp2,dp2"):
         for slots in (2, 3, 8, 64):
-            for waiting in (KEEP, LEAVE):
+            for waiting, batches in itertools.product((KEEP, LEAVE), (1, min(2, turns), min(4, turns))):
                 asked = query("actor_generate", layout, slots=slots)
-                asked = replace(asked, schedule=replace(asked.schedule, while_waiting=waiting))
+                schedule = replace(asked.schedule, while_waiting=waiting, batches_in_flight=batches)
+                asked = replace(asked, schedule=schedule)
                 least, seconds = model.generation_lower_bound(asked), model.seconds(asked).total
-                assert 0 < least <= seconds, (layout, slots, waiting)
+                assert 0 < least <= seconds, (layout, slots, waiting, batches)
+
+
+@pytest.mark.parametrize("batches", [1, 2, 3, 5, 8])
+def test_the_parts_of_a_period_are_together_the_turns_of_one_batch(batches: int) -> None:
+    workload = rollouts(batch_size=1000, number={"max": 8, "histogram": ((1, 1), (3, 2), (8, 1))}, max_tokens=10**6)
+    turns = workload.turns
+    assert turns is not None
+    found, parts = _parts_of_rollouts(workload, turns, batches)
+    bounds = [math.ceil(8 * part / batches) for part in range(batches)]
+    assert parts.per_rollout == pytest.approx(sum(sum(n > first for first in bounds) for n in (1, 3, 3, 8)) / 4)
+    assert found.batch_size == round(1000 * parts.per_rollout)
+    number = found.turns.number.resolve()  # type: ignore[union-attr]
+    assert number.mean * parts.per_rollout == pytest.approx(turns.number.resolve().mean)
+    assert number.maximum == math.ceil(8 / batches)
+    assert found.sampled_lengths.mean * parts.per_rollout == pytest.approx(workload.sampled_lengths.mean, rel=1e-3)
+
+
+def test_a_part_is_prefilled_after_all_that_came_before_it() -> None:
+    """Of a rollout of four turns, each of 60 tokens and an answer of 40 tokens, the second half starts after 200."""
+    workload = rollouts(number={"max": 4, "fixed": 4}, result={"max": 40, "fixed": 40})
+    workload = workload.model_copy(update={"response": LengthSpec(max=60, fixed=60)})
+    assert workload.turns is not None
+    found, parts = _parts_of_rollouts(workload, workload.turns, 2)
+    assert (parts.per_rollout, parts.mean_first, parts.mean_continued) == (2, 100, pytest.approx(300))
+    assert found.prompt_lengths.tokens == (100, 300)
+    assert parts.num_prefilled(4) == pytest.approx((1 / 4 + 1) / 2)
+
+
+def test_two_batches_in_flight_halve_the_calls_that_a_period_waits_for(ask: Ask) -> None:
+    """A rollout of four turns waits for three answers; the period of two batches waits for one of each half."""
+    given = {"number": {"max": 4, "fixed": 4}}
+    slow, at_once = (rollouts(1, **given, latency_seconds={"fixed": seconds}) for seconds in (50.0, 0.0))
+    for waiting, (batches, num_calls) in itertools.product(WhileWaiting, ((1, 3), (2, 1), (4, 0))):
+        longer = ask(slow, 2, waiting, batches).total - ask(at_once, 2, waiting, batches).total
+        assert longer == pytest.approx(50 * num_calls, rel=0.02, abs=1e-6)
+
+
+def test_an_answer_longer_than_all_turns_of_rollouts_without_a_call_is_left_out() -> None:
+    single = rollouts(number={"max": 1, "fixed": 1}, result={"max": 5000, "fixed": 5000}, max_tokens=6000)
+    assert single.response_lengths == single.sampled_lengths

@@ -20,7 +20,7 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": 128,
     "pad_token_id": 0,
 }
-_STRETCHED = {
+STRETCHED = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
     "factor": 8.0,
@@ -38,7 +38,7 @@ DELTA: dict[str, Any] = {
 }
 """Three layers with a state and one with gated attention, which rotates a quarter of each head."""
 FAMILIES: dict[str, dict[str, Any]] = {
-    "Llama": {"tie_word_embeddings": False, "rope_parameters": _STRETCHED},
+    "Llama": {"tie_word_embeddings": False, "rope_parameters": STRETCHED},
     "Mistral": {"tie_word_embeddings": False, "sliding_window": None},
     "Qwen2": {"tie_word_embeddings": True},
     "Qwen3": {"tie_word_embeddings": False, "head_dim": 32},
@@ -88,7 +88,7 @@ def write_checkpoint(
     shape = {**SHAPE, **(changes or FAMILIES[family])}
     if head != "ForCausalLM":
         shape["num_labels"] = 1
-    text = "Text" if family in ("Gemma3", "Qwen3_5", "Qwen3_5Moe") else ""
+    text = "Text" if family in ("Gemma3", "Qwen3_5", "Qwen3_5Moe", "Llama4") else ""
     model_class = getattr(transformers, family + (text if head != "ForCausalLM" else "") + head)
     is_offset = family.startswith(("Gemma", "Qwen3Next", "Qwen3_5"))
     model = model_class(getattr(transformers, f"{family}{text}Config")(**shape))

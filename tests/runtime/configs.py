@@ -127,6 +127,21 @@ SHAPES: dict[str, dict[str, Any]] = {
         "swiglu_alpha": 1.5,
         "layer_types": ["sliding_attention", "full_attention"],
     },
+    "Llama4": _BASE
+    | {
+        "intermediate_size_mlp": 96,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 2,
+        "head_dim": 16,
+        "no_rope_layer_interval": 2,
+        "attention_chunk_size": 6,
+        "attn_temperature_tuning": True,
+        "floor_scale": 3,
+        "attn_scale": 0.3,
+        "use_qk_norm": True,
+        "attention_bias": True,
+    },
     "MiniMaxM2": _BASE | {"num_local_experts": 4, "num_experts_per_tok": 3, "head_dim": 16, "rotary_dim": 8},
     "Olmo2": _BASE | {"attention_bias": True, "head_dim": 16},
     "Phi3": _BASE | {"sliding_window": None, "partial_rotary_factor": 0.5, "head_dim": 16},
@@ -373,6 +388,20 @@ def _of_families() -> Iterator[Case]:
     yield Case(family="GptOss", changes={"attention_bias": False})
     yield Case(family="GptOss", changes={"rope_theta": ABSENT})
     yield Case(family="GptOss", changes={"num_local_experts": ABSENT, "num_experts": 4})
+    yield Case(family="Llama4", changes={"num_experts_per_tok": 2})
+    yield Case(family="Llama4", changes={"use_qk_norm": False})
+    yield Case(family="Llama4", changes={"attn_temperature_tuning": False})
+    yield Case(family="Llama4", changes={"attn_temperature_tuning": 4})
+    yield Case(family="Llama4", changes={"floor_scale": 0})
+    yield Case(family="Llama4", changes={"attn_scale": 0.0})
+    yield Case(family="Llama4", changes={"attention_chunk_size": 64})
+    yield Case(family="Llama4", changes={"no_rope_layers": [1, 1]})
+    yield Case(family="Llama4", changes={"no_rope_layers": [0, 1]})
+    yield Case(family="Llama4", changes={"no_rope_layers": []})
+    yield Case(family="Llama4", changes={"layer_types": ["full_attention", "chunked_attention"]})
+    yield Case(family="Llama4", changes={"moe_layers": [0]})
+    yield Case(family="Llama4", changes={"moe_layers": []})
+    yield Case(family="Llama4", changes={"interleave_moe_layer_step": 1})
     yield Case(family="DeepseekV2", changes={"topk_method": "greedy"})
     yield Case(family="DeepseekV2", changes={"topk_method": None})
     yield Case(family="DeepseekV2", changes={"topk_method": "noaux_tc"})

@@ -114,6 +114,11 @@ def test_sequences_may_stay_in_flight_where_their_cache_is_computed_again() -> N
     assert {schedule.overcommit for _, schedule in found} > {0}
 
 
+def test_rollouts_between_two_turns_have_nothing_cached_that_an_engine_would_drop() -> None:
+    facts = vllm_facts(turns=True, staleness=2)
+    assert {schedule.batches_in_flight for _, schedule in offered(facts)} == {1, 2}
+
+
 def test_stages_may_read_responses_in_chunks() -> None:
     facts = vllm_facts()
     for name in facts.graph.streaming:

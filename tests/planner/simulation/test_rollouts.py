@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from meshwright.planner.plan.cost_queries import query_for_placement
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.simulation.sampled_durations import Sampled, sample_lengths
 from meshwright.planner.simulation.simulate import simulate
@@ -26,7 +28,7 @@ KEEP, LEAVE = WhileWaiting.KEEP, WhileWaiting.LEAVE
 
 def played(slots: int, waiting: WhileWaiting, *rollouts: SampledRollout) -> float:
     """Rounds take a second each, and prefills no time."""
-    return _Replica(TIMES, slots, 1, waiting).simulate(rollouts, 1)[0]
+    return _Replica(TIMES, slots, 1, waiting).simulate((), rollouts, 1)[0]
 
 
 def workload(batch_size: int = 16, **changes: Any) -> Workload:
@@ -90,3 +92,39 @@ def test_what_rollouts_hold_of_a_cache_is_not_told() -> None:
     (use,) = simulate(plan, Sampled(plan, model_of, seed=0), steps=1).caches
     assert use.blocks > 0
     assert use.mean_share is use.peak_share is None
+
+
+@pytest.mark.check_all
+@pytest.mark.parametrize("waiting", WhileWaiting)
+def test_with_batches_in_flight_a_period_shrinks_as_the_equations_say(waiting: WhileWaiting) -> None:
+    """Measured as ratios to a period of one batch, which the equations predict with an error of their own."""
+    given = {"number": {"max": 12, "histogram": ((2, 3), (4, 4), (12, 1))}, "latency_seconds": {"fixed": 0.5}}
+    facts = small_facts(memory_bytes=2**50).model_copy(update={"workload": workload(64, max_tokens=3000, **given)})
+    plan, model = random_plan(0, facts, model_of(facts)), model_of(facts)
+    placement, seconds = plan.placement(GENERATE), list[tuple[float, float]]()
+    for batches in (1, 2, 4):
+        slots = batches * 64 // placement.layout.dp
+        schedule = replace(placement.schedule, batches_in_flight=batches, generation_slots=slots, while_waiting=waiting)
+        cost = model.seconds(replace(query_for_placement(plan, placement), schedule=schedule))
+        update = {GENERATE: placement.model_copy(update={"schedule": schedule, "cost": cost})}
+        changed = plan.model_copy(update={"placements": tuple(update.get(p.stage, p) for p in plan.placements)})
+        sampled = Sampled(changed, model_of, seed=0)
+        periods = [max(sampled._generation.of_step(step).seconds) for step in range(batches, batches + 2)]
+        seconds.append((cost.total, float(np.mean(periods))))
+    for (planned, found), (planned_alone, found_alone) in zip(seconds[1:], [seconds[0]] * 2, strict=True):
+        assert found < found_alone
+        assert planned / planned_alone == pytest.approx(found / found_alone, rel=0.12)
+
+
+def test_simulated_tokens_are_as_stale_as_their_turns_are_early() -> None:
+    """Three turns of 30 tokens with two batches in flight: the first two turns are sampled a period before the last."""
+    facts = small_facts(memory_bytes=2**50).model_copy(update={"workload": workload(), "staleness": 1})
+    plan = random_plan(0, facts, model_of(facts))
+    placement = plan.placement(GENERATE)
+    ahead = placement.steps_ahead
+    schedule = replace(placement.schedule, batches_in_flight=2)
+    update = {GENERATE: placement.model_copy(update={"schedule": schedule})}
+    changed = plan.model_copy(update={"placements": tuple(update.get(p.stage, p) for p in plan.placements)})
+    sampled = Sampled(changed, model_of, seed=0)
+    assert sampled.of_step(0).tokens_by_staleness == {ahead: 16 * 90}
+    assert sampled.of_step(3).tokens_by_staleness == {ahead: 16 * 30, ahead + 1: 16 * 60}

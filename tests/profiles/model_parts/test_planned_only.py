@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshwright.profiles.experts import Experts
-from meshwright.profiles.model_parts.hf_config import SlidingWindow
 from meshwright.profiles.model_shape import model_from_config, run_violations
 
 SPEC = model_from_config(
@@ -25,14 +24,8 @@ def test_experts_of_a_family_that_is_not_built_are_told_those_that_are() -> None
     experts = Experts(num_experts=4, experts_per_token=2, ffn_size=32)
     assert not list(run_violations(SPEC))
     assert not list(run_violations(replace(SPEC, architecture="MixtralForCausalLM", experts=experts)))
-    [said] = run_violations(replace(SPEC, architecture="Llama4ForCausalLM", experts=experts))
-    assert "not run in Llama4ForCausalLM; use Mixtral or Qwen2Moe or" in said
-
-
-def test_chunks_of_attention_are_planned_and_not_run() -> None:
-    assert not list(run_violations(replace(SPEC, window=SlidingWindow(num_tokens=128))))
-    [said] = run_violations(replace(SPEC, window=SlidingWindow(num_tokens=128, chunked=True)))
-    assert "has attention in chunks of 128 tokens, which can be planned and simulated but not run" in said
+    [said] = run_violations(replace(SPEC, architecture="NemotronHForCausalLM", experts=experts))
+    assert "not run in NemotronHForCausalLM; use Mixtral or Qwen2Moe or" in said
 
 
 def test_types_of_rotary_embeddings_that_no_cost_depends_on_are_planned_and_not_run() -> None:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 
-from meshwright.cost_models.period_ends import AllSequences, FirstEnded, WholeStep
+from meshwright.cost_models.period_ends import AllSequences, FirstEnded, WholeStep, WholeTurns
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.profiles.stages import TOOL_TOKEN_VERSION
@@ -188,6 +188,23 @@ def test_a_rollout_goes_on_after_the_answer_of_its_tool(late: bool, engine: Engi
     assert (last.tokens, last.finish) == ((18, 1, 1, *expected((9, 9, 18, 1, 1), 6)), Finish.LENGTH)
     assert sorted(call.id for call in tools.calls) == ["0", "1", "2"]
     assert turns.num_calls == 3
+    assert engine.step() == []
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_rollout_of_a_later_batch_goes_on_in_the_next_period_under_the_new_weights(
+    late: bool, engine: EngineProcess
+) -> None:
+    replica = replica_of(engine, num_slots=1, tool_turns=turns_with(Tools(late=late)))
+    prompts = [prompt_of(0, 1, 2), prompt_of(0, 2, 1, step=1)]
+    [first] = replica.run_period(prompts, version=0, delivery=WholeTurns(0, 2, 2))
+    assert [version for version in first.versions if version >= 0] == [0] * 7
+    assert replica.in_flight == (prompts[1],)
+    restored = replica_of(engine, num_slots=1, weight=4, tool_turns=turns_with(Tools(late=late)))
+    restored.restore(replica.snapshot())
+    [second] = restored.run_period([], version=1, delivery=WholeTurns(1, 2, 2))
+    assert second.tokens == (3, 6, 12, 1, 1, *expected((2, 1, 3, 6, 12, 1, 1), 4, weight=4))
+    assert second.versions == (0,) * 3 + (TOOL_TOKEN_VERSION,) * 2 + (1,) * 4
     assert engine.step() == []
 
 

@@ -30,7 +30,15 @@ from meshwright.runtime.model.weights import load_weights
 from meshwright.runtime.training.trainer import MicroBatch, forward_logprobs
 from tests.planner.jobs import small_facts
 from tests.runtime import small_job
-from tests.runtime.checkpoints import DELTA, SHAPE, expected_logprobs, name_end_tokens, tokens, write_checkpoint
+from tests.runtime.checkpoints import (
+    DELTA,
+    SHAPE,
+    STRETCHED,
+    expected_logprobs,
+    name_end_tokens,
+    tokens,
+    write_checkpoint,
+)
 from tests.runtime.inference.test_engine import PROMPTS, VOCAB_SIZE, generate, open_generator
 from tests.runtime.model.test_weights import _check as check_logprobs
 from tests.runtime.model.test_weights import _convert
@@ -129,6 +137,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
     **DELTAS,
+    "Llama4": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 2,
+        "intermediate_size_mlp": 192,  # twice an expert, as published
+        "head_dim": 16,
+        "no_rope_layer_interval": 2,
+        "attention_chunk_size": 6,
+        "floor_scale": 3,
+        "attn_scale": 0.3,
+        "rope_parameters": STRETCHED,
+        "tie_word_embeddings": False,
+    },
 }
 
 
@@ -200,6 +221,14 @@ def test_sinks_and_clamped_experts_with_biases_agree_with_transformers(tmp_path:
     check_logprobs(directory, layout, expected_logprobs(directory, tokens()))
 
 
+@cases("layout", ["tp2,pp2,ep2,etp1,sp", "tp1", "tp2", "pp2", "tp2,dp2,ep2,sp", *DIVIDED], few=1)
+def test_chunks_and_layers_without_positions_and_scaled_inputs_agree_with_transformers(
+    tmp_path: Path, layout: str
+) -> None:
+    directory = mixture(tmp_path / "model", "Llama4")
+    check_logprobs(directory, layout, expected_logprobs(directory, tokens()))
+
+
 @pytest.mark.check_all
 @pytest.mark.parametrize("family", DELTAS)
 @pytest.mark.parametrize("layout", ["tp2,pp2,ep2,etp1,sp", "tp1", "tp2", "pp2", "tp2,dp2,ep2,sp", *DIVIDED])
@@ -223,6 +252,19 @@ def _as_published(directory: Path) -> Path:
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors")
     (directory / "config.json").write_text(json.dumps(config.text_config.to_dict()))
     return directory
+
+
+@pytest.mark.check_all
+def test_the_text_of_llama_4_is_read_from_the_weights_of_a_model_of_images(tmp_path: Path) -> None:
+    directory = mixture(tmp_path / "model", "Llama4")
+    expected, tensors = expected_logprobs(directory, tokens()), written(directory)
+    images = {name: torch.ones(2) for name in ("vision_model.class_embedding", "multi_modal_projector.linear_1.weight")}
+    (directory / "model.safetensors").unlink()
+    save_file(
+        {f"language_model.{name}": tensor for name, tensor in tensors.items()} | images, directory / "model.safetensors"
+    )
+    assert not list(weight_violations(read_model(directory), directory))
+    check_logprobs(directory, "tp2", expected)
 
 
 @pytest.mark.check_all
@@ -265,7 +307,7 @@ HOWS = {
             How("tp2,dp2,ep2,etp1,sp", 1, "selective"),
             How("pp2,dp2,ep2,vpp2", 1),
         ]
-        for family in (*LATENT, "GptOss", *DELTAS)
+        for family in (*LATENT, "GptOss", "Llama4", *DELTAS)
     },
     "Glm4Moe": [
         How("tp2,sp", 2, "full"),
@@ -356,7 +398,9 @@ def write_mixture_job(directory: Path, family: str = "Mixtral") -> Path:
 
 
 @pytest.mark.check_all
-@pytest.mark.parametrize("family", ["Mixtral", "Qwen2Moe", "Glm4Moe", "MiniMaxM2", *LATENT, "GptOss", *DELTAS])
+@pytest.mark.parametrize(
+    "family", ["Mixtral", "Qwen2Moe", "Glm4Moe", "MiniMaxM2", *LATENT, "GptOss", "Llama4", *DELTAS]
+)
 def test_a_job_whose_experts_are_divided_runs_and_is_resumed_in_other_layouts(tmp_path: Path, family: str) -> None:
     """At first two replicas hold half of the experts each, then two ranks of one half of each expert, and half of them
     whole in the end."""
@@ -400,7 +444,7 @@ def test_projections_to_latent_vectors_sinks_biases_of_experts_and_delta_layers_
     check_refit(mixture(tmp_path / "model", family), source, target)
 
 
-@cases("family", ["Glm4Moe", "MiniMaxM2", "Mixtral", "Qwen2Moe", *LATENT, "GptOss", *DELTAS], few=["Glm4Moe"])
+@cases("family", ["Glm4Moe", "MiniMaxM2", "Mixtral", "Qwen2Moe", *LATENT, "GptOss", "Llama4", *DELTAS], few=["Glm4Moe"])
 @cases("layout", ["tp2", "pp2,dp2,ep2", "dp4,ep4", "tp2,dp2,ep4,etp1", "tp2,pp2,ep2,etp1"], few=1)
 def test_written_experts_are_those_that_were_read(tmp_path: Path, layout: str, family: str) -> None:
     directory = mixture(tmp_path / "model", family)

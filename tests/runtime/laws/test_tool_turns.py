@@ -12,7 +12,8 @@ import yaml
 
 from meshwright.planner.program.durations import Planned
 from meshwright.profiles.errors import BadInput, RunFailed
-from meshwright.profiles.stages import GENERATE
+from meshwright.profiles.stages import GENERATE, TOOL_TOKEN_VERSION
+from meshwright.profiles.trace import NUM_CALLS, read_spans
 from meshwright.runtime.execution.rehearse import rehearse
 from meshwright.runtime.execution.train import run_plan
 from tests.runtime.observed import Observed, observe
@@ -116,6 +117,52 @@ def test_a_run_that_is_resumed_ahead_goes_on_as_if_it_had_not_been_stopped(tmp_p
     """But for the last bits of sums, which follow when tools answer."""
     path = written(tmp_path, staleness=1)
     whole, resumed = stopped_and_resumed(rewarded(path, tmp_path / "whole", *APART, steps=4))
+    for key in ("score", "actor_grad_norm", "tool_tokens"):
+        assert [line[key] for line in whole] == pytest.approx([line[key] for line in resumed], rel=1e-5)
+
+
+IN_FLIGHT = (
+    "actor_generate.layout=tp1,pp1,dp1",
+    "actor_generate.pool=0:1",
+    "actor_generate.batches_in_flight=2",
+    "actor_train.pool=1:1",
+)
+
+
+def versions_by_turn(held: dict[str, dict[int, Any]], row: int) -> list[set[int]]:
+    """The versions that sampled the tokens of each turn of a rollout."""
+    prompt, turns, told = int(held["prompt_lengths"][row]), [set[int]()], False
+    for version in held["versions"][row].tolist()[prompt - 1 : -1]:
+        if told and version != TOOL_TOKEN_VERSION:
+            turns.append(set())
+        told = version == TOOL_TOKEN_VERSION
+        if not told:
+            turns[-1].add(version)
+    return turns
+
+
+@pytest.mark.check_all
+def test_with_batches_in_flight_the_turns_of_a_rollout_are_sampled_by_successive_versions(tmp_path: Path) -> None:
+    """Of four turns and two batches the first two are sampled a period earlier; every call is in the trace."""
+    asked = rewarded(written(tmp_path, staleness=1), tmp_path / "run", *IN_FLIGHT, steps=4)
+    assert asked.plan.staleness == 1
+    (run,) = observe(2, [asked])
+    num_turns = 0
+    for step, held in enumerate(run.steps):
+        for row in held["tokens"]:
+            turns = versions_by_turn(held, row)
+            assert turns == [{step if number > 2 else max(0, step - 1)} for number in range(1, len(turns) + 1)]
+            num_turns += len(turns)
+    spans = read_spans(asked.out / "trace.jsonl")
+    calls = sum(span.facts.get(NUM_CALLS, 0.0) for span in spans if span.instruction == GENERATE)
+    assert calls + sum(len(held["tokens"]) for held in run.steps) == num_turns
+    assert any(len(versions_by_turn(held, row)) > 2 for held in run.steps for row in held["tokens"])
+
+
+@pytest.mark.check_all
+def test_a_run_that_is_resumed_between_two_turns_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path) -> None:
+    path = written(tmp_path, staleness=1)
+    whole, resumed = stopped_and_resumed(rewarded(path, tmp_path / "whole", *IN_FLIGHT, steps=4))
     for key in ("score", "actor_grad_norm", "tool_tokens"):
         assert [line[key] for line in whole] == pytest.approx([line[key] for line in resumed], rel=1e-5)
 

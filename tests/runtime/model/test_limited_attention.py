@@ -16,7 +16,14 @@ from meshwright.runtime.model.limited_attention import AttentionLimits, attend_l
 from tests.runtime.model.test_attention import trained
 from tests.runtime.model.test_kv_cache import SPEC, attend, continued, random_rows, used_cache
 
-LIMITS = [AttentionLimits(5), AttentionLimits(0, 0.7), AttentionLimits(3, 0.7), AttentionLimits(40, 2.0)]
+LIMITS = [
+    AttentionLimits(5),
+    AttentionLimits(0, 0.7),
+    AttentionLimits(3, 0.7),
+    AttentionLimits(40, 2.0),
+    AttentionLimits(5, chunked=True),
+    AttentionLimits(7, 0.7, chunked=True),
+]
 
 
 def by_equation(query: Tensor, keys: Tensor, values: Tensor, limits: AttentionLimits) -> Tensor:
@@ -28,6 +35,9 @@ def by_equation(query: Tensor, keys: Tensor, values: Tensor, limits: AttentionLi
     queries, tokens = scores.shape[2:]
     distance = torch.arange(tokens - queries, tokens)[:, None] - torch.arange(tokens)
     is_seen = (distance >= 0) & ((distance < limits.window) if limits.window else True)
+    if limits.chunked:
+        chunks = torch.arange(tokens) // limits.window
+        is_seen &= chunks[-queries:, None] == chunks
     scores = scores.masked_fill(~is_seen, -torch.inf)
     if limits.sinks is not None:
         sinks = limits.sinks.view(1, -1, 1, 1).expand(len(scores), -1, queries, 1)
