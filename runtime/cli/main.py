@@ -228,6 +228,6 @@ def main() -> None:
 
 def _print_error(error: MeshwrightError) -> int:
     """Print the error on one line and return its exit code."""
-    message = escape(without_long_words(printable(" ".join(str(error).split("\n")))))
+    message = escape(printable(without_long_words(" ".join(str(error).split("\n")))))
     Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {message}")
     return error.exit_code
