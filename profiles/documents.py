@@ -39,6 +39,7 @@ from meshwright.profiles.untrusted_text import (
     MAX_YAML_BYTES,
     has_control_characters,
     json_value,
+    limited,
     read_text,
     yaml_value,
 )
@@ -340,8 +341,7 @@ def _is_union_member(part: int | str) -> bool:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return limited(repr(value))
 
 
 _RECORD_TYPES = ("model_type", "model_attributes_type", "dataclass_type")
@@ -429,5 +429,4 @@ def _differences(one: Any, other: Any, *keys: str) -> Iterator[Difference]:
 
 
 def _limited_repr(value: Any) -> str:
-    text = "not given" if value is None else repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+    return "not given" if value is None else limited(repr(value), 40)

@@ -301,6 +301,23 @@ def printable(text: str) -> str:
     return _HIDDEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+def limited(text: str, most: int = 60) -> str:
+    """Return the text, or its beginning and "..." if it has more than `most` characters."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+_LONG_WORD = re.compile(r"\S{300,}")
+_KEPT_AT_START, _KEPT_AT_END = 80, 20
+"""Characters of a long word that are kept."""
+
+
+def without_long_words(text: str) -> str:
+    """Return the text with the middle of every word of 300 or more characters replaced by the word's length."""
+    return _LONG_WORD.sub(
+        lambda match: f"{match[0][:_KEPT_AT_START]}...({len(match[0]):,} characters)...{match[0][-_KEPT_AT_END:]}", text
+    )
+
+
 def has_control_characters(text: str) -> bool:
     """True if the text has control characters that a terminal would interpret."""
     return _HIDDEN.search(text) is not None

@@ -1,6 +1,6 @@
 """Summaries of the optional features of a plan: adapter, generation weights in 8-bit floats, old log-probabilities
-without a pass of their own, best-of-n, rewards on hosts, the latencies that a job does not state, and the choice of an
-engine. Each is None for a plan without the feature.
+without a pass of their own, best-of-n, rewards on hosts, the latencies that a job does not state, evaluations, and the
+choice of an engine. Each is None for a plan without the feature.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from meshwright.cost_models.cost import WEIGHTS, Cost, Source
 from meshwright.cost_models.kernels import element_bytes
 from meshwright.cost_models.params import fullest_part
 from meshwright.cost_models.sampling_waves import WAVE_REWARDS, processes_all_samples
-from meshwright.planner.job.job import Facts
+from meshwright.planner.job.evaluation import HELD_OUT
+from meshwright.planner.job.job import Facts, Job
 from meshwright.planner.job.rewards_and_tools import HostWorkers
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.plan import Edge, EngineOption, Plan
@@ -289,6 +290,48 @@ def call_latencies(facts: Facts) -> CallLatencies | None:
     measured = {name: latency.description for name, latency in latencies.items() if latency.measured}
     assumed = {name: latency.description for name, latency in latencies.items() if latency.assumed}
     return CallLatencies(measured=measured, assumed=assumed) if measured or assumed else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnplannedEvaluations:
+    """The sets of held-out prompts of a job, each with the steps between its evaluations (0: only the first and the
+    last policy). No step of a plan has their time.
+
+    For comparison, the plan generates and scores the `num_responses` responses of a step in `seconds`.
+    """
+
+    steps_between: Mapping[str, int]
+    num_responses: int
+    seconds: float
+
+    @property
+    def sentence(self) -> str:
+        """A report line."""
+        sets = ", ".join(
+            f"{name} ({f'every {_steps(steps)}' if steps else 'before the first step and after the last'})"
+            for name, steps in self.steps_between.items()
+        )
+        return (
+            f"evaluations are not in the step: {sets}, one response for each prompt; this plan generates and scores "
+            f"the {self.num_responses:,} responses of a step in {self.seconds:.3f} s"
+        )
+
+
+def _steps(number: int) -> str:
+    return "step" if number == 1 else f"{number} steps"
+
+
+def unplanned_evaluations(plan: Plan, job: Job) -> UnplannedEvaluations | None:
+    """Return the evaluations of a job that its plan does not have; None if the job has no held-out prompts."""
+    names = [HELD_OUT] if job.data and job.data.held_out else []
+    steps_between = {name: job.evaluation.interval(name) for name in (*names, *job.evaluation.sets)}
+    if not steps_between:
+        return None
+    needed = {GENERATE, *(stage.name for stage in plan.graph.stages if "scores" in stage.writes)}
+    seconds = sum(placement.cost.total for placement in plan.placements if placement.stage in needed)
+    return UnplannedEvaluations(
+        steps_between=steps_between, num_responses=plan.facts.workload.batch_size, seconds=seconds
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

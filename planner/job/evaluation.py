@@ -36,6 +36,11 @@ def title_of_set(name: str) -> str:
     return "held-out" if name == HELD_OUT else name
 
 
+def prompts_key(name: str) -> str:
+    """Return the key of the job that has the prompts of a set."""
+    return f"data.{HELD_OUT}" if name == HELD_OUT else f"evaluation.sets.{name}.prompts"
+
+
 SetName: TypeAlias = Annotated[str, Field(pattern="^[a-z][a-z0-9_]*$", max_length=40)]
 
 

@@ -70,8 +70,9 @@ _MIN_BOX_HEIGHT = 1.0
 _LINE_HEIGHT = 14.0
 """Height of a line of text in pixels; letters are 12 pixels high in the style sheet."""
 
-_NARROW_WIDTH, _FULL_WIDTH = 560.0, 900.0
-"""Widths of a chart in pixels on a narrow page and on a page of full width; a label is shown where it fits."""
+_PHONE_WIDTH, _NARROW_WIDTH, _FULL_WIDTH = 225.0, 560.0, 900.0
+"""Widths of a chart in pixels on a telephone, on a narrow page and on a page of full width; a label is shown where it
+fits."""
 
 _LETTER_WIDTH = 6.6
 """Width of a letter in pixels, rounded up."""
@@ -142,23 +143,27 @@ def lane_chart(
 
 @dataclass(frozen=True)
 class _Tick:
-    """A tick of an axis: its position, and its text with the SVG anchor."""
+    """A tick of an axis: its position, and its text with the SVG anchor. The style sheet hides the text of a dense one
+    on a telephone."""
 
     x: str
     text: str
     anchor: str = "middle"
+    is_dense: bool = False
 
 
 def _tick(axis: Axis, value: float, unit: str) -> _Tick:
     """A tick whose text stays within the plot; the last one names the unit."""
     percent = axis.percent(value)
     anchor = "start" if percent < 2 else "end" if percent > 95 else "middle"
-    return _Tick(axis.x(value), f"{value:g} {unit}" if value == axis.ticks[-1] else f"{value:g}", anchor)
+    text = f"{value:g} {unit}" if value == axis.ticks[-1] else f"{value:g}"
+    return _Tick(axis.x(value), text, anchor, is_dense=(len(axis.ticks) - axis.ticks.index(value)) % 2 == 0)
 
 
 @dataclass(frozen=True)
 class _PlacedLine:
-    """A line of text in a box. The style sheet hides a `roomy` line where the page is narrow."""
+    """A line of text in a box. The style sheet hides a `roomy` line where the page is narrow, and one that needs a
+    `wider` page than a telephone's there."""
 
     text: str
     y: float
@@ -184,8 +189,9 @@ def _placed_box(box: Box, axis: Axis, lane_height: float) -> _PlacedBox:
     start, end = (min(max(value, axis.low), axis.high) for value in (box.start, box.end))
     width = axis.percent(end) - axis.percent(start)
     height = max((box.last + 1 - box.first) * lane_height - 1, _MIN_BOX_HEIGHT)
-    fits_narrow, fits_full = (
-        _num_lines(box.lines, width / 100 * page_width, height) for page_width in (_NARROW_WIDTH, _FULL_WIDTH)
+    fits_phone, fits_narrow, fits_full = (
+        _num_lines(box.lines, width / 100 * chart_width, height)
+        for chart_width in (_PHONE_WIDTH, _NARROW_WIDTH, _FULL_WIDTH)
     )
     top = (height - _LINE_HEIGHT * fits_full) / 2 + 11
     return _PlacedBox(
@@ -198,7 +204,7 @@ def _placed_box(box: Box, axis: Axis, lane_height: float) -> _PlacedBox:
         opacity=box.opacity,
         title=box.title,
         lines=tuple(
-            _PlacedLine(line, top + _LINE_HEIGHT * number, _line_classes(number, fits_narrow))
+            _PlacedLine(line, top + _LINE_HEIGHT * number, _line_classes(number, fits_phone, fits_narrow))
             for number, line in enumerate(box.lines[:fits_full])
         ),
     )
@@ -211,12 +217,14 @@ def _num_lines(lines: Sequence[str], width: float, height: float) -> int:
     return next(too_long, len(rows))
 
 
-def _line_classes(number: int, fits_narrow: int) -> str:
+def _line_classes(number: int, fits_phone: int, fits_narrow: int) -> str:
     classes = []
     if number == 0:
         classes.append("strong")
     if number >= fits_narrow:
         classes.append("roomy")
+    elif number >= fits_phone:
+        classes.append("wider")
     return " ".join(classes)
 
 

@@ -35,11 +35,16 @@ def percent(share: float) -> str:
     return f"{share:.1%}"
 
 
+_FIRST_EXPONENT = 999.5
+"""Smallest number that a format of three digits writes with an exponent."""
+
+
 def count(value: float) -> str:
-    """Format a count: 1234567 as 1.23 M, 1234 as 1,234."""
+    """Format a count: 1234567 as 1.23 M, 1234 as 1,234, and 1.979e15, above the largest letter, as 1,979 T."""
     for magnitude, letter in _MAGNITUDES:
         if value >= magnitude:
-            return f"{value / magnitude:.3g} {letter}"
+            scaled = value / magnitude
+            return f"{scaled:,.0f} {letter}" if scaled >= _FIRST_EXPONENT else f"{scaled:.3g} {letter}"
     return f"{value:,.0f}"
 
 

@@ -25,6 +25,7 @@ from meshwright.profiles.workload import Workload
 
 _PROOFS = {
     "optimal": "The search ended: no plan in the space is faster than the bound.",
+    "within the gap": "The search ended at the requested gap: a faster plan may exist, but none faster than the bound.",
     "feasible": "The search was stopped early: a faster plan may exist, but none faster than the bound.",
     "pinned": "The placements were fixed and nothing was searched, so no bound is known.",
 }
@@ -33,18 +34,24 @@ _PROOFS = {
 def proof(plan: Plan) -> Markup:
     """Return the section with the solver's record, the staleness and the pins."""
     solver = plan.solver
+    is_within_gap = solver.status == "feasible" and solver.has_requested_gap
     rows = [
         ("status", solver.status),
         ("objective", f"{solver.objective_seconds:.6g} s"),
         ("bound", f"{solver.bound_seconds:.6g} s"),
         ("gap", f"{solver.gap:.4%}"),
-        ("solver", f"{solver.name} {solver.version}, seed {solver.seed}, {solver.num_workers} workers"),
+        ("solver", f"{solver.name} {solver.version}, seed {solver.seed}, {_number(solver.num_workers, 'worker')}"),
         ("limit", f"{solver.max_deterministic_time:g} deterministic seconds"),
         ("pinned", "; ".join(plan.pins) or "nothing"),
         ("staleness", _staleness(plan)),
         ("works ahead", _steps_ahead(plan)),
     ]
-    return render("proof.html", meaning=_PROOFS[solver.status], rows=rows)
+    return render("proof.html", meaning=_PROOFS["within the gap" if is_within_gap else solver.status], rows=rows)
+
+
+def _number(count: int, one: str, several: str = "") -> str:
+    """A count with its noun; `several` is the plural of a noun that does not take an s."""
+    return f"{count} {one if count == 1 else several or one + 's'}"
 
 
 def facts(plan: Plan) -> Markup:
@@ -79,14 +86,14 @@ def _cluster(plan: Plan) -> Iterable[tuple[str, str]]:
 
 
 def _link(link: Link) -> str:
-    return f"{formatting.count(link.bytes_per_second)}B/s, {formatting.seconds(link.seconds)}"
+    return f"{formatting.count(link.bytes_per_second)}B/s, latency {formatting.seconds(link.seconds)}"
 
 
 def _cluster_part(cluster: Cluster) -> Iterable[tuple[str, str]]:
     device = cluster.device
     links = (("in a node", cluster.intra_node), ("between nodes", cluster.inter_node), ("to the host", cluster.host))
     return (
-        ("ranks", f"{cluster.nodes} nodes of {cluster.ranks_per_node} {device.name}: {cluster.num_ranks}"),
+        ("ranks", f"{_number(cluster.nodes, 'node')} of {cluster.ranks_per_node} {device.name}: {cluster.num_ranks}"),
         ("memory", f"{formatting.size(device.memory_bytes)}, {formatting.size(device.usable_bytes)} usable"),
         ("peak", ", ".join(f"{n} {formatting.count(v)}FLOP/s" for n, v in sorted(device.flops_per_second.items()))),
         *((name, _link(link)) for name, link in links),
@@ -97,7 +104,10 @@ def _workload(plan: Plan) -> Iterable[tuple[str, str]]:
     workload = plan.facts.workload
     return (
         ("batch", _batch(workload)),
-        ("updates", f"{workload.num_minibatches} minibatches, {workload.num_epochs} epochs"),
+        (
+            "updates",
+            f"{_number(workload.num_minibatches, 'minibatch', 'minibatches')}, {_number(workload.num_epochs, 'epoch')}",
+        ),
         ("prompts", f"{_lengths(workload.prompt)}, mean {workload.prompt_lengths.mean:.1f}"),
         ("responses", _responses(workload)),
         ("precision", plan.facts.precision),

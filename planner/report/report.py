@@ -91,10 +91,16 @@ def _cards(contents: Contents) -> tuple[_Card, ...]:
         ),
         _Card(formatting.percent(plan_outlook.idle_share), "of the ranks' time idle, predicted"),
         _Card(formatting.size(peak), f"on the fullest rank, of {formatting.size(usable)}"),
-        _Card(formatting.percent(plan.solver.gap), f"gap, {plan.solver.status}"),
+        _gap_card(plan),
         _Card(str(plan.staleness), f"staleness, {staleness}"),
         *_cost_cards(contents.cost, ranges),
     )
+
+
+def _gap_card(plan: Plan) -> _Card:
+    if plan.solver.status == "pinned":
+        return _Card("no bound", "the placements were given, and nothing was searched")
+    return _Card(formatting.percent(plan.solver.gap), "slower than the best plan, at most (the gap)")
 
 
 def _cost_cards(cost: RunCost | None, ranges: PredictedRanges | None) -> tuple[_Card, ...]:

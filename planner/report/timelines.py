@@ -44,7 +44,9 @@ def overview(plan: Plan) -> Markup:
         rules=[*(label.first for label in nodes), cluster.num_ranks],
         describe="which stage runs on which ranks at what time of a period",
     )
-    return render("overview.html", caption=_caption(plan), chart=chart, placements=_placement_rows(plan))
+    colours = [(formatting.colour(stage.name, plan.graph), "solid", stage.name) for stage in plan.graph.stages]
+    rows = _placement_rows(plan)
+    return render("overview.html", caption=_caption(plan), chart=chart, colours=colours, placements=rows)
 
 
 def works_ahead(plan: Plan) -> bool:

@@ -68,6 +68,7 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Offload, Recompute
 from meshwright.profiles.stages import GENERATE, Role
+from meshwright.profiles.untrusted_text import limited
 
 _STAGES = {
     "actor": ("actor_train", "actor_logprob"),
@@ -158,7 +159,10 @@ def _parse_backend(key: str, text: object) -> _Backend:
     """Raises BadInput for a text that is not a backend with its degrees."""
     match = _BACKEND.fullmatch(str(text).replace(" ", ""))
     if match is None:
-        raise BadInput(f"{key}={text!r} is not a backend with its degrees; write it like megatron:d4p2t2 or sglang:d4.")
+        raise BadInput(
+            f"{key}={limited(repr(text))} is not a backend with its degrees; write it like megatron:d4p2t2 or "
+            "sglang:d4."
+        )
     name, dense, experts = match.groups()
     degrees = dict.fromkeys(_AXES.values(), 1) | _parse_degrees(dense)
     if experts:

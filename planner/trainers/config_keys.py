@@ -29,7 +29,7 @@ from meshwright.planner.trainers.shell_expansion import Word
 from meshwright.planner.trainers.shell_script import read_script
 from meshwright.profiles.documents import Document, read_json
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.untrusted_text import MAX_YAML_BYTES, read_text, yaml_value
+from meshwright.profiles.untrusted_text import MAX_YAML_BYTES, limited, read_text, yaml_value
 
 
 class KnownKeys(Document):
@@ -145,7 +145,7 @@ class TrainerConfig:
         reasons = reasons_not_read(trainer, (key for key in self.unread if key not in plain))
         unknown = {key for key in self.unknown if reasons.get(key) == NO_FIELD}
         named = {key: self._unknown_key(trainer, key) if key in unknown else reason for key, reason in reasons.items()}
-        return {f"{key}={self.values[key]}": reason for key, reason in named.items()}, tuple(plain)
+        return {f"{key}={limited(str(self.values[key]), 120)}": reason for key, reason in named.items()}, tuple(plain)
 
     def _unknown_key(self, trainer: str, key: str) -> str:
         """The reason why a key of no known meaning is not read: the trainer's known version does not have it.
@@ -172,7 +172,8 @@ class TrainerConfig:
         yield from self.remarks
         for key, value in self.other_branch.items():
             if key in self.read_keys:
-                yield f"{key}={self.values.get(key)} is read, and in another branch of the script it is {value}."
+                read, other = (limited(str(one), 120) for one in (self.values.get(key), value))
+                yield f"{key}={read} is read, and in another branch of the script it is {other}."
 
     def has(self, key: str) -> bool:
         """True if the configuration itself gives the key."""
@@ -199,8 +200,8 @@ class TrainerConfig:
     def _require_decided(self, key: str) -> None:
         if key in self.undecided:
             raise BadInput(
-                f"{key}={self.values.get(key)}: {self.undecided[key]}, so its value is not known; give it as "
-                f"--set {key}=VALUE."
+                f"{key}={limited(str(self.values.get(key)), 120)}: {self.undecided[key]}, so its value is not known; "
+                f"give it as --set {key}=VALUE."
             )
 
     def integer(self, key: str) -> int:
@@ -209,7 +210,7 @@ class TrainerConfig:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise BadInput(f"{key}={value!r} is not a whole number; give one, the plan depends on it.")
+            raise BadInput(f"{key}={limited(repr(value))} is not a whole number; give one, the plan depends on it.")
         return value
 
     def integer_or(self, key: str, default: int) -> int:
@@ -223,14 +224,14 @@ class TrainerConfig:
         """The numeric value of a key. Raises BadInput naming the key where its value is not a number."""
         value = self.value(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise BadInput(f"{key}={value!r} is not a number; give one.")
+            raise BadInput(f"{key}={limited(repr(value))} is not a number; give one.")
         return float(value)
 
     def pair(self, key: str) -> tuple[float, float]:
         """The two numbers of a key. Raises BadInput naming the key where there are not two."""
         value = self.value(key)
         if not isinstance(value, list) or len(value) != 2:
-            raise BadInput(f"{key}={value!r} is not two numbers; give the low and the high one.")
+            raise BadInput(f"{key}={limited(repr(value))} is not two numbers; give the low and the high one.")
         return float(value[0]), float(value[1])
 
     def _resolve(self, value: Any, key: str, depth: int) -> Any:
@@ -302,7 +303,7 @@ def read_changes(texts: Iterable[str]) -> dict[str, Any]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            raise BadInput(f"--set {text}: it is not a key with a value; write KEY=VALUE.")
+            raise BadInput(f"--set {limited(text)}: it is not a key with a value; write KEY=VALUE.")
         changes[key.strip().removeprefix("--").lstrip("+")] = _parse_scalar(value)
     return changes
 

@@ -20,7 +20,7 @@ import yaml
 
 from meshwright.cost_models.protocol import CostModel, StageQuery
 from meshwright.planner.compile import best_plan, compile_plan
-from meshwright.planner.job.job import DEFAULT_SETTINGS, SETTINGS_KEYS, Facts, Job
+from meshwright.planner.job.job import DEFAULT_SETTINGS, SETTINGS_KEYS, Facts, Job, resolve
 from meshwright.planner.plan.cost_queries import CostModelBuilder
 from meshwright.planner.plan.layout_and_schedule_rules import layout_rules, slot_counts
 from meshwright.planner.plan.pins import Pin, parse_pin
@@ -124,8 +124,24 @@ class JobSource:
     shapes: Mapping[str, Path] = field(default_factory=dict)
 
     def job(self, configured: ParsedConfig, directory: Path) -> Job:
-        """The job, with paths relative to `directory`. Raises BadInput for a model that is not on this machine."""
-        return parse(Job, json.dumps(self._tree(configured, directory)), f"configuration {self.path}")
+        """The job, with paths relative to `directory`.
+
+        Raises BadInput for a model that is not on this machine, and for a value that no job has, with the trainer's
+        keys.
+        """
+        tree = json.dumps(self._tree(configured, directory))
+        try:
+            return parse(Job, tree, f"configuration {self.path}")
+        except BadInput as error:
+            raise BadInput(configured.with_keys(str(error))) from None
+
+    def facts(self, configured: ParsedConfig, directory: Path) -> Facts:
+        """The facts of the job. Raises BadInput as `job` does, and for facts that break a rule."""
+        job = self.job(configured, directory)
+        try:
+            return resolve(job, directory)
+        except BadInput as error:
+            raise BadInput(configured.with_keys(str(error))) from None
 
     def text(self, configured: ParsedConfig, directory: Path) -> str:
         """The YAML of the job, with paths relative to `directory`.

@@ -7,6 +7,7 @@ degrees gives, and the placement of pools on nodes.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias, cast
@@ -17,6 +18,7 @@ from meshwright.profiles.algorithms import GROUP_ALGORITHMS, Algorithm, OldLogpr
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import StageGraph
+from meshwright.profiles.untrusted_text import limited
 
 FieldValue: TypeAlias = str | int | float | bool
 """The value of a field or a pin."""
@@ -62,6 +64,26 @@ class ParsedConfig:
     @property
     def algorithm(self) -> Algorithm:
         return cast(Algorithm, self.by_name.get("algorithm", "ppo"))
+
+    def with_keys(self, sentence: str) -> str:
+        """Return a sentence, and after it the trainer's keys of each field that it names.
+
+        A field of the workload may be named without `workload.`: batch_size, or response.max.
+        """
+        clauses = (
+            f"{field.what} comes from {' and '.join(field.keys)}"
+            for field in self.fields
+            if field.keys and _name_pattern(field.what).search(sentence)
+        )
+        return "; ".join((sentence.removesuffix("."), *clauses)) + "."
+
+
+def _name_pattern(field_name: str) -> re.Pattern[str]:
+    """A pattern for the name of a field in a sentence; lengths are named with their maximum."""
+    group, _, name = field_name.partition(".")
+    if group != "workload":
+        return re.compile(rf"(?<![\w.]){re.escape(field_name)}(?!\w)")
+    return re.compile(rf"(?<!\w){name}{r'[.]max' if name in ('prompt', 'response') else ''}(?!\w)")
 
 
 def layout_of(
@@ -329,7 +351,7 @@ def estimator_of(
     """
     name = config.value(key)
     if name not in known:
-        raise BadInput(f"{key}={name} is not an algorithm of a job; configure one of {', '.join(known)}.")
+        raise BadInput(f"{key}={limited(str(name))} is not an algorithm of a job; configure one of {', '.join(known)}.")
     is_alone = single is not None and known[name].algorithm in GROUP_ALGORITHMS and config.integer(single) == 1
     return REINFORCE_ESTIMATOR if is_alone else known[name]
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
 
 from meshwright.planner.analysis.plan_summary import DEFAULT_NUM_STEPS
 from meshwright.planner.analysis.sweep import (
@@ -27,6 +30,9 @@ from meshwright.profiles.table import Table
 from meshwright.runtime.api.analyses import step_interval
 from meshwright.runtime.api.arguments import cost_model_builder, limits_of, require_number
 from meshwright.runtime.api.planning import Progress, SearchConstraints, plan_and_model
+
+_SOURCES = (".py", ".json", ".yaml")
+"""Endings of the files that decide a plan: code, and tables of devices, models and trainers."""
 
 
 def sweep(
@@ -52,7 +58,7 @@ def sweep(
     has one of the engines that it allows. Points that a `finished` or stopped sweep already has are not planned
     again. `on_points` is called with the sweep so far whenever it has more points.
     Raises BadInput for a field that the facts do not have, and for a finished sweep of other facts, costs, pins, gap,
-    price or number of steps.
+    price or number of steps, or of another version of this program.
 
     >>> grid = [{"cluster.nodes": 1}, {"cluster.nodes": 2}]
     >>> found = api.sweep(facts, grid, price=2.5, num_steps=100, limits=api.Limits(gap=0.5))
@@ -114,7 +120,20 @@ def _digest(
     """A digest of what the points of a sweep depend on besides their settings."""
     documents = [document.model_dump_json() for document in (facts, table) if document]
     engines = engines_of(job, facts) if job else ()
-    return hashlib.sha256(json.dumps([documents, sorted(pins), engines, numbers]).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps([documents, sorted(pins), engines, numbers, _program_digest()]).encode()
+    ).hexdigest()
+
+
+@cache
+def _program_digest() -> str:
+    """A digest of the sources that decide a plan and its cost, and of the solver's version."""
+    found = hashlib.sha256(version("ortools").encode())
+    for package in ("profiles", "cost_models", "planner"):
+        folder = Path(__file__).parents[2] / package
+        for path in sorted(path for path in folder.rglob("*") if path.suffix in _SOURCES):
+            found.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
+    return found.hexdigest()
 
 
 def _known_points(finished: Sweep | None, digest: str, settings: Sequence[Setting]) -> dict[int, SweepPoint]:
@@ -123,8 +142,8 @@ def _known_points(finished: Sweep | None, digest: str, settings: Sequence[Settin
         return {}
     if finished.digest != digest:
         raise BadInput(
-            "the finished points are those of another job, profile, pin, gap, price or --per-steps; sweep with the "
-            "same ones, or begin a new file."
+            "the finished points are those of another job, profile, pin, gap, price or --per-steps, or of another "
+            "version of this program; sweep with the same ones, or begin a new file."
         )
     by_setting = {json.dumps(point.setting, sort_keys=True): point for point in finished.points}
     keys = enumerate(json.dumps(setting, sort_keys=True) for setting in settings)

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from meshwright.planner.analysis.plan_structures import Ranked
-from meshwright.planner.job.job import Facts, Job, resolve
+from meshwright.planner.job.job import Facts, Job
 from meshwright.planner.job.model_paths import with_model_paths
 from meshwright.planner.plan.pins import Pin, forbidden, parse_pins
 from meshwright.planner.plan.plan import Plan
@@ -184,7 +184,7 @@ def import_configuration(
         network=network,
         shapes=shapes or {},
     )
-    facts = resolve(source.job(configured, Path(directory)), Path(directory))
+    facts = source.facts(configured, Path(directory))
     costed = evaluate_config(
         reader,
         configured,

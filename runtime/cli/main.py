@@ -22,7 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed, is_disk_failure
-from meshwright.profiles.untrusted_text import printable
+from meshwright.profiles.untrusted_text import printable, without_long_words
 from meshwright.runtime.cli.usage_errors import usage_sentence
 from meshwright.runtime.device.garbage_collection import no_garbage_collection
 from meshwright.runtime.records.lasting_output import open_standard_streams
@@ -228,6 +228,6 @@ def main() -> None:
 
 def _print_error(error: MeshwrightError) -> int:
     """Print the error on one line and return its exit code."""
-    message = escape(printable(" ".join(str(error).split("\n"))))
+    message = escape(printable(without_long_words(" ".join(str(error).split("\n")))))
     Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {message}")
     return error.exit_code

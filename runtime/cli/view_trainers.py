@@ -14,6 +14,7 @@ from meshwright.planner.report.formatting import difference, percent
 from meshwright.planner.trainers.exporter import Exported
 from meshwright.planner.trainers.importer import Imported
 from meshwright.profiles.stages import GENERATE
+from meshwright.profiles.untrusted_text import without_long_words
 
 _MAX_CLAUSES = 12
 """The maximum number of choices without a setting that are printed; export.json has them all."""
@@ -60,9 +61,9 @@ def print_configuration(imported: Imported, trainer: str) -> None:
         steps.add_row(name, *(_numbers(plan, imported.plan) if plan else (reason_missing, "", "", "")))
     console.print(steps)
     for note in imported.notes:
-        console.print(f"note: {note}", markup=False)
+        console.print(without_long_words(f"note: {note}"), markup=False)
     for key, reason in imported.named.items():
-        console.print(f"not read: {key}: {reason}", markup=False)
+        console.print(without_long_words(f"not read: {key}: {reason}"), markup=False)
     if imported.unread:
         console.print(f"keys that a plan does not depend on: {', '.join(imported.unread)}", markup=False)
 

@@ -9,20 +9,21 @@ from meshwright.profiles.errors import BadInput
 
 
 def require_allowed_rewards(
-    rewards: Sequence[Reward], allowed: Collection[str], *, has_answers: bool, where: str = ""
+    rewards: Sequence[Reward], allowed: Collection[str], *, without_answers: Sequence[str] = (), where: str = ""
 ) -> None:
     """Raises BadInput for a reward function of a module that is not allowed; the message starts with `where`.
 
-    Raises BadInput too for a built-in function if the data has no answers to compare with. No module is imported.
+    `without_answers` are the keys of the job's data whose prompts these rewards score and do not all have an answer.
+    Raises BadInput for a built-in function that would score them. No module is imported.
     """
     for reward in rewards:
         if reward.function is None:
             continue
         if reward.function in BUILT_IN:
-            if not has_answers:
+            if without_answers:
                 raise BadInput(
-                    f'{where}reward {reward.name}: {reward.function} needs an "answer" text beside every prompt of the '
-                    "data, held-out ones too; add it."
+                    f'{where}reward {reward.name}: {reward.function} needs an "answer" text beside every prompt of '
+                    f"{' and '.join(without_answers)}; add it."
                 )
             continue
         _require_allowed(f"{where}reward {reward.name}", reward.function, allowed)

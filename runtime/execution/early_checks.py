@@ -6,6 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from meshwright.planner.job.custom_graph import OwnGraph
+from meshwright.planner.job.evaluation import prompts_key
 from meshwright.planner.job.graph_losses import own_functions
 from meshwright.planner.job.job import Job
 from meshwright.planner.plan.plan import Plan
@@ -44,17 +45,17 @@ def require_data(job: Job, directory: Path, allowed_modules: Collection[str]) ->
     Raises BadInput for data that cannot be read or lacks a column, and for functions of modules that are not allowed.
     Raises BadInput too for a judge whose texts are longer than is planned.
     """
-    require_allowed_rewards(job.all_rewards, allowed_modules, has_answers=True)  # answers are checked once read
+    require_allowed_rewards(job.all_rewards, allowed_modules)  # answers are checked once the data is read
     require_allowed_losses(own_functions(job), allowed_modules)
     if job.tool:
         require_allowed_tool(job.tool, allowed_modules)
     elif job.workload.turns:
         raise BadInput("job: workload.turns has multi-turn rollouts and no tool answers them; give tool.function.")
     data = read_data(job, directory)
-    require_allowed_rewards(job.rewards, allowed_modules, has_answers=data.has_answers(job.evaluation))
+    require_allowed_rewards(job.rewards, allowed_modules, without_answers=data.without_answers(job.evaluation))
     for name, one in data.held_out.items():
-        own = job.evaluation.own_rewards(name)
-        require_allowed_rewards(own, allowed_modules, has_answers=one.has_answers, where=f"evaluation.sets.{name}: ")
+        own, missing = job.evaluation.own_rewards(name), () if one.has_answers else (prompts_key(name),)
+        require_allowed_rewards(own, allowed_modules, without_answers=missing, where=f"evaluation.sets.{name}: ")
     if isinstance(job.algorithm, OwnGraph) and job.algorithm.judge:
         judge_template(job.algorithm.judge, data)
     return data

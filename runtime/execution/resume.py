@@ -229,18 +229,26 @@ def require_shared(out: Path) -> None:
 
 
 def save_step(
-    saver: Saver, out: Path, step: int, copies: Mapping[str, WeightCopy], in_flight: InFlightState, *, keep: int
+    saver: Saver,
+    out: Path,
+    step: int,
+    copies: Mapping[str, WeightCopy],
+    in_flight: InFlightState,
+    *,
+    keep: int,
+    prompt_sets: Mapping[str, str],
 ) -> None:
     """Start saving the trainers and the in-flight state after `step` updates.
 
-    Once they are on disk, checkpoints other than the last `keep` and the best are removed. Collective over the world.
+    Once they are on disk, checkpoints other than the last `keep` and the best are removed. `prompt_sets` has the
+    digests of the sets of held-out prompts, by name. Collective over the world.
     """
     rank, content, scored = dist.get_rank(), pack_in_flight_state(in_flight), evaluations(out)
 
     def publish_and_prune() -> None:
         write_atomically(out / LATEST, f"{checkpoint_of(out, step).relative_to(out)}\n")
         saved = saved_steps(out)
-        for old in _steps_to_remove(saved, best_step(saved, scored), keep):
+        for old in _steps_to_remove(saved, best_step(saved, scored, prompt_sets), keep):
             shutil.rmtree(checkpoint_of(out, old))
 
     saver.save(
@@ -257,14 +265,16 @@ def _steps_to_remove(steps: Sequence[int], best: int | None, keep: int) -> list[
     return [step for step in sorted(steps)[:-keep] if step != best]
 
 
-def best_step(saved: Collection[int], known: Iterable[EvaluationRecord]) -> int | None:
+def best_step(saved: Collection[int], known: Iterable[EvaluationRecord], prompt_sets: Mapping[str, str]) -> int | None:
     """Return the saved step whose policy scored best on the first set of held-out prompts, the earliest of equals.
 
-    None if no saved step was evaluated.
+    `prompt_sets` has the digests of the sets of the job as it is now, by name: scores on a set that was removed or
+    changed do not count, unless the job has no set any more. None if no saved step was evaluated.
     """
     records = list(known)
-    first = next((record.prompt_set for record in records), "")
-    scored = [record for record in records if record.step in saved and record.prompt_set == first]
+    digests = {record.prompt_set: record.prompts for record in records}  # of the latest evaluation on each set
+    first = next(iter((prompt_sets or digests).items()), None)
+    scored = [record for record in records if record.step in saved and (record.prompt_set, record.prompts) == first]
     return max(scored, key=lambda record: record.mean_score).step if scored else None
 
 

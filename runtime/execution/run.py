@@ -205,7 +205,15 @@ class RankRun:
             selection={step: batch.selection for step, batch in self._batches.by_step.items()},
         )
         with self._watch.collective("the checkpoint", done), self._host_memory.trainers_reloaded():
-            save_step(self._saver, self._request.out, done, self.copies, in_flight, keep=self._request.keep)
+            save_step(
+                self._saver,
+                self._request.out,
+                done,
+                self.copies,
+                in_flight,
+                keep=self._request.keep,
+                prompt_sets={name: self._digest_of(name) for name in self.data.held_out},
+            )
         self._saved, self._saved_at = done, time.monotonic()
         self._ended, self._waited = time.perf_counter(), 0.0
 
@@ -304,8 +312,12 @@ class RankRun:
             clock="measured",
         )
         record = evaluation_of(gathered, step, self._request.job, name)
-        self.recorder.record_evaluation(replace(record, prompts=evaluation.digest(name, prompts.digest)), span)
+        self.recorder.record_evaluation(replace(record, prompts=self._digest_of(name)), span)
         self._ended, self._waited = time.perf_counter(), 0.0
+
+    def _digest_of(self, name: str) -> str:
+        """Return the digest of what decides the scores on a set of held-out prompts besides the policy."""
+        return self._request.job.evaluation.digest(name, self.data.held_out[name].digest)
 
     def _gather(self, mine: T) -> list[T]:
         """Return the objects of all ranks on rank 0, an empty list elsewhere."""

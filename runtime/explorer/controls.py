@@ -84,23 +84,24 @@ def _controls(facts: Facts) -> Iterator[Control]:
     cluster, workload = facts.cluster, facts.workload
     if isinstance(cluster, Cluster):
         yield _number("cluster.nodes", "nodes", cluster.nodes)
-        yield _number("cluster.ranks_per_node", "devices a node", cluster.ranks_per_node)
+        yield _number("cluster.ranks_per_node", "devices in a node", cluster.ranks_per_node)
         yield _choice("cluster.device", "device", cluster.device.name, device_names())
         yield _choice("cluster.inter_node", "network between nodes", _name_of(cluster.inter_node), network_names())
     yield _number("workload.batch_size", "sequences a step", workload.batch_size)
     yield _number("workload.group_size", "samples of a prompt", workload.group_size)
     for what in ("prompt", "response"):
-        yield _scale(f"workload.{what}.scale", f"{what}s, times")
+        lengths = workload.prompt_lengths if what == "prompt" else workload.response_lengths
+        yield _scale(f"workload.{what}.scale", f"{what} lengths × (given: mean {lengths.mean:,.0f} tokens)")
     yield Control(
         name="staleness",
-        label="staleness, updates at most",
+        label="staleness, at most this many updates",
         given=str(facts.staleness),
         value=str(facts.staleness),
         minimum="0",
     )
     yield _choice("engine", "generation engine", facts.engine, get_args(EngineName))
     for index, load in enumerate(facts.rewards):
-        yield _scale(f"rewards.{index}.latency_seconds.scale", f"latency of {load.name} ({_mean(load)}), times")
+        yield _scale(f"rewards.{index}.latency_seconds.scale", f"latency of {load.name} × (given: {_mean(load)})")
 
 
 def _number(name: str, label: str, given: int) -> Control:

@@ -31,5 +31,5 @@ def _point(state: State, point: State, answer: Answer) -> SweepPoint:
         answer.step_interval,
         price=state.price,
         num_steps=state.num_steps,
-        is_cut_short=answer.stopped,
+        is_cut_short=answer.stopped or answer.is_first,
     )

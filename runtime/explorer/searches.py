@@ -1,5 +1,6 @@
 """The searches behind the explorer: one at a time, in the main thread, for the state that was asked for last, and then
-for those beside which it is shown and those of its grid.
+for those beside which it is shown and those of its grid. Every point of a grid has a quick first answer, whose plan may
+be slower than the best by a stated share, before any of them is searched to the end.
 
 The threads that answer requests ask for states and wait for news; the main thread searches. A request for another state
 ends the search of the state before, whose answer is then dropped. Answers to ended searches are kept.
@@ -12,7 +13,7 @@ import time
 from collections import deque
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from meshwright.planner.analysis.plan_summary import NextLayout, next_layouts
 from meshwright.planner.plan.plan import Plan
@@ -26,6 +27,10 @@ from meshwright.runtime.api.arguments import cost_model_builder
 from meshwright.runtime.api.planning import plan as search_plan
 from meshwright.runtime.explorer.source import Source
 from meshwright.runtime.explorer.state import State
+
+_FIRST_GAP = 0.3
+"""Gap of the first answers to the points of a grid. Their plans are at most this much slower than the best, and take a
+tenth of the time of the last percents."""
 
 _MAX_ANSWERS = 256
 """Largest number of answers that are kept; the oldest goes first."""
@@ -44,19 +49,28 @@ Outcome: TypeAlias = Plan | NoPlan | Refusal
 @dataclass(frozen=True, kw_only=True)
 class Answer:
     """The outcome of a search; `stopped` if the user stopped it, so that a better plan may exist. A plan has the
-    interval of its step."""
+    interval of its step. `is_first` if its plan is to be replaced by that of a search to the end."""
 
     outcome: Outcome
     seconds: float
     stopped: bool = False
+    is_first: bool = False
     step_interval: Interval | None = None
+
+
+class _Wanted(NamedTuple):
+    """A search that waits: of a state to the end, or for its first answer."""
+
+    state: State
+    is_first: bool = False
 
 
 @dataclass
 class RunningSearch:
-    """A search in the main thread, and the last news of it."""
+    """A search in the main thread, and the last news of it; `is_first` as in its answer."""
 
     state: State
+    is_first: bool = False
     began: float = field(default_factory=time.monotonic)
     stop: threading.Event = field(default_factory=threading.Event)
     is_dropped: bool = False
@@ -78,9 +92,10 @@ class Searches:
         if source.plan:
             of_step = step_interval(source.plan, source.table)
             self._answers[State()] = Answer(outcome=source.plan, seconds=0.0, step_interval=of_step)
+        self._first_answers: dict[State, Answer] = {}
         self._layouts: dict[State, tuple[NextLayout, ...]] = {}
         self._wants_layouts: State | None = None
-        self._waiting: deque[State] = deque()
+        self._waiting: deque[_Wanted] = deque()
         self._stopped_grids: set[State] = set()
         self._running: RunningSearch | None = None
         self._news = threading.Condition()
@@ -103,18 +118,30 @@ class Searches:
         with self._news:
             if state in self._answers:
                 return self._answers[state]
-            running = self._running
-            if (running and running.state == state and not running.is_dropped) or state in self._waiting:
-                return None
-            self._waiting.append(state)
-            self._news.notify_all()
+            self._want(_Wanted(state))
             return None
 
     def ask_points(self, state: State) -> None:
-        """Have the points of a state's grid searched after everything else, unless their search was stopped."""
-        if not self.is_stopped_grid(state):
-            for point in state.points:
-                self.ask(point)
+        """Have the points of a state's grid searched after everything else, unless their search was stopped: first
+        for a first answer to each, and then to the end."""
+        if self.is_stopped_grid(state):
+            return
+        with self._news:
+            points = [point.searched for point in state.points if point.searched not in self._answers]
+            if self._source.gap is None or self._source.gap < _FIRST_GAP:
+                for point in points:
+                    if point not in self._first_answers:
+                        self._want(_Wanted(point, is_first=True))
+            for point in points:
+                self._want(_Wanted(point))
+
+    def _want(self, wanted: _Wanted) -> None:
+        """Add a search to those that wait, unless it waits or runs already."""
+        running = self._running
+        runs = running and not running.is_dropped and (running.state, running.is_first) == wanted
+        if not runs and wanted not in self._waiting:
+            self._waiting.append(wanted)
+            self._news.notify_all()
 
     def is_stopped_grid(self, state: State) -> bool:
         """Return True if the search of the grid of a state was stopped."""
@@ -125,6 +152,11 @@ class Searches:
         """Return the answer to a state if it is known."""
         with self._news:
             return self._answers.get(state.searched)
+
+    def find_point(self, point: State) -> Answer | None:
+        """Return the answer to a point of a grid, or its first answer until that is known."""
+        with self._news:
+            return self._answers.get(point.searched) or self._first_answers.get(point.searched)
 
     def layouts(self, state: State) -> tuple[NextLayout, ...] | None:
         """Return the next best layouts of the plan of a state, once they are known."""
@@ -150,7 +182,7 @@ class Searches:
                 self._running.stop.set()
             if points - self._answers.keys():
                 self._stopped_grids.add(state.grid_search)
-                self._waiting = deque(waiting for waiting in self._waiting if waiting not in points)
+                self._waiting = deque(wanted for wanted in self._waiting if wanted.state not in points)
             self._news.notify_all()
 
     def forget(self, state: State) -> None:
@@ -163,11 +195,16 @@ class Searches:
         with self._news:
             self._stopped_grids.discard(state.grid_search)
             for point in state.points:
-                if point.searched in self._answers and self._answers[point.searched].stopped:
+                if any(
+                    known[point.searched].stopped
+                    for known in (self._answers, self._first_answers)
+                    if point.searched in known
+                ):
                     self._forget(point.searched)
 
     def _forget(self, searched: State) -> None:
         self._answers.pop(searched, None)
+        self._first_answers.pop(searched, None)
         self._layouts.pop(searched, None)
 
     def close(self) -> None:
@@ -183,10 +220,10 @@ class Searches:
             answer = self._search(running)
             with self._news:
                 if not running.is_dropped:
-                    self._answers[running.state] = answer
-                    while len(self._answers) > _MAX_ANSWERS:
-                        self._layouts.pop(oldest := next(iter(self._answers)), None)
-                        del self._answers[oldest]
+                    (self._first_answers if answer.is_first else self._answers)[running.state] = answer
+                    for known in (self._answers, self._first_answers):
+                        while len(known) > _MAX_ANSWERS:
+                            self._forget(next(iter(known)))
                 self._running = None
                 self._news.notify_all()
 
@@ -228,19 +265,19 @@ class Searches:
             self._running.stop.set()
 
     def _next(self) -> RunningSearch | None:
-        """Wait for a state to search; None after `close`."""
+        """Wait for a search that is still needed; None after `close`."""
         while True:
             with self._news:
                 self._news.wait_for(lambda: self._is_closed or self._waiting or self._wants_layouts)
                 if self._is_closed:
                     return None
-                if self._waiting:
-                    break
+                while self._waiting:
+                    wanted = self._waiting.popleft()
+                    if wanted.state not in self._answers:
+                        self._running = RunningSearch(*wanted)
+                        self._news.notify_all()
+                        return self._running
             self._find_layouts()
-        with self._news:
-            self._running = RunningSearch(self._waiting.popleft())
-            self._news.notify_all()
-            return self._running
 
     def _search(self, running: RunningSearch) -> Answer:
         source, state = self._source, running.state
@@ -260,12 +297,17 @@ class Searches:
                     pins=(*source.pins, *state.pins),
                     job=None if state.settings else source.job,
                     engines=source.engines_for(state),
-                    limits=Limits(gap=source.gap, stop=running.stop),
+                    limits=Limits(gap=_FIRST_GAP if running.is_first else source.gap, stop=running.stop),
                     progress=report,
                 )
                 if isinstance(outcome, Plan):
                     of_step = step_interval(outcome, source.table)
         except MeshwrightError as error:
             outcome = Refusal(str(error))
-        seconds = time.monotonic() - running.began
-        return Answer(outcome=outcome, seconds=seconds, stopped=running.stop.is_set(), step_interval=of_step)
+        return Answer(
+            outcome=outcome,
+            seconds=time.monotonic() - running.began,
+            stopped=running.stop.is_set(),
+            step_interval=of_step,
+            is_first=running.is_first and isinstance(outcome, Plan),  # a rule or a limit forbids plans of any gap
+        )

@@ -110,13 +110,13 @@ class _Known:
     def version(self) -> str:
         """A text whose parts, between bars, change with what is known of the answer, of the grid and of searches."""
         answer = self.answer and (self.answer.seconds, self.layouts is None, self.free is None, self.reference is None)
-        grid = [point and point.seconds for point in self.points], self.grid_is_stopped
+        grid = [point and (point.seconds, point.is_first) for point in self.points], self.grid_is_stopped
         running = self.running or (self.grid_running and self.grid_running[1])
         return f"{answer}|{grid}|{running and running.progress}"
 
     def is_searching_grid(self) -> bool:
-        """True if points of the grid are still to be searched."""
-        return None in self.points and not self.grid_is_stopped
+        """True if points of the grid are still to be searched, or searched to the end."""
+        return not (self.grid_is_stopped or all(point and not point.is_first for point in self.points))
 
     def is_final(self) -> bool:
         """True if no more news will come."""
@@ -201,7 +201,7 @@ class _Handler(BaseHTTPRequestHandler):
             layouts=searches.layouts(state),
             free=searches.find(state.without_pins),
             reference=searches.find(state.reference),
-            points=tuple(searches.find(point) for point in state.points),
+            points=tuple(searches.find_point(point) for point in state.points),
             grid_is_stopped=searches.is_stopped_grid(state),
             grid_running=next(((point, search) for point, search in running if search), None),
         )
@@ -242,7 +242,7 @@ class _Handler(BaseHTTPRequestHandler):
         running = known.grid_running
         return {
             "status": f"{headline}. {views.searching_grid(known.points, running)}",
-            "share": sum(point is not None for point in known.points) / len(known.points),
+            "share": sum(views.share_of_point(point) for point in known.points) / len(known.points),
             "title": f"searching · {name}",
         }
 
@@ -271,7 +271,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _grid(self, query: str) -> None:
         state = state_from_query(query)
-        sweep = sweep_of_grid(state, [self.server.searches.find(point) for point in state.points])
+        sweep = sweep_of_grid(state, [self.server.searches.find_point(point) for point in state.points])
         self._send(HTTPStatus.OK, "application/json", sweep_json(sweep))
 
     def _planned(self, state: State) -> Plan:

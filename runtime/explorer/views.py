@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from jinja2 import ChoiceLoader, PackageLoader
@@ -11,7 +11,7 @@ from markupsafe import Markup
 from meshwright.planner.analysis.plan_comparison import MemoryChange, StageComparison
 from meshwright.planner.analysis.plan_summary import NextLayout, run_cost
 from meshwright.planner.analysis.predicted_ranges import predicted_ranges
-from meshwright.planner.analysis.sweep import SweepPoint
+from meshwright.planner.analysis.sweep import SweepPoint, SweptPlan
 from meshwright.planner.analysis.whatif import plan_metrics
 from meshwright.planner.plan.evaluate import free_bytes
 from meshwright.planner.plan.plan import Plan
@@ -292,13 +292,17 @@ def _predicted(value: float, percentiles: Interval, text_of: Callable[[float], s
     return _Quantity(value=value, text=text_of(value), range=formatting.interval(percentiles, text_of))
 
 
+_SMALLEST_SHOWN_GAP = 0.001
+"""The last digit of a gap; smaller ones are rounded up to it."""
+
+
 def _gap(plan: Plan) -> str:
     solver = plan.solver
     if not solver.gap:
         return "The fastest plan in the space, by this cost model."
     return (
-        f"At most {solver.gap:.1%} slower than the best plan in the space, by this cost model (none is faster than "
-        f"{formatting.seconds(solver.bound_seconds)})."
+        f"At most {max(solver.gap, _SMALLEST_SHOWN_GAP):.1%} slower than the best plan in the space, by this cost "
+        f"model (none is faster than {formatting.seconds(solver.bound_seconds)})."
     )
 
 
@@ -366,7 +370,12 @@ def searching(progress: SearchProgress | None, estimate: float | None) -> str:
 
 def searching_grid(points: Sequence[Answer | None], running: tuple[State, RunningSearch] | None) -> str:
     """The news of the search of a grid in a sentence."""
-    done = f"{sum(point is not None for point in points)} of {len(points)} are planned"
+    num_first, num_done = (
+        sum(point is not None and point.is_first is is_first for point in points) for is_first in (True, False)
+    )
+    done = f"{num_done} of {len(points)} are planned"
+    if num_first:
+        done += f", {num_first} of them roughly" if not num_done else f", {num_first} others roughly"
     if running is None:
         return f"{done}."
     state, search = running
@@ -381,20 +390,28 @@ def share(progress: SearchProgress | None) -> float | None:
     return done / 2 if progress.phase == "costing" else 0.5 + done / 2
 
 
+_FIRST_SHARE = 0.25
+"""The share of a point's search, roughly, that is done with its first answer."""
+
+
 def grid_page(source: Source, state: State, answers: Sequence[Answer | None], *, is_stopped: bool) -> Markup:
     """The markup of the points of a state's grid that are answered: two plots and a table; empty without a grid."""
     if not state.grid:
         return Markup("")
     sweep = sweep_of_grid(state, answers)
-    states = dict(zip(map(str, (setting_of_point(state, point) for point in state.points)), state.points, strict=True))
+    settings = [str(setting_of_point(state, point)) for point in state.points]
+    states, known = dict(zip(settings, state.points, strict=True)), dict(zip(settings, answers, strict=True))
     return _render(
         "grid.html",
         plots=sweep_plots(sweep),
-        rows=[_grid_row(point, state, states[str(point.setting)]) for point in sweep.by_cost],
+        rows=[
+            _grid_row(point, state, states[str(point.setting)], known[str(point.setting)]) for point in sweep.by_cost
+        ],
         headings=_grid_headings(state),
         num_points=len(answers),
-        num_missing=sum(answer is None for answer in answers),
-        is_stopped=is_stopped or any(point.is_cut_short for point in sweep.points),
+        num_missing=sum(answer is None or answer.is_first for answer in answers),
+        num_rough=sum(answer is not None and answer.is_first for answer in answers),
+        is_stopped=is_stopped or any(answer is not None and answer.stopped for answer in answers),
         command=state.grid_command(source.path, source.options),
         query=state.query,
     )
@@ -416,7 +433,7 @@ def _grid_headings(state: State) -> tuple[str, ...]:
     return ("GPUs", "step", "8 of 10 within", f"GPU-hours {of_steps}", *money)
 
 
-def _grid_row(point: SweepPoint, state: State, at: State) -> _GridRow:
+def _grid_row(point: SweepPoint, state: State, at: State, answer: Answer | None) -> _GridRow:
     label, query = (
         formatting.setting(point.setting),
         replace(at, compared_with=state.compared_with, grid=state.grid).query,
@@ -433,7 +450,24 @@ def _grid_row(point: SweepPoint, state: State, at: State) -> _GridRow:
             formatting.interval(plan.ranges.step_seconds, formatting.seconds),
             f"{plan.cost.gpu_hours:,.1f}",
             *money,
-            ("on the front" if plan.is_on_front else "") + (", stopped" if point.is_cut_short else ""),
+            ", ".join(_grid_notes(plan, answer)),
         ),
         query=query,
     )
+
+
+def _grid_notes(plan: SweptPlan, answer: Answer | None) -> Iterator[str]:
+    """Notes on the plan of a point: that it is on the front, and how far it may be from the best."""
+    if plan.is_on_front:
+        yield "on the front"
+    if answer and answer.is_first and isinstance(answer.outcome, Plan):
+        yield f"roughly: at most {answer.outcome.solver.gap:.0%} slower than the best"
+    if answer and answer.stopped:
+        yield "stopped"
+
+
+def share_of_point(answer: Answer | None) -> float:
+    """The done share of the search of a point, 0 to 1."""
+    if answer is None:
+        return 0.0
+    return _FIRST_SHARE if answer.is_first else 1.0

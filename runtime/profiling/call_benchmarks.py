@@ -45,7 +45,7 @@ def time_calls(
     rewards = {called: reward for reward in job.rewards if (called := reward_call_key(reward)) in missing}
     tool = job.tool if job.tool and tool_call_key(job.tool) in missing else None
     data = read_data(job, directory)
-    require_allowed_rewards(tuple(rewards.values()), allowed, has_answers=data.has_answers(job.evaluation))
+    require_allowed_rewards(tuple(rewards.values()), allowed, without_answers=data.without_answers(job.evaluation))
     samples = [of_prompt[0] for of_prompt in made_up_samples(data, _MAX_SAMPLES, "profile")]
     budget, results = seconds / len(missing), []
     for called, reward in rewards.items():

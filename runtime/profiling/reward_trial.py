@@ -33,7 +33,7 @@ def try_rewards(job: Job, directory: Path, *, num_prompts: int, allowed: Collect
     if not job.data:
         raise BadInput("the job has no data, whose prompts the rewards would score; add data.prompts and a tokenizer.")
     data = read_data(job, directory)
-    require_allowed_rewards(job.rewards, allowed, has_answers=data.has_answers(job.evaluation))
+    require_allowed_rewards(job.rewards, allowed, without_answers=data.without_answers(job.evaluation))
     samples = [
         (len(of_prompt) > 1 and position == 0, sample)  # the first of two has the reference answer as its response
         for of_prompt in made_up_samples(data, num_prompts, "0")

@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from meshwright.planner.job.evaluation import HELD_OUT, Evaluation
+from meshwright.planner.job.evaluation import HELD_OUT, Evaluation, prompts_key
 from meshwright.planner.job.generated_verdicts import JudgeSpec
 from meshwright.planner.job.job import Job
 from meshwright.planner.job.sections import ANSWER, PROMPT
@@ -131,10 +131,12 @@ class PromptData:
             return self.held_out[self.held_out_name(sample_id)].columns[(-1 - sample_id) % _STRIDE]
         return self.train_columns[self._training_index(sample_id // self.group_size)]
 
-    def has_answers(self, evaluation: Evaluation) -> bool:
-        """True if every prompt that the job's own rewards score has an answer."""
-        scored = [one for name, one in self.held_out.items() if not evaluation.own_rewards(name)]
-        return all(one.has_answers for one in (PromptSet(columns=self.train_columns), *scored))
+    def without_answers(self, evaluation: Evaluation) -> tuple[str, ...]:
+        """Return the keys of the job for the prompts that its own rewards score and that do not all have an answer."""
+        scored = {"data.prompts": PromptSet(columns=self.train_columns)} | {
+            prompts_key(name): one for name, one in self.held_out.items() if not evaluation.own_rewards(name)
+        }
+        return tuple(key for key, one in scored.items() if not one.has_answers)
 
     def answer(self, prompt: Prompt) -> str | None:
         """Return the answer of a prompt of `batch` or `held_out_batch` as a text."""

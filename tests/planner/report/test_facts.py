@@ -51,17 +51,26 @@ def test_latencies_that_were_measured_are_told_with_their_calls() -> None:
 def test_each_part_of_a_mixed_cluster_is_told_and_what_joins_them() -> None:
     text = Outline(facts(random_plan(0, mixed_facts(memory_bytes=(2**50, 2**50))))).text
     assert "between the parts" in text
-    assert {"1 nodes of 2 toy: 2", "1 nodes of 2 fast toy: 2"} <= set(text)
+    assert {"1 node of 2 toy: 2", "1 node of 2 fast toy: 2"} <= set(text)
 
 
 @pytest.mark.parametrize("status", ["optimal", "feasible", "pinned"])
 def test_a_proof_says_what_its_status_means(status: str) -> None:
     plan = plan_of()
-    solved = plan.model_copy(update={"solver": plan.solver.model_copy(update={"status": status}), "pins": ("a", "b")})
+    solver = plan.solver.model_copy(update={"status": status, "gap": 0.5})
+    solved = plan.model_copy(update={"solver": solver, "pins": ("a", "b")})
     text = Outline(proof(solved)).text
     said = {"optimal": "The search ended", "feasible": "The search was stopped early", "pinned": "nothing was searched"}
     assert [key for key, words in said.items() if words in " ".join(text)] == [status]
     assert "a; b" in text
+
+
+def test_a_search_that_reached_its_gap_was_not_stopped_early() -> None:
+    plan = plan_of()
+    solver = plan.solver.model_copy(update={"status": "feasible", "gap": 0.01, "requested_gap": 0.01})
+    text = " ".join(Outline(proof(plan.model_copy(update={"solver": solver}))).text)
+    assert "The search ended at the requested gap" in text
+    assert "stopped early" not in text
 
 
 @pytest.mark.parametrize("bound", [0, 1, 2])

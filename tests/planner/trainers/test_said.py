@@ -45,6 +45,23 @@ def test_words_are_found_by_what_they_are_of() -> None:
     assert found.by_name == {"cluster.nodes": 2}
 
 
+def test_a_sentence_on_a_field_names_the_keys_of_the_trainer() -> None:
+    """A refusal of workload.batch_size=0 used to name a key that the user's configuration does not have."""
+    fields = (
+        ParsedField("workload.batch_size", 0, ("rollout_batch", "n")),
+        ParsedField("workload.response", 9, ("max_new_tokens",)),
+        ParsedField("grpo.temperature", 1.0, ("temperature",)),
+        ParsedField("cluster.nodes", 1, ()),
+    )
+    found = ParsedConfig(fields=fields, steps_ahead=0)
+    from_size = "; workload.batch_size comes from rollout_batch and n."
+    assert found.with_keys("workload.batch_size is 0.") == f"workload.batch_size is 0{from_size}"
+    assert found.with_keys("batch_size=0: use 1.") == f"batch_size=0: use 1{from_size}"
+    assert found.with_keys("response.max = 9 is too long.").endswith("; workload.response comes from max_new_tokens.")
+    unnamed = "a response of micro_batch_size=3 on cluster.nodes=1 at ppo.grpo.temperature."
+    assert found.with_keys(unnamed) == unnamed
+
+
 def test_experts_that_are_wider_than_the_replicas_are_narrowed_and_told() -> None:
     layout = layout_of({"tp": 4, "ep": 8}, 8)
     assert (layout.dp, layout.ep) == (2, 2)

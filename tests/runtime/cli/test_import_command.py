@@ -63,6 +63,15 @@ def test_mistakes_are_told_in_a_sentence(call: Call, configuration: Path, tmp_pa
             "has no such key; did you mean 'ds.tensor_parallel_size'?",
         ),
         (("-o", tmp_path / "job.yaml", "--device", "l400"), "device 'l400' is not known"),
+        (
+            ("-o", tmp_path / "job.yaml", "--set", "rollout.batch_size=0"),
+            "workload.batch_size is 0: input should be greater than 0; workload.batch_size comes from "
+            "rollout.batch_size and rollout.n_samples_per_prompt.",
+        ),
+        (
+            ("-o", tmp_path / "job.yaml", "--set", f"rollout.batch_size={'y' * 5000}"),
+            f"='{'y' * 56}... is not a whole number",
+        ),
     ):
         outcome = call("import", configuration, *ASKED, *arguments)
         assert outcome.code == 2

@@ -90,5 +90,7 @@ def test_a_stopped_sweep_goes_on_from_the_points_of_its_file(call: Call, job: Pa
     other = call(*command, "--price", 3)
     assert other.code == 2
     assert "the finished points are those of another job, profile, pin, gap, price or --per-steps" in other.err
+    written.write_text(json.dumps({**whole, "digest": "0"}))  # as of a program with other sources
+    assert "or of another version of this program; sweep with the same ones, or begin a new file." in call(*command).err
     written.write_text('{"points": 3}')
     assert "is not a sweep that `whatif --sweep` wrote; name a new file." in call(*command).err

@@ -13,16 +13,16 @@ from meshwright.runtime.environment.allowed_functions import require_allowed_rew
 
 def test_a_module_must_be_named_and_is_not_imported_here() -> None:
     mine = [Reward(name="mine", function="this_is_not_there.inner:score")]
-    require_allowed_rewards(mine, ["this_is_not_there.inner"], has_answers=False)
+    require_allowed_rewards(mine, ["this_is_not_there.inner"])
     for allowed in ((), ("this_is_not_there",), ("this_is_not_there.inner.more",)):
         with pytest.raises(BadInput, match=r"give --allow-module this_is_not_there\.inner if you trust it"):
-            require_allowed_rewards(mine, allowed, has_answers=False)
+            require_allowed_rewards(mine, allowed)
     assert "this_is_not_there" not in sys.modules
 
 
 def test_a_built_in_function_needs_answers_and_a_judge_needs_nothing() -> None:
     exact, judge = Reward(name="exact", function="exact_match"), Reward(name="judge", url="http://localhost/")
-    require_allowed_rewards([exact, judge], (), has_answers=True)
-    require_allowed_rewards([judge], (), has_answers=False)
-    with pytest.raises(BadInput, match='exact_match needs an "answer" text beside every prompt'):
-        require_allowed_rewards([judge, exact], (), has_answers=False)
+    require_allowed_rewards([exact, judge], ())
+    require_allowed_rewards([judge], (), without_answers=("data.prompts",))
+    with pytest.raises(BadInput, match=r"beside every prompt of data\.prompts and data\.held_out; add it"):
+        require_allowed_rewards([judge, exact], (), without_answers=("data.prompts", "data.held_out"))

@@ -42,7 +42,7 @@ def test_a_run_without_checkpoints_stands_nowhere(tmp_path: Path) -> None:
     assert saved_steps(tmp_path) == []
     assert latest_step(tmp_path) is None
     assert latest_checkpoint(tmp_path) is None
-    assert best_step(saved_steps(tmp_path), evaluations(tmp_path)) is None
+    assert best_step(saved_steps(tmp_path), evaluations(tmp_path), {}) is None
 
 
 def test_only_whole_checkpoints_count(tmp_path: Path) -> None:
@@ -58,7 +58,23 @@ def test_only_whole_checkpoints_count(tmp_path: Path) -> None:
 def test_the_best_is_the_earliest_of_those_that_scored_most_and_were_saved(tmp_path: Path) -> None:
     out = save(tmp_path, 2, 4, 6)
     evaluate(out, s0=9.0, s2=0.5, s4=2.0, s6=2.0)
-    assert best_step(saved_steps(out), evaluations(out)) == 4
+    assert best_step(saved_steps(out), evaluations(out), {"held_out": ""}) == 4
+
+
+def test_the_best_is_by_a_set_that_the_job_still_has(tmp_path: Path) -> None:
+    """It used to be by the first set that was ever evaluated, and stayed after that set was removed or changed."""
+    scores = {"held_out": {2: 9.0, 4: 1.0}, "hard": {4: 0.1, 6: 0.2, 8: 0.1}}
+    records = [
+        EvaluationRecord.of(step, {0: score}, {0: 1}, Gap(), prompt_set=name)
+        for name, by_step in scores.items()
+        for step, score in by_step.items()
+    ]
+    records.append(EvaluationRecord.of(8, {0: 0.5}, {0: 1}, Gap(), prompt_set="changed"))
+    saved = (2, 4, 6, 8)
+    assert best_step(saved, records, {"held_out": "", "hard": ""}) == 2
+    assert best_step(saved, records, {"hard": ""}) == 6
+    assert best_step(saved, records, {"changed": "other prompts"}) is None
+    assert best_step(saved, records, {}) == 2
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_a_stopped_grid_is_not_searched_until_it_is_resumed(job: Path) -> None:
     searches.resume(state)
     assert searches.find(first) is None, "what was cut short is searched again"
     searches.ask_points(state)
-    assert list(searches._waiting) == [first.searched, second.searched]
+    assert [wanted.state for wanted in searches._waiting] == [first.searched, second.searched]
 
 
 def test_a_state_of_which_everything_is_known_ends_no_search_that_it_needs(job: Path) -> None:
@@ -110,3 +110,47 @@ def test_a_plan_comes_with_the_interval_of_its_step(job: Path) -> None:
     assert isinstance(answer.outcome, Plan)
     assert answer.step_interval is not None
     assert answer.step_interval.p10 < answer.outcome.period_seconds < answer.step_interval.p90
+
+
+def test_every_point_of_a_grid_has_a_first_answer_before_one_is_searched_to_the_end(job: Path) -> None:
+    searches = Searches(read_source(job, gap=0.01), limit_memory=nullcontext)
+    state = state_of([], (), grid=["workload.batch_size=8,16"])
+    first, second = state.points
+    searches.ask_points(state)
+    searches.ask_points(state)
+    assert [(wanted.state, wanted.is_first) for wanted in searches._waiting] == [
+        *((point.searched, True) for point in (first, second)),
+        *((point.searched, False) for point in (first, second)),
+    ]
+    thread = threading.Thread(target=searches.serve)
+    thread.start()
+    try:
+        while not (rough := searches.find_point(second)):
+            searches.wait(0.2)
+        assert rough.is_first
+        assert isinstance(rough.outcome, Plan)
+        best = answered(searches, second).outcome
+        assert isinstance(best, Plan)
+        assert best.period_seconds <= rough.outcome.period_seconds
+        assert searches.find_point(second) == searches.find(second)
+    finally:
+        searches.close()
+        thread.join(60)
+
+
+def test_a_point_without_any_plan_is_not_searched_again_to_say_so(job: Path) -> None:
+    """No gap makes a plan of a rule that is broken."""
+    searches = Searches(read_source(job, gap=0.01), limit_memory=nullcontext)
+    state = state_of([], ("actor_train.tp=3",), grid=["workload.batch_size=8"])
+    searches.ask_points(state)
+    thread = threading.Thread(target=searches.serve)
+    thread.start()
+    try:
+        (point,) = state.points
+        assert isinstance(answered(searches, point).outcome, Refusal)
+        while searches._waiting:
+            searches.wait(0.2)
+        assert searches.running(point) is None
+    finally:
+        searches.close()
+        thread.join(60)

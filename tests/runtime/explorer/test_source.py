@@ -50,8 +50,8 @@ def test_the_engine_and_the_seconds_of_a_judge_have_controls() -> None:
     controls = {control.name: control for control in controls_of(source.facts, state)}
     assert controls["engine"].value == "vllm"
     assert controls["engine"].given in controls["engine"].options
-    assert controls["rewards.0.latency_seconds.scale"].label == "latency of maths (mean 0.005 s), times"
-    assert controls["rewards.1.latency_seconds.scale"].label == "latency of judge (mean 2 s), times"
+    assert controls["rewards.0.latency_seconds.scale"].label == "latency of maths × (given: mean 0.005 s)"
+    assert controls["rewards.1.latency_seconds.scale"].label == "latency of judge × (given: mean 2 s)"
     fields = {field.name: field.value for field in grid_fields_of(source.facts, state)}
     assert fields == {"cluster.nodes": "", "staleness": "0,1", "cluster.device": "", "precision": "bf16"}
     assert {field.name: field.value for field in grid_fields_of(source.facts, State())}["cluster.nodes"] == "1,2,4"

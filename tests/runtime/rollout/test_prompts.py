@@ -175,10 +175,14 @@ def test_a_prompt_has_the_answer_of_its_line_in_every_pass_and_group() -> None:
             assert answered.answer(prompt) == "abcdefghij"[prompt.tokens[0]]
     assert [answered.answer(prompt) for prompt in answered.held_out_batch()] == ["x", None, "7"]
     assert [answered.answer(prompt) for prompt in answered.held_out_batch("hard")] == ["y", "z"]
-    assert not answered.has_answers(Evaluation())
-    assert replace(answered, held_out={"hard": hard}).has_answers(Evaluation())
+    assert answered.without_answers(Evaluation()) == ("data.held_out",)
+    unanswered = replace(answered, train_columns=({}, *train[1:]), held_out={"hard": hard, "other": held_out})
+    assert unanswered.without_answers(Evaluation()) == ("data.prompts", "evaluation.sets.other.prompts")
+    assert replace(answered, held_out={"hard": hard}).without_answers(Evaluation()) == ()
     scored_otherwise = EvaluationSet(prompts="none", rewards=(Reward(name="own", function="exact_match"),))
-    assert replace(answered, held_out={"other": held_out}).has_answers(Evaluation(sets={"other": scored_otherwise}))
+    assert not replace(answered, held_out={"other": held_out}).without_answers(
+        Evaluation(sets={"other": scored_otherwise})
+    )
 
 
 def test_a_held_out_set_keeps_its_numbers_when_another_grows() -> None:
