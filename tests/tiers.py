@@ -1,14 +1,15 @@
 """Two tiers of tests, and which file starts first.
 
 `pytest` runs the first tier: every law, on few seeds. `pytest --all` runs what is marked `check_all` too. Files are
-started in the order of the seconds that they took when that was last recorded (`--record-seconds`), the longest first,
-so that several processes end at about the same time. Every run leaves its two hundred slowest tests in
+started in the order of the seconds that they took when that was last recorded (`--record-seconds`), new ones and the
+longest first, so that several processes end at about the same time. Every run leaves its two hundred slowest tests in
 `build/slowest_tests.txt`.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("check_all")]
     seconds = recorded_seconds(is_all=config.getoption("--all"))
-    items.sort(key=lambda item: -seconds.get(file_of(item.nodeid), 0.0))  # stable: within a file as it is written
+    items.sort(key=lambda item: -seconds.get(file_of(item.nodeid), math.inf))  # stable: within a file as it is written
 
 
 def file_of(nodeid: str) -> str:

@@ -192,8 +192,10 @@ def _run_rank(request: RunRequest) -> RunSummary | Stopped | None:
     if request.plan.facts.cluster.nodes > 1:
         require_shared(request.out)
     request = replan_for_joined_nodes(request)
+    # Modules are never freed; without this each garbage collection scans them, a third of a second on every rank, and
+    # so does the count of the models' tensors, which copies every page that is shared with the process it came from.
+    gc.freeze()
     run = RankRun(request)
-    # Modules are never freed; without this each garbage collection scans them, a third of a second on every rank.
     gc.freeze()
     run.recorder.open(run.steps.start)
     if run.steps.start == 0:

@@ -14,6 +14,7 @@ from meshwright.cost_models.steady_state import Overlap, SteadyState, simulate_p
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.workload import Workload
+from tests.seeds import cases
 
 BATCHES = [Overlap(batches_in_flight=b) for b in (1, 2, 3, 5)]
 OVERCOMMITS = [Overlap(overcommit=extra, max_deferral=d) for extra in (8, 24, 64) for d in (1, 2, 3)]
@@ -39,7 +40,7 @@ def test_synchronous_replicas_whose_sequences_wait_for_slots_wait_for_the_slowes
     assert work[0] == pytest.approx(work[1])
 
 
-@pytest.mark.parametrize("num_slots", [4, 16, 64, 100, 320])
+@cases("num_slots", [16, 100, 4, 64, 320], few=2)
 @pytest.mark.parametrize("overlap", [*BATCHES, *OVERCOMMITS], ids=str)
 def test_a_turn_does_one_batchs_work_and_never_in_fewer_rounds_than_its_slots_allow(
     long_tail: Workload, overlap: Overlap, num_slots: int
@@ -57,7 +58,7 @@ def test_a_turn_does_one_batchs_work_and_never_in_fewer_rounds_than_its_slots_al
     assert all(window.context <= long_tail.max_tokens - 2 for window in rounds.windows)
 
 
-@pytest.mark.parametrize("num_slots", [4, 16, 64, 100, 320])
+@cases("num_slots", [4, 100, 16, 64, 320], few=2)
 @pytest.mark.parametrize("num_rows", [1, 7, 64])
 def test_a_larger_setting_never_takes_more_rounds(long_tail: Workload, num_rows: int, num_slots: int) -> None:
     turns = SteadyState(long_tail)
@@ -76,7 +77,7 @@ def test_a_larger_setting_never_takes_more_rounds(long_tail: Workload, num_rows:
 
 
 @pytest.mark.parametrize("batches_in_flight", [2, 3, 4])
-@pytest.mark.parametrize("num_slots", [16, 48, 64, 96, 128, 256])
+@cases("num_slots", [16, 96, 256, 48, 64, 128], few=3)
 def test_fixed_lengths_wait_for_slots_or_for_their_turns(
     fixed: Workload, num_slots: int, batches_in_flight: int
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 from collections.abc import Iterator
@@ -83,7 +84,7 @@ def test_a_second_call_does_nothing_until_a_setting_or_a_file_is_missing(build: 
     assert (build / "report.json").read_bytes() == report
     (build / "prompts.jsonl").unlink()
     assert make(build, seed=0, recipe=QUICK)
-    assert make(build, seed=0, recipe=replace(QUICK, reward_steps=1))
+    assert make(build, seed=0, recipe=replace(QUICK, language_steps=1, reward_steps=1))
 
 
 @pytest.mark.slow
@@ -95,10 +96,13 @@ def test_prompts_are_distinct_and_of_eight_to_forty_eight_tokens(build: Path) ->
     assert all(8 <= len(encode(prompt)) <= 48 for prompt in known + held_out)
 
 
+TOKENIZER = functools.cache(byte_tokenizer)
+
+
 @given(st.text())
 @settings(max_examples=200)
 def test_the_tokenizer_gives_any_text_back(text: str) -> None:
-    tokenizer = byte_tokenizer(512)
+    tokenizer = TOKENIZER(512)
     for spelt in (text, text + "<eos><bos>"):
         ids = tokenizer(spelt).input_ids
         assert ids == encode(spelt)

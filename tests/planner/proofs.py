@@ -10,6 +10,7 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.proof.checker import refusals
 from meshwright.planner.proof.prover import prove
 from meshwright.planner.proof.space import Enumeration
+from meshwright.planner.solver.result import Limits
 from tests.planner.drawn import model_of
 from tests.planner.jobs import mixed_facts, mixture_facts, small_facts
 from tests.planner.plans import long_facts
@@ -30,7 +31,7 @@ def enumeration(facts: Facts, most_seconds: float = math.inf) -> Enumeration:
 def require_proof(facts: Facts) -> None:
     """Plans a job, proves a bound with few splits, and has it checked."""
     model = model_of(facts)
-    plan = compile_plan(facts, model)
+    plan = compile_plan(facts, model, limits=Limits(gap=0.05))
     assert isinstance(plan, Plan), plan
     proof = prove(plan, model, max_splits=20)
     assert refusals(proof, plan, model) == ()

@@ -28,6 +28,7 @@ from meshwright.profiles.trace import Span, write_spans
 from meshwright.profiles.workload import Workload
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
+from tests.seeds import cases
 
 DATE = "2026-11-21"
 FACTS = small_facts(memory_bytes=2**50)
@@ -268,9 +269,10 @@ def synchronous_plans() -> list[Plan]:
 
 
 SYNCHRONOUS = synchronous_plans()
+FEW = 4
 
 
-@pytest.mark.parametrize("plan", SYNCHRONOUS)
+@cases("plan", SYNCHRONOUS, few=FEW)
 def test_calibrating_on_our_own_simulated_trace_changes_nothing(plan: Plan) -> None:
     """Stages, collectives, refits and the step: all are as planned."""
     found = calibrate(plan, simulated(plan), TABLE, date=DATE)
@@ -298,21 +300,21 @@ def test_refits_that_took_longer_are_predicted_so() -> None:
     assert corrections(found) == {1.0}
 
 
-def test_a_step_that_took_longer_than_its_stages_is_charged_to_handovers() -> None:
-    for plan in SYNCHRONOUS:
-        seconds = predicted(plan, TABLE)
-        late = 0.5 * plan.period_seconds
-        last = max(plan.placements, key=lambda p: p.end_seconds).stage
-        spans = tuple(
-            replace(span, start_seconds=span.start_seconds + waited, end_seconds=span.end_seconds + waited)
-            for span in simulated(plan)
-            for waited in [late * (span.step + (span.instruction == last))]
-        )
-        found = calibrate(plan, spans, TABLE, date=DATE)
-        assert found.rows[-1].measured_seconds == pytest.approx(1.5 * plan.period_seconds)
-        assert found.rows[-1].after_seconds == pytest.approx(found.rows[-1].measured_seconds)
-        assert predicted(plan, found.table) == seconds
-        assert [c.traffic for c in found.table.traffic if c.seconds] == [Traffic.TRANSFER]
+@cases("plan", SYNCHRONOUS, few=FEW)
+def test_a_step_that_took_longer_than_its_stages_is_charged_to_handovers(plan: Plan) -> None:
+    seconds = predicted(plan, TABLE)
+    late = 0.5 * plan.period_seconds
+    last = max(plan.placements, key=lambda p: p.end_seconds).stage
+    spans = tuple(
+        replace(span, start_seconds=span.start_seconds + waited, end_seconds=span.end_seconds + waited)
+        for span in simulated(plan)
+        for waited in [late * (span.step + (span.instruction == last))]
+    )
+    found = calibrate(plan, spans, TABLE, date=DATE)
+    assert found.rows[-1].measured_seconds == pytest.approx(1.5 * plan.period_seconds)
+    assert found.rows[-1].after_seconds == pytest.approx(found.rows[-1].measured_seconds)
+    assert predicted(plan, found.table) == seconds
+    assert [c.traffic for c in found.table.traffic if c.seconds] == [Traffic.TRANSFER]
 
 
 def test_collectives_are_corrected_where_stages_of_one_shape_exchange_differently() -> None:

@@ -16,11 +16,11 @@ from tests.planner.plan.test_host_workers import facts_with, load, planned
 @pytest.fixture(scope="module")
 def slow() -> Plan:
     """A synchronous plan whose judge takes about as long as all else."""
-    return planned(facts_with(load("judge", 0.02, workers=64)))
+    return planned(facts_with(load("judge", 0.02, workers=64)), gap=0.05)
 
 
 def test_a_plan_without_rewards_on_hosts_has_nothing_to_hide() -> None:
-    assert host_rewards(planned(facts_with())) is None
+    assert host_rewards(planned(facts_with(), gap=0.05)) is None
 
 
 def test_rewards_that_begin_as_responses_end_are_sooner_there_than_all_at_once(slow: Plan) -> None:
@@ -31,7 +31,8 @@ def test_rewards_that_begin_as_responses_end_are_sooner_there_than_all_at_once(s
 
 
 def test_more_is_hidden_where_generation_works_ahead(slow: Plan) -> None:
-    ahead, now = host_rewards(planned(facts_with(load("judge", 0.02, workers=64), staleness=2))), host_rewards(slow)
+    plan = planned(facts_with(load("judge", 0.02, workers=64), staleness=1), gap=0.05)
+    ahead, now = host_rewards(plan), host_rewards(slow)
     assert ahead is not None
     assert now is not None
     assert ahead.added_seconds < now.added_seconds

@@ -36,7 +36,7 @@ def found() -> tuple[Plan, ...]:
     first = best()
     assert first is not None
     search = whole_space_search(first, RandomModel(4, 2**20), Limits(gap=0.0))
-    return best_structures(first, FIXED, search, count=4)
+    return best_structures(first, FIXED, search, count=3)
 
 
 @pytest.mark.check_all
@@ -50,5 +50,5 @@ def test_no_structure_that_is_left_out_is_faster(found: tuple[Plan, ...]) -> Non
 
 
 def test_the_structures_are_different_and_valid(found: tuple[Plan, ...]) -> None:
-    assert len({structure(plan) for plan in found}) == len(found) == 4
+    assert len({structure(plan) for plan in found}) == len(found) == 3
     assert all(verify(plan) == () and plan.pins == found[0].pins for plan in found)

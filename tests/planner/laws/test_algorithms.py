@@ -40,7 +40,7 @@ from tests.seeds import seeds
 
 CASES: list[tuple[Algorithm, bool]] = [("grpo", True), ("grpo", False), ("rloo", True), ("reinforce++", False)]
 OF_A_CRITIC = re.compile(r"critic(?!al)|values?\b|ppo", re.IGNORECASE)
-LIMITS = Limits(max_deterministic_time=20.0)
+LIMITS = Limits(max_deterministic_time=20.0, gap=0.05)
 
 
 def model_of(facts: Facts) -> CostModel:

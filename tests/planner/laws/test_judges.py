@@ -59,7 +59,7 @@ def judged_facts(judge: dict[str, Any] = JUDGE, *, ranks_per_node: int = 2) -> F
 @cache
 def planned() -> Plan:
     facts = judged_facts()
-    plan = compile_plan(facts, cost_model_of(facts), limits=Limits(max_deterministic_time=20.0))
+    plan = compile_plan(facts, cost_model_of(facts), limits=Limits(max_deterministic_time=20.0, gap=0.05))
     assert isinstance(plan, Plan), plan
     return plan
 

@@ -42,7 +42,7 @@ from meshwright.profiles.hardware import MixedCluster, require_uniform
 from meshwright.profiles.layout import Layout
 from tests.planner.jobs import mixed_facts
 from tests.planner.report.pages import contents_of
-from tests.seeds import seeds
+from tests.seeds import cases, seeds
 
 MIB = 2**20
 LIMITS = Limits(gap=0.01, max_deterministic_time=5.0)
@@ -168,7 +168,7 @@ def test_the_search_equals_trying_everything_where_stages_may_span_two_kinds(see
     assert solve(problem, Limits()).objective == best_makespan(problem)
 
 
-@pytest.mark.parametrize("batch_size", [2, 4])
+@cases("batch_size", [4, 2], few=1)
 def test_the_search_equals_trying_everything(batch_size: int) -> None:
     facts = mixed_facts(batch_size=batch_size, memory_bytes=(40 * MIB, 24 * MIB))
     model, pins = model_of(facts), parse_pins(FIXED, PPO_GRAPH)

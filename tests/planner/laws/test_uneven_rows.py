@@ -28,6 +28,7 @@ from meshwright.profiles.stages import GENERATE
 from tests.planner.drawn import model_of
 from tests.planner.jobs import RandomModel, small_facts
 from tests.planner.problems import everywhere
+from tests.seeds import cases
 
 
 def facts(batch_size: int = 16) -> Facts:
@@ -75,7 +76,7 @@ def test_three_ranks_are_not_slower_with_a_batch_that_they_do_not_divide_than_wi
     assert uneven.period_seconds <= even.period_seconds * 1.001
 
 
-@pytest.mark.parametrize("seed", range(1, 4))
+@cases("seed", [1, 2, 3], few=1)
 def test_the_search_equals_trying_everything(seed: int) -> None:
     """With all but the actor's log-probabilities and training pinned, on batches of 7."""
     few = small_facts(ranks_per_node=3, batch_size=7)

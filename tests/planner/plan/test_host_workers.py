@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ from meshwright.planner.plan.verify import verify
 from meshwright.planner.program.program import Receive, Send, lower
 from meshwright.planner.simulation.sampled_durations import Sampled
 from meshwright.planner.simulation.simulate import simulate
+from meshwright.planner.solver.result import Limits
 from meshwright.profiles.environment.latency import CallKey, LatencySpec, TimedCalls
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.stages import ENVIRONMENT, GENERATE
@@ -47,8 +49,9 @@ def facts_with(*rewards: RewardLoad, staleness: int = 0) -> Facts:
     return facts.model_copy(update={"workload": workload, "rewards": rewards, "staleness": staleness})
 
 
-def planned(facts: Facts) -> Plan:
-    found = compile_plan(facts, cost_model(facts.cluster, facts.workload, facts.precision, None))
+def planned(facts: Facts, gap: float | None = None) -> Plan:
+    model = cost_model(facts.cluster, facts.workload, facts.precision, None)
+    found = compile_plan(facts, model, limits=Limits(gap=gap))
     assert isinstance(found, Plan)
     return found
 
@@ -57,6 +60,12 @@ def planned(facts: Facts) -> Plan:
 def slow() -> Plan:
     """The judge takes about as long as all else."""
     return planned(facts_with(load("judge", 0.05), load("maths", 0.001, is_remote=False)))
+
+
+@pytest.fixture(scope="module")
+def without() -> Plan:
+    """Without rewards on hosts."""
+    return planned(facts_with())
 
 
 def waits(plan: Plan) -> dict[str, float]:
@@ -73,12 +82,11 @@ def test_what_is_waited_at_least_is_measured_where_all_latencies_are(num_measure
     assert term.source == (Source.MEASURED if num_measured == 2 else Source.ANALYTIC)
 
 
-def test_a_plan_without_rewards_on_hosts_has_no_workers() -> None:
-    plan = planned(facts_with())
-    assert with_workers(plan) is plan
-    assert waits(plan) == {}
-    assert plan.workers == ()
-    assert not min_reward_wait(plan.facts, "actor_train").terms
+def test_a_plan_without_rewards_on_hosts_has_no_workers(without: Plan) -> None:
+    assert with_workers(without) is without
+    assert waits(without) == {}
+    assert without.workers == ()
+    assert not min_reward_wait(without.facts, "actor_train").terms
 
 
 def test_a_plan_verifies_states_its_costs_and_reads_as_it_was_written(slow: Plan, tmp_path: Path) -> None:
@@ -114,22 +122,22 @@ def test_functions_share_the_processors_of_a_host(slow: Plan) -> None:
     assert max_workers_of(slow, maths) == slow.facts.cluster.parts[0].cpus // slow.placement(GENERATE).layout.dp
 
 
-def test_a_quick_reward_costs_nothing_for_other_stages_run_meanwhile() -> None:
-    quick, without = planned(facts_with(load("maths", 0.001, is_remote=False))), planned(facts_with())
+def test_a_quick_reward_costs_nothing_for_other_stages_run_meanwhile(without: Plan) -> None:
+    quick = planned(facts_with(load("maths", 0.001, is_remote=False)))
     assert quick.period_seconds == pytest.approx(without.period_seconds, rel=0.01)
 
 
 def test_generation_that_works_ahead_hides_a_slow_judge() -> None:
     """What is waited behind the generation lies beside the next one."""
     judge = load("judge", 0.02)
-    ahead, whole = planned(facts_with(judge, staleness=2)), planned(facts_with(judge))
-    without = planned(facts_with(staleness=2))
-    assert ahead.period_seconds - without.period_seconds < 0.5 * (whole.period_seconds - without.period_seconds)
+    ahead, whole = planned(facts_with(judge, staleness=1), gap=0.05), planned(facts_with(judge), gap=0.05)
+    quick = planned(facts_with(staleness=1), gap=0.05)
+    assert ahead.period_seconds - quick.period_seconds < 0.5 * (whole.period_seconds - quick.period_seconds)
 
 
 def test_a_judge_slower_than_a_turn_moves_training_to_the_end_of_the_next(slow: Plan) -> None:
     """Of two turns the generation, the wait and the training take all: g + w + t = 2 p where nothing else binds."""
-    plan = planned(facts_with(load("judge", 0.05), staleness=1))
+    plan = planned(facts_with(load("judge", 0.05), staleness=1), gap=0.05)
     assert plan.ahead[GENERATE] == 1
     assert verify(plan) == ()
     assert evaluate(plan) == plan
@@ -182,17 +190,26 @@ def test_a_simulation_that_draws_lengths_draws_calls_too(slow: Plan) -> None:
     assert found.mean == pytest.approx(slow.period_seconds, rel=0.2)
 
 
+@functools.cache
+def behind_a_slow_judge(staleness: int) -> Plan:
+    return planned(facts_with(load("judge", 0.05), staleness=staleness))
+
+
 @cases("staleness", [1, 2, 0], few=1)
-def test_no_pinned_plan_is_faster_where_a_judge_is_slow(staleness: int) -> None:
+@cases(
+    "pin",
+    ["actor_train.pool=0:1", "actor_generate.pool=0:2", "actor_train.pool=1:1", "ref_logprob.pool=0:2"],
+    few=2,
+)
+def test_no_pinned_plan_is_faster_where_a_judge_is_slow(pin: str, staleness: int) -> None:
     """A plan that let generation and training wait for each other's rewards was called the best: the bound knew of the
     mean of a call alone, and nothing of what is handed to a later turn."""
-    facts = facts_with(load("judge", 0.05), staleness=staleness)
-    best, model = planned(facts), cost_model(facts.cluster, facts.workload, facts.precision, None)
+    best = behind_a_slow_judge(staleness)
+    model = cost_model(best.facts.cluster, best.facts.workload, best.facts.precision, None)
     assert best.solver.gap <= best.solver.requested_gap
-    for pin in ("actor_generate.pool=0:2", "actor_train.pool=0:1", "actor_train.pool=1:1", "ref_logprob.pool=0:2"):
-        pinned = compile_plan(facts, model, pins=(pin,))
-        if isinstance(pinned, Plan):
-            assert pinned.period_seconds >= best.solver.bound_seconds
+    pinned = compile_plan(best.facts, model, pins=(pin,))
+    if isinstance(pinned, Plan):
+        assert pinned.period_seconds >= best.solver.bound_seconds
 
 
 def test_what_a_generation_keeps_waiting_is_at_least_what_is_searched_with(slow: Plan) -> None:

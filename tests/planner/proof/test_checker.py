@@ -24,8 +24,7 @@ from meshwright.profiles.documents import canonical_json
 from meshwright.profiles.errors import BadInput
 from tests.planner.jobs import RandomModel, small_facts
 from tests.planner.mutations import mutate
-
-NUM_MUTATIONS = 500
+from tests.seeds import cases
 
 NAMES = (*PPO_GRAPH.by_name, *AMOUNTS, "memory", "time", "nobody")
 
@@ -93,8 +92,7 @@ def test_a_single_case_proves_its_own_bound_and_no_more() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("staleness", [0, 1, 2])
-@pytest.mark.parametrize("seed", range(2))
+@cases(("seed", "staleness"), [(seed, staleness) for staleness in range(3) for seed in range(2)], few=[(0, 0), (1, 1)])
 def test_no_proof_is_above_the_best_plan(seed: int, staleness: int) -> None:
     """The search proves its plans optimal, by other means."""
     facts = small_facts(ranks_per_node=2 if staleness else 4, batch_size=8, memory_bytes=2**30).model_copy(
@@ -107,12 +105,13 @@ def test_no_proof_is_above_the_best_plan(seed: int, staleness: int) -> None:
 
 
 @pytest.mark.slow
-def test_every_change_of_a_proof_is_refused_or_proves_what_it_states(tmp_path: Path) -> None:
+@cases("num_mutations", [150, 500], few=1)
+def test_every_change_of_a_proof_is_refused_or_proves_what_it_states(num_mutations: int, tmp_path: Path) -> None:
     """Trees that prove the same are several: nothing but a tree may be changed."""
     plan, model, proof = proven()
     draw, path, num_refused = random.Random(0), tmp_path / "proof.json", 0
     document = json.loads(canonical_json(proof))
-    for _ in range(NUM_MUTATIONS):
+    for _ in range(num_mutations):
         mutation = mutate(draw, document, NAMES)
         path.write_text(json.dumps(mutation.document))
         try:
@@ -126,4 +125,4 @@ def test_every_change_of_a_proof_is_refused_or_proves_what_it_states(tmp_path: P
         assert all(sentence.endswith((".", "?")) and "\n" not in sentence for sentence in found), (str(mutation), found)
         may_be = mutation.path[0] in ("trees", "cutoff_seconds")  # what is looked at, and more, may prove as much
         assert found or may_be or found_proof == proof, str(mutation)
-    assert num_refused > NUM_MUTATIONS / 2
+    assert num_refused > num_mutations / 2

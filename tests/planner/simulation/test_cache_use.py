@@ -20,7 +20,7 @@ from meshwright.profiles.workload import Workload
 from tests.planner.drawn import TIMES, carrying_over, model_of, plan_of
 from tests.planner.jobs import small_facts
 from tests.runtime.plans_by_hand import Where, plan_by_hand
-from tests.seeds import seeds
+from tests.seeds import cases, seeds
 
 
 def counted(prompts: list[int], starts: list[int], ends: list[int], group_size: int, num_rounds: int) -> list[int]:
@@ -94,7 +94,7 @@ def use(schedule: Schedule, dp: int = 1, *, num_rows: int = 64, response: Length
     return found
 
 
-@pytest.mark.parametrize("slots", [32, 64])
+@cases("slots", [32, 64], few=1)
 @pytest.mark.parametrize("how", [{"batches_in_flight": 3}, {"overcommit": 32}], ids=str)
 def test_sequences_that_run_on_use_a_larger_share_than_a_turn_alone(slots: int, how: dict[str, int]) -> None:
     alone, running_on = (use(Schedule(generation_slots=slots, **more)) for more in ({}, how))
@@ -103,7 +103,7 @@ def test_sequences_that_run_on_use_a_larger_share_than_a_turn_alone(slots: int, 
     assert running_on.mean_share > 1.6 * alone.mean_share
 
 
-@pytest.mark.parametrize(
+@cases(
     ("slots", "batches", "dp", "response"),
     [
         (64, 2, 4, NARROW),
@@ -115,6 +115,7 @@ def test_sequences_that_run_on_use_a_larger_share_than_a_turn_alone(slots: int, 
         (256, 2, 1, NARROW),
         (512, 4, 1, TAIL),
     ],
+    few=[(64, 2, 4, NARROW), (256, 2, 4, TAIL), (512, 4, 1, TAIL)],
 )
 def test_the_peak_of_batches_in_flight_is_about_what_is_planned(
     slots: int, batches: int, dp: int, response: LengthSpec
@@ -128,9 +129,7 @@ def test_the_peak_of_batches_in_flight_is_about_what_is_planned(
     assert 0.8 < found.peak_share < 1.15
 
 
-@pytest.mark.parametrize(
-    ("slots", "extra", "dp", "response"), [(64, 64, 1, TAIL), (192, 64, 4, TAIL), (192, 64, 1, NARROW)]
-)
+@cases(("slots", "extra", "dp", "response"), [(64, 64, 1, TAIL), (192, 64, 4, TAIL), (192, 64, 1, NARROW)], few=1)
 def test_the_peak_of_what_is_overcommitted_is_about_what_is_planned(
     slots: int, extra: int, dp: int, response: LengthSpec
 ) -> None:

@@ -21,6 +21,7 @@ from meshwright.planner.simulation.simulated_flight import (
 )
 from meshwright.planner.simulation.simulated_generation import simulate_batch
 from meshwright.runtime.inference.slots import Finish, LiveGroup, PartialResponse, Prompt, Response
+from tests.seeds import cases
 
 _AXES = np.array([1.0, 1024.0]), np.array([1.0, 10_000.0])
 TIMES = RoundTimes(
@@ -106,10 +107,10 @@ def prompt_of(one: SimulatedSequence) -> Prompt:
     return Prompt(row=one.row, sample_id=0, tokens=tokens, step=one.step, max_response=one.response_tokens)
 
 
-@pytest.mark.parametrize("num_stages", [1, 2, 3])
-@pytest.mark.parametrize("num_slots", [2, 5, 8, 24])
+@cases("num_stages", [1, 3, 2], few=2)
+@cases("num_slots", [5, 24, 2, 8], few=2)
 @pytest.mark.parametrize(("batches", "extra"), [(2, 0), (4, 0), (1, 2), (1, 8)])
-@pytest.mark.parametrize("least_rounds", [0, 7, 40])
+@cases("least_rounds", [0, 40, 7], few=2)
 def test_it_delivers_what_the_runtime_delivers_token_by_token(
     num_stages: int, num_slots: int, batches: int, extra: int, least_rounds: int
 ) -> None:

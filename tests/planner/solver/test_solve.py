@@ -24,7 +24,7 @@ from meshwright.planner.solver.result import Effort, Limits, Result, picked_mode
 from meshwright.planner.solver.solve import least_memory, solve
 from meshwright.planner.solver.transfer_ticks import TransferTicks
 from tests.planner.problems import everywhere, random_blocks, random_graph, random_problem, with_carried
-from tests.seeds import seeds
+from tests.seeds import cases, seeds
 
 SHAPES = (
     {"num_ranks": 4, "num_tasks": 4, "num_modes": 3},
@@ -54,7 +54,7 @@ def check(asked: Problem, result: Result) -> None:
         assert mode in everywhere(asked).modes(name)
 
 
-@seeds(20, all=640)
+@seeds(16, all=640)
 def test_the_solver_finds_what_brute_force_finds(seed: int) -> None:
     asked = problem(seed)
     result = solve(asked, Limits())
@@ -63,7 +63,7 @@ def test_the_solver_finds_what_brute_force_finds(seed: int) -> None:
     check(asked, result)
 
 
-@seeds(12, all=300)
+@seeds(7, all=300)
 def test_the_solver_finds_what_brute_force_finds_on_graphs_of_any_roles(seed: int) -> None:
     asked = random_graph(seed)
     assert 3 <= len(asked.tasks) <= 9
@@ -72,7 +72,7 @@ def test_the_solver_finds_what_brute_force_finds_on_graphs_of_any_roles(seed: in
     check(asked, result)
 
 
-@seeds(8, all=96)
+@seeds(4, all=96)
 def test_what_is_handed_to_a_later_turn_is_part_of_the_search(seed: int) -> None:
     make = random_blocks if seed % 4 < 3 else random_problem
     asked = with_carried(seed, make(seed, num_ranks=4, num_tasks=3, num_modes=3))
@@ -95,7 +95,7 @@ def test_a_search_ends_within_the_gap_that_was_asked(seed: int, gap: float) -> N
     assert result.objective - result.bound <= gap * result.objective
 
 
-@seeds(8, all=64)
+@seeds(4, all=64)
 def test_a_search_answers_within_what_is_asked_or_says_that_nothing_is(seed: int) -> None:
     asked = problem(seed)
     best = best_makespan(everywhere(asked))
@@ -167,7 +167,7 @@ def test_a_run_that_is_streamed_to_starts_early_but_not_before_its_producer() ->
 
 
 @pytest.mark.parametrize("make", [random_problem, random_blocks])
-@pytest.mark.parametrize("seed", [3, 7, 11])
+@cases("seed", [3, 7, 11], few=1)
 def test_a_search_that_is_cut_short_still_bounds_its_answer(seed: int, make: Callable[..., Problem]) -> None:
     asked = make(seed, num_ranks=8, num_tasks=5, num_modes=14)
     full, short = solve(asked, Limits()), solve(asked, Limits(max_deterministic_time=1e-9))

@@ -19,23 +19,19 @@ from tests.planner.drawn import model_of
 from tests.planner.jobs import small_facts
 from tests.planner.trainers.plans import NAMES, facts_of, main_algorithm
 from tests.planner.trainers.written import CONFIG, plan_of, written
+from tests.seeds import cases
 
 LIMITS = Limits(gap=0.3)
 
 
-OTHERS = (("verl", "rloo"), ("openrlhf", "grpo"), ("slime", "grpo"))
+OTHERS: tuple[tuple[str, Algorithm], ...] = (("verl", "rloo"), ("openrlhf", "grpo"), ("slime", "grpo"))
 EXPORTED = [
-    pytest.param(
-        *case,
-        staleness,
-        marks=[pytest.mark.check_all] if case[0] in ("skyrl", "areal") or (staleness and case in OTHERS) else [],
-    )
-    for case in (*((name, main_algorithm(name)) for name in NAMES), *OTHERS)
-    for staleness in (0, 1)
+    (*case, staleness) for case in (*((name, main_algorithm(name)) for name in NAMES), *OTHERS) for staleness in (0, 1)
 ]
+FEW = [("verl", "ppo", 1), ("nemo-rl", "ppo", 0), ("openrlhf", "ppo", 0), ("slime", "grpo", 0)]
 
 
-@pytest.mark.parametrize(("name", "algorithm", "staleness"), EXPORTED)
+@cases(("name", "algorithm", "staleness"), EXPORTED, few=FEW)
 def test_what_was_exported_costs_the_same_when_it_is_imported(
     tmp_path: Path, name: str, algorithm: Algorithm, staleness: int
 ) -> None:
@@ -205,7 +201,7 @@ def facts_in(trainer: str, directory: Path) -> tuple[ParsedConfig, Facts]:
     return configured, resolve(source.job(configured, directory), directory)
 
 
-@pytest.mark.parametrize("trainer", BUDGETS)
+@cases("trainer", BUDGETS, few=["verl", "nemo-rl", "areal"])
 def test_ranks_that_share_sequences_take_as_many_rows_as_their_budgets_hold_together(
     tmp_path: Path, trainer: str
 ) -> None:

@@ -24,6 +24,7 @@ from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
 from tests.planner.trainers.configurations import configuration
 from tests.planner.trainers.plans import NAMED, NAMES, best, facts_for
+from tests.seeds import cases
 
 JOB = Path(__file__).parents[3] / "examples/7b-8xa100-80gb/job.yaml"
 SAMPLES = (
@@ -42,20 +43,18 @@ BATCHES = (
     "trainer.train_batch_size",
     "train_dataset.batch_size",
 )
-WRITTEN = [
-    pytest.param(name, algorithm, marks=[pytest.mark.check_all] if name in ("skyrl", "areal") else [])
-    for name in NAMES
-    for algorithm in TRAINERS[name].algorithms
-    if algorithm != "ppo"
-]
+WRITTEN = [(name, algorithm) for name in NAMES for algorithm in TRAINERS[name].algorithms if algorithm != "ppo"]
 
 
 def no_model(_facts: Facts) -> CostModel:
     raise AssertionError("nothing has to be searched")
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
-@pytest.mark.parametrize("name", NAMED)
+@cases(
+    ("name", "staleness"),
+    [(name, staleness) for name in NAMES for staleness in (0, 1)],
+    few=[("verl", 0), ("nemo-rl", 1), ("openrlhf", 0), ("slime", 0)],
+)
 def test_what_a_trainer_can_say_is_written_as_it_is(name: str, staleness: int) -> None:
     plan = best(name, staleness).plan
     found = export(TRAINERS[name], plan, no_model)
@@ -65,7 +64,7 @@ def test_what_a_trainer_can_say_is_written_as_it_is(name: str, staleness: int) -
     assert parse(Plan, found.files["plan.json"], "plan") == plan
 
 
-@pytest.mark.parametrize("name", NAMED)
+@cases("name", NAMES, few=["openrlhf", "slime"])
 def test_what_it_cannot_say_is_listed_and_priced(name: str) -> None:
     facts = facts_for(name)
     plan = random_plan(3, facts, model_of(facts))
@@ -95,7 +94,7 @@ def test_a_job_that_it_cannot_hold_has_no_export() -> None:
     assert export(TRAINERS["openrlhf"], plan, model_of) is None
 
 
-@pytest.mark.parametrize(("name", "algorithm"), WRITTEN)
+@cases(("name", "algorithm"), WRITTEN, few=[("verl", "rloo"), ("nemo-rl", "grpo"), ("slime", "reinforce++")])
 def test_a_plan_without_a_critic_is_written_without_one(name: str, algorithm: Algorithm) -> None:
     plan = best(name, algorithm=algorithm).plan
     found = export(TRAINERS[name], plan, no_model)
@@ -116,7 +115,7 @@ def test_an_algorithm_that_is_not_written_for_a_trainer_is_refused_by_name() -> 
         export(TRAINERS["nemo-rl"], plan, no_model)
 
 
-@pytest.mark.parametrize("name", NAMED)
+@cases("name", NAMES, few=["verl", "nemo-rl"])
 def test_a_plan_is_priced_with_what_the_trainer_generates_with(name: str) -> None:
     trainer, ours = TRAINERS[name], best(name).plan.facts.model_copy(update={"engine": "meshwright-eager"})
     plan = re_evaluate(best(name).plan, ours, model_of(ours))

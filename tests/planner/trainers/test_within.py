@@ -20,12 +20,15 @@ from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.stages import GENERATE
 from tests.planner.drawn import model_of
 from tests.planner.jobs import small_facts
-from tests.planner.trainers.plans import NAMED, best, facts_for
+from tests.planner.trainers.plans import NAMES, best, facts_for
+from tests.seeds import cases
 
 
-@pytest.mark.parametrize("algorithm", [None, "grpo"])
-@pytest.mark.parametrize("staleness", [0, 1])
-@pytest.mark.parametrize("name", NAMED)
+@cases(
+    ("name", "staleness", "algorithm"),
+    [(name, staleness, algorithm) for name in NAMES for staleness in (0, 1) for algorithm in (None, "grpo")],
+    few=[("verl", 1, None), ("nemo-rl", 0, "grpo"), ("openrlhf", 1, "grpo"), ("slime", 0, None)],
+)
 def test_the_plan_is_valid_keeps_its_way_and_has_a_bound(
     name: str, staleness: int, algorithm: Algorithm | None
 ) -> None:
@@ -36,7 +39,7 @@ def test_the_plan_is_valid_keeps_its_way_and_has_a_bound(
     assert found.plan.ahead[GENERATE] <= staleness
 
 
-@pytest.mark.parametrize("name", NAMED)
+@cases("name", NAMES, few=["verl", "slime"])
 def test_no_plan_of_a_trainer_is_better_than_the_best_of_all(name: str) -> None:
     facts = facts_for(name)
     free = best_plan(facts, model_of(facts), limits=Limits(gap=0.0))
@@ -44,7 +47,7 @@ def test_no_plan_of_a_trainer_is_better_than_the_best_of_all(name: str) -> None:
     assert best(name).plan.period_seconds >= free.period_seconds * (1 - 1e-9)
 
 
-@pytest.mark.parametrize("name", NAMED)
+@cases("name", NAMES, few=["nemo-rl", "openrlhf"])
 def test_its_bound_holds_for_other_plans_that_it_can_say(name: str) -> None:
     facts = facts_for(name)
     exact = best_expressible_plan(TRAINERS[name], facts, model_of(facts), limits=Limits(gap=0.0))
@@ -52,7 +55,7 @@ def test_its_bound_holds_for_other_plans_that_it_can_say(name: str) -> None:
     assert best(name).plan.solver.bound_seconds <= exact.plan.period_seconds * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("name", ["verl", "slime"])
+@cases("name", ["verl", "slime"], few=1)
 def test_micro_batches_that_have_to_be_alike_may_be_capped_by_tokens(name: str) -> None:
     facts = facts_for(name)
     tail = facts.workload.model_copy(update={"response": LengthSpec(max=2048, median=64, p99=512)})

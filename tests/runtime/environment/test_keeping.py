@@ -14,6 +14,7 @@ import pytest
 from meshwright.runtime.environment.samples import RewardError
 from meshwright.runtime.environment.worker import Worker
 from tests.runtime.environment.samples import MODULE, sample
+from tests.seeds import cases
 
 ROOT = Path(__file__).parents[3]
 RANK = f"""\
@@ -37,9 +38,10 @@ def settled(process: psutil.Process, number: int) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize(
+@cases(
     ("response", "number"),
-    [("holds the interpreter", 2), ("is stopped", 2), ("has children of its own sessions", 4)],
+    [("holds the interpreter", 2), ("has children of its own sessions", 4), ("is stopped", 2)],
+    few=2,
 )
 def test_nothing_is_left_of_a_worker_when_its_rank_is_killed(response: str, number: int) -> None:
     command = [sys.executable, "-c", RANK.format(response=response)]
@@ -52,7 +54,7 @@ def test_nothing_is_left_of_a_worker_when_its_rank_is_killed(response: str, numb
     assert psutil.wait_procs(started, timeout=5.0)[1] == []
 
 
-@pytest.mark.parametrize("response", ["holds the interpreter", "is stopped", "has children of its own sessions"])
+@cases("response", ["is stopped", "has children of its own sessions", "holds the interpreter"], few=2)
 def test_nothing_is_left_of_a_call_that_took_too_long(response: str) -> None:
     worker = Worker(f"{MODULE}:restless", 1.0)
     before = set(psutil.Process().children(recursive=True))

@@ -97,17 +97,21 @@ RULED = [
 
 
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
-    directory = tmp_path_factory.mktemp("job")
-    return request_of(write_job(directory, num_ranks=1), directory / "run").plan
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_job(tmp_path_factory.mktemp("job"), num_ranks=1)
+
+
+@pytest.fixture(scope="module")
+def plan(path: Path) -> Plan:
+    return request_of(path, path.with_name("run")).plan
 
 
 @pytest.fixture
-def asked(tmp_path: Path, request: pytest.FixtureRequest) -> RunFile:
+def asked(path: Path, request: pytest.FixtureRequest) -> RunFile:
     """Of a job of the algorithm that has settings under the key that is asked about; of PPO for all others, with an
     adapter of the actor where its models are asked about, with turns where they or their tool are, and with dynamic
     sampling or the environment of an engine where that is."""
-    job, called = read_job(write_job(tmp_path, num_ranks=1)), getattr(request.node, "callspec", None)
+    job, called = read_job(path), getattr(request.node, "callspec", None)
     key = called.params["key"] if called else ""
     own = "grpo" if key.startswith("workload.dynamic_sampling.") else key.partition(".")[0]
     if own in ("grpo", "rloo", "reinforce"):
@@ -132,7 +136,7 @@ def asked(tmp_path: Path, request: pytest.FixtureRequest) -> RunFile:
     if key.startswith("workload.dynamic_sampling."):
         workload = job.workload.model_copy(update={"dynamic_sampling": DynamicSampling(acceptance=0.5)})
         job = job.model_copy(update={"workload": workload})
-    return RunFile(job=job, directory=str(tmp_path), prompts="as they were")
+    return RunFile(job=job, directory=str(path.parent), prompts="as they were")
 
 
 def with_settings(job: Job, key: str) -> Job:

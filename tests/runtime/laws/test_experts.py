@@ -173,12 +173,24 @@ def planned(stage: str) -> list[str]:
     return [str(layout) for layout in sorted(set(found))]
 
 
-def test_experts_agree_with_transformers_in_every_planned_layout(tmp_path: Path) -> None:
+OF_EACH_KIND = [
+    "tp2,pp1,dp1",
+    "tp1,pp1,dp4,ep2",
+    "tp1,pp2,dp2,ep2",
+    "tp2,pp1,dp2,ep2",
+    "tp2,pp1,dp2,ep2,sp",
+    "tp2,pp1,dp2,ep4,etp1",
+    "tp2,pp2,dp1,ep2,etp1,sp",
+]
+"""Planned layouts in which experts are held whole or in parts, by replicas or by ranks that share the rest."""
+
+
+@cases("layouts", [OF_EACH_KIND, planned("ref_logprob")], few=1, ids=["of each kind", "all"])
+def test_experts_agree_with_transformers_in_planned_layouts(tmp_path: Path, layouts: list[str]) -> None:
     directory = mixture(tmp_path / "model")
     expected = expected_logprobs(directory, tokens())
-    assert {"tp2,pp1,dp2,ep2", "tp2,pp1,dp2,ep2,sp", "tp1,pp2,dp2,ep2"} < set(planned("ref_logprob"))
-    assert {"tp2,pp1,dp1,ep2,etp1", "tp2,pp1,dp2,ep4,etp1", "tp2,pp1,dp2,ep2,etp1,sp"} < set(planned("ref_logprob"))
-    for layout in ("tp1", *planned("ref_logprob")):
+    assert set(OF_EACH_KIND) < set(planned("ref_logprob"))
+    for layout in ("tp1", *layouts):
         check_logprobs(directory, layout, expected)
 
 
@@ -286,7 +298,13 @@ def test_weights_of_a_tokens_experts_need_not_sum_to_one(tmp_path: Path) -> None
 
 
 HOWS = {
-    "Mixtral": [How(layout, 1) for layout in planned("actor_train")],
+    "Mixtral": [
+        How("tp1,pp1,dp4,ep2", 1),
+        How("tp2,pp1,dp2,ep2,sp", 1),
+        How("tp1,pp2,dp2,ep2,vpp2", 1),
+        How("tp2,pp1,dp2,ep4,etp1,sp", 1),
+        How("tp2,pp2,dp1,ep2,etp1,sp", 1),
+    ],
     "Qwen3Moe": [
         How("tp2,sp", 2, "full"),
         How("tp2,dp2,ep2,sp", 1, "selective"),
@@ -321,6 +339,13 @@ HOWS = {
 @cases("family", FAMILIES, few=["Mixtral"])
 def test_an_update_of_experts_is_the_same_however_it_is_computed(tmp_path: Path, family: str) -> None:
     assert_updates_are_those_of_one_rank(mixture(tmp_path / "model", family), HOWS[family], tmp_path)
+
+
+@pytest.mark.check_all
+def test_an_update_of_experts_is_the_same_in_every_planned_layout(tmp_path: Path) -> None:
+    every = [How(layout, 1) for layout in planned("actor_train")]
+    assert set(HOWS["Mixtral"]) < set(every)
+    assert_updates_are_those_of_one_rank(mixture(tmp_path / "model"), every, tmp_path)
 
 
 def _different_rows(directory: Path, layout: str) -> list[Tensor] | None:

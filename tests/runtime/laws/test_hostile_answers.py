@@ -19,15 +19,19 @@ from tests.runtime.environment import hostile
 from tests.runtime.environment.samples import sample
 from tests.runtime.environment.test_tools import call
 from tests.runtime.environment.test_unit_tests import CHEATS, HUNGRY
+from tests.seeds import cases
 
 ANSWERS = hostile.answers()
 FEW = sorted(ANSWERS)[::9]
 FUNCTIONS = sorted(hostile.REWARDS)
+FEW_FUNCTIONS = ["it hangs", "it is killed", "it leaves a child", "it calls itself", "a surly exception", "no number"]
 TOOLS = sorted(hostile.TOOLS)
+FEW_TOOLS = ["it holds the interpreter", "it is stopped", "it writes into every file", "an interrupt", "17 MiB"]
 TIMEOUT_SECONDS, MORE_SECONDS = 0.3, 1.5
 
 
-def require_failed_or_scored_in_time(name: str) -> None:
+@cases("name", sorted(ANSWERS), few=FEW)
+def test_an_answer_of_a_judge_is_a_score_or_a_failure_in_time(name: str) -> None:
     with hostile.server(ANSWERS[name]) as (url, asked):
         judge = Judge(url, timeout_seconds=TIMEOUT_SECONDS)
         crew = RewardWorkers("judge", lambda: judge, num_workers=1, failure_score=-1.0)
@@ -38,17 +42,6 @@ def require_failed_or_scored_in_time(name: str) -> None:
         assert score == -1.0 or name.endswith(": a truth")
         assert len(asked) == 1
         crew.close()
-
-
-@pytest.mark.parametrize("name", FEW)
-def test_an_answer_of_a_judge_is_a_score_or_a_failure_in_time(name: str) -> None:
-    require_failed_or_scored_in_time(name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(ANSWERS) - set(FEW)))
-def test_every_other_answer_of_a_judge_is_so_too(name: str) -> None:
-    require_failed_or_scored_in_time(name)
 
 
 def test_without_a_failure_score_the_reason_is_printable_and_names_the_way_out() -> None:
@@ -64,7 +57,7 @@ def test_without_a_failure_score_the_reason_is_printable_and_names_the_way_out()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FUNCTIONS)
+@cases("name", FUNCTIONS, few=FEW_FUNCTIONS)
 def test_whatever_a_reward_does_its_sample_fails_alone_in_time(name: str) -> None:
     crew = RewardWorkers("mine", lambda: Worker(f"{hostile.MODULE}:reward", 1.0), num_workers=1, failure_score=-1.0)
     assert crew.score(sample("well")).result(60.0).score == 1.0
@@ -76,7 +69,7 @@ def test_whatever_a_reward_does_its_sample_fails_alone_in_time(name: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TOOLS)
+@cases("name", TOOLS, few=FEW_TOOLS)
 def test_whatever_a_tool_does_its_call_is_answered_in_time(name: str) -> None:
     tools = ToolWorkers(
         Tool(function=f"{hostile.MODULE}:tool", workers=1, timeout_seconds=1.0, failure_answer="failed")

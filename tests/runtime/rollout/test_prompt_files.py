@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.profiles.errors import BadInput
@@ -62,6 +62,7 @@ def saved(rows: list[dict[str, Any]], path: Path) -> Path:
     return path
 
 
+@settings(max_examples=25)
 @given(ROWS)
 def test_rows_are_those_that_were_written_whatever_the_file(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]

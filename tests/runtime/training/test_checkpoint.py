@@ -180,4 +180,10 @@ def test_a_rank_that_is_killed_while_a_checkpoint_is_read_is_no_fault_of_the_che
     saved = tmp_path / "saved"
     _merge(tmp_path, Run(places={"actor": ("dp2", 0)}, num_updates=0, written=saved))
     with pytest.raises(RunFailed, match=r"SIGKILL|rank 0 failed: RuntimeError"):
-        launch(_loads_until_one_is_killed, saved, num_ranks=2, setup=ProcessSetup("cpu"))
+        launch(
+            _loads_until_one_is_killed,
+            saved,
+            num_ranks=2,
+            setup=ProcessSetup("cpu"),
+            preload="meshwright.runtime.execution.train",
+        )
