@@ -23,7 +23,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "7b-8xa100-80gb" / "job.yaml"
 def plan_with(engine: EngineName) -> Plan:
     """One plan of 7B on 8 A100 under each engine: the same placements, costed otherwise."""
     facts = resolve(read_job(EXAMPLE).model_copy(update={"engine": engine}), EXAMPLE.parent)
-    return random_plan(2, facts, cost_model_of(facts))
+    return random_plan(5, facts, cost_model_of(facts))
 
 
 def test_each_of_our_engines_is_told_what_the_other_would_take() -> None:

@@ -127,4 +127,4 @@ def test_an_explanation_says_what_is_trained_and_where_there_is_no_copy() -> Non
     assert found.adapter is not None
     one, two, *_ = found.adapter.sentences
     assert one.startswith("actor: an adapter of rank 4 on linear_qkv, linear_proj, linear_fc1, linear_fc2: 0.0 million")
-    assert "ref copy" in two or "a copy of the actor's weights of its own" in two
+    assert "ref copy" in two or "has its own copy of the actor's weights" in two
