@@ -52,15 +52,15 @@ def test_a_number_that_is_not_legal_is_read_as_a_smaller_one_and_what_cannot_be_
     configured = READERS["verl"].read(written("verl", plan, tmp_path))
     said = [one for one in configured.fields if not one.what.startswith("ref_logprob.")]
     said += [
-        ParsedField("ref_logprob.micro_batch_size", 3, ("a.b",)),
+        ParsedField("ref_logprob.micro_batch_size", 5, ("a.b",)),
         ParsedField("ref_logprob.layout", "tp3", ("c.d",)),
     ]
     found = evaluate_config(
         READERS["verl"], replace(configured, fields=tuple(said)), facts_of(), model_of, limits=LIMITS
     )
     assert found.plan is not None
-    assert found.plan.placement("ref_logprob").schedule.micro_batch_size == 2
-    assert "a.b: ref_logprob.micro_batch_size=3 is read as 2" in found.notes
+    assert found.plan.placement("ref_logprob").schedule.micro_batch_size == 4
+    assert "a.b: ref_logprob.micro_batch_size=5 is read as 4" in found.notes
     assert any(note.startswith("c.d: pin 'ref_logprob.layout=tp3") and "left free" in note for note in found.notes)
 
 
