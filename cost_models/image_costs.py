@@ -58,10 +58,10 @@ def weight_params(model: ModelSpec) -> int:
 
 
 def working_bytes(encoder: ImageEncoder, images: Images, num_tokens: N, element_bytes: int) -> N:
-    """Return the bytes alive while the images of a pass of `num_tokens` tokens are encoded.
+    """Return the bytes alive while the images of a pass, of `num_tokens` tokens together, are encoded.
 
-    They are those of the widest point of a block for the largest image, and the outputs for all tokens of the pass, at
-    most, which the first layers of the text model read.
+    They are those of the widest point of a block for the largest image, and the outputs for all images, which the first
+    layers of the text model read.
     """
     patches = images.tokens.max * encoder.patches_per_token
     block = 2 * encoder.hidden_size + max(4 * encoder.hidden_size, _mlp_elements(encoder))

@@ -541,7 +541,7 @@ class RankMemory(Generic[N]):
         tokens = self._micro_batch_tokens(settings)
         tally = TermSums[N]()
         tally.add("working set", tokens * self._sizes.working_bytes)
-        self._add_images(tally, tokens)
+        self._add_images(tally, tokens * self._layout.cp, self._least_row_tokens(settings))
         self._add_capped_scores(tally, tokens, trains=False)
         self._add_gathered(tally, tokens, trains=False)
         self._add_logits(tally, tokens, trains=False)
@@ -570,7 +570,7 @@ class RankMemory(Generic[N]):
             unfused = where(is_recomputed, tokens + 0 * in_flight, in_flight * tokens * num_layers)
             tally.add("unfused operators", unfused * sizes.unfused_bytes)
             tally.add("backward working set", tokens * sizes.backward_bytes)
-        self._add_images(tally, tokens)
+        self._add_images(tally, tokens * self._layout.cp, self._least_row_tokens(settings))
         self._add_capped_scores(tally, tokens, trains=True)
         self._add_gathered(tally, tokens, trains=True)
         self._add_logits(tally, tokens, trains=True)
@@ -589,10 +589,20 @@ class RankMemory(Generic[N]):
         capped = context_parallel_tokens(settings.micro_batch_tokens, cp)
         return where(settings.micro_batch_tokens > 0, capped, settings.micro_batch_size * longest)
 
-    def _add_images(self, tally: TermSums[N], tokens: N) -> None:
-        """Add what is alive while the images of a pass are encoded; a frozen encoder keeps nothing else."""
-        if (encoder := self._model.image_encoder) and self._workload.images:
-            tally.add(IMAGE_ENCODER, working_bytes(encoder, self._workload.images, tokens, self._size))
+    def _least_row_tokens(self, settings: PassSettings[N]) -> N:
+        """Return the fewest tokens of a row of a pass that its images are counted with: those of a prompt alone if the
+        stage streams or a cap of tokens lets short rows share a pass, else those of the longest sequence."""
+        longest = self._workload.max_tokens + 0 * settings.micro_batch_size
+        are_short = (settings.chunk_tokens > 0) | (settings.micro_batch_tokens > 0)
+        return where(are_short, self._workload.prompt.max, longest)
+
+    def _add_images(self, tally: TermSums[N], tokens: N, row_tokens: N) -> None:
+        """Add what is alive while the images of a pass of `tokens` tokens in rows of `row_tokens` are encoded; a frozen
+        encoder keeps nothing else. All images of a row are encoded on each of its context-parallel ranks."""
+        encoder, images = self._model.image_encoder, self._workload.images
+        if encoder and images:
+            in_row = min(images.max_tokens, self._workload.prompt.max)
+            tally.add(IMAGE_ENCODER, working_bytes(encoder, images, tokens * in_row / row_tokens, self._size))
 
     def _add_gathered(self, tally: TermSums[N], tokens: N, *, trains: bool) -> None:
         """Add the gathered keys and values of one layer from all context-parallel ranks.
@@ -702,7 +712,7 @@ class GenerationMemory(RankMemory[float]):
         longest_pass = max(max_prefill_tokens(slot_group, self._workload.prompt.max), num_rows)
         tally = TermSums[float]()
         tally.add("working set", max(longest_pass * token_bytes, num_blocks * self._decode_attention_bytes))
-        self._add_images(tally, longest_pass)
+        self._add_images(tally, longest_pass, self._workload.prompt.max)
         self._add_capped_scores(tally, longest_pass, trains=False)
         if self._part.is_last:
             tally.add("logits", num_rows * self._model.padded_vocab_size * (self._size + _SAMPLING_BYTES))

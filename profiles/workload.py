@@ -41,6 +41,11 @@ class Images(Document):
         return self.tokens.resolve()
 
     @property
+    def max_tokens(self) -> int:
+        """Maximum number of tokens of all images of a prompt."""
+        return self.number.max * self.tokens.max
+
+    @property
     def mean_tokens(self) -> float:
         """Mean number of tokens of all images of a prompt."""
         return self.mean_number * self.token_counts.mean

@@ -388,8 +388,8 @@ class Facts(Document):
             raise ValueError(sentence)
         if self.workload.images and not self.models.actor.image_encoder:
             raise ValueError(
-                f"workload.images: model {self.models.actor.name} of the actor reads no images; give a model that does, "
-                "or remove workload.images"
+                f"workload.images: model {self.models.actor.name} of the actor reads no images; give one that does, or "
+                "remove workload.images"
             )
         return self
 

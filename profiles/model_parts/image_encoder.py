@@ -71,9 +71,7 @@ class ImageEncoder:
         patches = self.hidden_size * (self.patch_elements + self.has_all_biases + self.num_positions)
         block = 2 * per_norm * self.hidden_size + _with_biases(self.block_linears)
         merger_norms = per_norm * (self.hidden_size + self.num_deepstack * self.merged_size)
-        return (
-            patches + self.num_blocks * block + merger_norms + self.num_mergers * _with_biases(self.merger_linears)
-        )
+        return patches + self.num_blocks * block + merger_norms + self.num_mergers * _with_biases(self.merger_linears)
 
 
 def _with_biases(linears: tuple[tuple[int, int], ...]) -> int:
@@ -187,12 +185,12 @@ def encoder_from_config(config: Mapping[str, Any], text_hidden_size: int, name: 
             f"model {where}: out_hidden_size={need('out_hidden_size')} is not the hidden_size={text_hidden_size} of "
             "its text model; correct the one that does not match the weights."
         )
-    num_full_blocks, window_patches, deepstack = num_blocks, 0, ()
+    num_full_blocks, window_patches, num_deepstack = num_blocks, 0, 0
     if is_windowed:
         num_full_blocks = len(_blocks(vision, "fullatt_block_indexes", num_blocks, where))
         window_patches = (max(1, need("window_size") // merge_size // patch_size) * merge_size) ** 2
     else:
-        deepstack = _blocks(vision, "deepstack_visual_indexes", num_blocks, where)
+        num_deepstack = len(_blocks(vision, "deepstack_visual_indexes", num_blocks, where))
     return ImageEncoder(
         num_blocks=num_blocks,
         hidden_size=need("hidden_size"),
@@ -204,7 +202,7 @@ def encoder_from_config(config: Mapping[str, Any], text_hidden_size: int, name: 
         num_full_blocks=num_full_blocks,
         window_patches=window_patches,
         num_positions=0 if is_windowed else count_or_zero(vision, "num_position_embeddings", where),
-        num_deepstack=len(deepstack),
+        num_deepstack=num_deepstack,
         gated_mlp=is_windowed,
         has_all_biases=not is_windowed,
     )

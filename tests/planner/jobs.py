@@ -155,9 +155,7 @@ def image_facts() -> Facts:
     models = RoleModels(**{**specs, "reward": facts.models.by_name["reward"]})
     number = LengthSpec(max=3, histogram=((1, 2.0), (3, 1.0)))
     images = Images(number=number, tokens=LengthSpec(max=24, histogram=((4, 1.0), (24, 1.0))))
-    return facts.model_copy(
-        update={"models": models, "workload": facts.workload.model_copy(update={"images": images})}
-    )
+    return facts.model_copy(update={"models": models, "workload": facts.workload.model_copy(update={"images": images})})
 
 
 def mixture_facts(facts: Facts) -> Facts:
