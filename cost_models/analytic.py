@@ -18,6 +18,7 @@ from meshwright.cost_models.communication import Groups, Network, groups_of
 from meshwright.cost_models.compute import AnalyticShard, Pass, PassColumns, Shard
 from meshwright.cost_models.cost import Cost, Memory, Source, Tally, TermSums, cost_of, least_trusted
 from meshwright.cost_models.generation_cost import ENGINE_SLEEP, ENGINE_WAKE, Generation, Work, generation_work
+from meshwright.cost_models.image_costs import IMAGE_ENCODER
 from meshwright.cost_models.kernels import element_bytes
 from meshwright.cost_models.lower_bounds import (
     RoundKinds,
@@ -307,7 +308,7 @@ class AnalyticModel(QueryLoop):
         if query.stage.generates:
             return super().seconds_of_choices(query, choices)
         shards, groups = sharded_by_each(query.model, choices.layout), groups_of(choices.layout, self._cluster)
-        pipeline = self._pipeline(query.stage, shards, groups, choices)
+        pipeline = self._pipeline(query, shards, groups, choices)
         layouts = [replace(query, layout=layout) for layout in choices.layouts]
         compute = BatchCompute(
             *choices.gather_by_schedule(self._compute_of_tables(layouts, choices.tables, all_chunks))
@@ -435,7 +436,7 @@ class AnalyticModel(QueryLoop):
         return PipelineCosts(
             num_rows=rows,
             updates=self._updates(query),
-            pipeline_of=lambda schedule: self._pipeline(query.stage, shards, groups, schedule),
+            pipeline_of=lambda schedule: self._pipeline(query, shards, groups, schedule),
             compute_of=lambda schedule: self._compute_of(query, rank_compute, rows, schedule),
             tail_of=lambda schedule: self._streamed(query.stage, rank_compute, rows, schedule, last_chunks),
             offload_addends=lambda offload: self._offload_seconds(query.stage, shards, offload).addends,
@@ -527,11 +528,17 @@ class AnalyticModel(QueryLoop):
         if need.preemptions:
             mean_prompt = self._workload.prompt_lengths.mean
             cost += generation.preemption(need.preemptions, need.preempted_tokens, mean_prompt)
-        cost += self._sleep_seconds(query)
+        cost += self._sleep_seconds(query) + self._encoding_seconds(query, replica)
         num_in_flight = 0 if self._splits.rollouts else min(overlap.in_flight(num_rows) - num_rows, num_slots)
         if not (query.recomputes_cache and num_in_flight):
             return cost
         return cost + generation.recomputation(num_in_flight, self._tokens_in_flight(), min(pp, num_slots))
+
+    def _encoding_seconds(self, query: StageQuery, replica: Replica) -> Cost:
+        """Return the seconds of encoding the images of a replica's prompts, once for all rows of a prompt."""
+        tally = Tally()
+        tally.add(IMAGE_ENCODER, replica.num_rows / replica.rows_per_prompt * self._image_seconds(query))
+        return tally.cost()
 
     def _replica(self, query: StageQuery) -> tuple[Replica, Overlap]:
         """Return the fullest replica and how its batches overlap. Raises BadInput if there are no slots."""
@@ -600,17 +607,24 @@ class AnalyticModel(QueryLoop):
         return self._batch_computes.memoize((rank_compute, chunks_of, stage.trains, num_rows, size, width), make)
 
     def _pipeline(
-        self, stage: Stage, shards: ShardedModel[N], groups: Groups[N], settings: PassSettings[N]
+        self, query: StageQuery, shards: ShardedModel[N], groups: Groups[N], settings: PassSettings[N]
     ) -> Pipeline[N]:
         return Pipeline(
-            stage=stage,
+            stage=query.stage,
             shards=shards,
             settings=settings,
             groups=groups,
             network=self._network(self._framework),
             element_bytes=self._size,
             framework=self._framework,
+            image_seconds=self._image_seconds(query),
         )
+
+    def _image_seconds(self, query: StageQuery) -> float:
+        """Return the mean seconds of encoding the images of a prompt, which no layout changes."""
+        if not (query.model.image_encoder and self._workload.images):
+            return 0.0
+        return self._shards(query)[1].image_seconds(self._workload.images)
 
     def _network(self, framework: Framework) -> Network:
         """Return the collective times between ranks that run this framework."""

@@ -500,7 +500,7 @@ def offload_seconds(
     Each rank uses its own link to the host, tensor by tensor, without overlap with compute. Raises BadInput if the
     stage has no such state.
     """
-    state = offloaded_state(stage, shards.layout, offload, shards.fullest, element_bytes)
+    state = offloaded_state(stage, shards, offload, shards.fullest, element_bytes)
     messages = len(state.amounts) * _TENSORS_PER_LAYER * shards.layer_counts.most
     bandwidth = cluster.host.bytes_per_second * efficiency.transfer_bytes
     one_way = messages * cluster.host.seconds + state.total / bandwidth

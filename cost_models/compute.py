@@ -13,6 +13,7 @@ from typing import Generic, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from meshwright.cost_models.cost import Source, least_trusted
+from meshwright.cost_models.image_costs import prompt_seconds
 from meshwright.cost_models.kernels import (
     DecodeSeconds,
     Heads,
@@ -31,6 +32,7 @@ from meshwright.profiles.model_parts.hf_config import SlidingWindow
 from meshwright.profiles.model_parts.linear_attention import LinearAttention
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.table import TimedPass
+from meshwright.profiles.workload import Images
 
 _BACKWARD_LAUNCHES = 2
 """Backward kernels per forward kernel: the gradients of the input and of the weight."""
@@ -283,6 +285,11 @@ class AnalyticShard(Shard):
             layers=layers,
             heads={},
         )
+
+    def image_seconds(self, images: Images | None) -> float:
+        """Return the mean seconds of encoding the images of a prompt; 0 without images, or for a model of text."""
+        encoder = self._model.image_encoder
+        return prompt_seconds(encoder, images, self._kernels, self._size) if encoder and images else 0.0
 
     def time(self, timed_pass: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds[float]:
         return self.total(timed_pass, ((1, rows, tokens, context),))

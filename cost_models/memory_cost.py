@@ -21,6 +21,7 @@ from typing import Generic, NamedTuple
 import numpy as np
 
 from meshwright.cost_models.cost import WEIGHTS, Addend, Memory, Source, TermSums, cost_of
+from meshwright.cost_models.image_costs import IMAGE_ENCODER, weight_params, working_bytes
 from meshwright.cost_models.micro_batches import context_parallel_tokens
 from meshwright.cost_models.params import ShardedModel, StagePart, micro_batches_in_flight, sharded
 from meshwright.cost_models.protocol import Bytes, BytesColumns, Memo
@@ -465,7 +466,7 @@ class RankMemory(Generic[N]):
         return _State([("state", resident, Source.ANALYTIC)], weights, [("state", offloaded, Source.ANALYTIC)])
 
     def _make_state(self, offload: Offload) -> _State[N]:
-        offloaded: TermSums[N] = offloaded_state(self._stage, self._layout, offload, self._part, self._size)
+        offloaded: TermSums[N] = offloaded_state(self._stage, self._shards, offload, self._part, self._size)
         weights: TermSums[N] = self._weights()
         optimizer: TermSums[N] = optimizer_state(self._stage, self._layout, self._part, self._size)
         names = {name for name, _, _ in offloaded.addends}
@@ -480,7 +481,7 @@ class RankMemory(Generic[N]):
         Every rank counts the parameters of the fullest pipeline stage, because another stage that shares the copy may
         need the most memory on another rank.
         """
-        return weight_copy(self._shards.max_params, self._size)
+        return weight_copy(self._shards.max_params + weight_params(self._model), self._size)
 
     def _known_working_memory(self, settings: PassSettings[N]) -> _WorkingMemory[N]:
         """Return the working memory; that of a single schedule is cached, and does not depend on what is offloaded."""
@@ -540,6 +541,7 @@ class RankMemory(Generic[N]):
         tokens = self._micro_batch_tokens(settings)
         tally = TermSums[N]()
         tally.add("working set", tokens * self._sizes.working_bytes)
+        self._add_images(tally, tokens * self._layout.cp, self._least_row_tokens(settings))
         self._add_capped_scores(tally, tokens, trains=False)
         self._add_gathered(tally, tokens, trains=False)
         self._add_logits(tally, tokens, trains=False)
@@ -568,6 +570,7 @@ class RankMemory(Generic[N]):
             unfused = where(is_recomputed, tokens + 0 * in_flight, in_flight * tokens * num_layers)
             tally.add("unfused operators", unfused * sizes.unfused_bytes)
             tally.add("backward working set", tokens * sizes.backward_bytes)
+        self._add_images(tally, tokens * self._layout.cp, self._least_row_tokens(settings))
         self._add_capped_scores(tally, tokens, trains=True)
         self._add_gathered(tally, tokens, trains=True)
         self._add_logits(tally, tokens, trains=True)
@@ -585,6 +588,21 @@ class RankMemory(Generic[N]):
         longest = where(chunk > 0, maximum(chunk, workload.prompt.max), whole)
         capped = context_parallel_tokens(settings.micro_batch_tokens, cp)
         return where(settings.micro_batch_tokens > 0, capped, settings.micro_batch_size * longest)
+
+    def _least_row_tokens(self, settings: PassSettings[N]) -> N:
+        """Return the fewest tokens of a row of a pass that its images are counted with: those of a prompt alone if the
+        stage streams or a cap of tokens lets short rows share a pass, else those of the longest sequence."""
+        longest = self._workload.max_tokens + 0 * settings.micro_batch_size
+        are_short = (settings.chunk_tokens > 0) | (settings.micro_batch_tokens > 0)
+        return where(are_short, self._workload.prompt.max, longest)
+
+    def _add_images(self, tally: TermSums[N], tokens: N, row_tokens: N) -> None:
+        """Add what is alive while the images of a pass of `tokens` tokens in rows of `row_tokens` are encoded; a frozen
+        encoder keeps nothing else. All images of a row are encoded on each of its context-parallel ranks."""
+        encoder, images = self._model.image_encoder, self._workload.images
+        if encoder and images:
+            in_row = min(images.max_tokens, self._workload.prompt.max)
+            tally.add(IMAGE_ENCODER, working_bytes(encoder, images, tokens * in_row / row_tokens, self._size))
 
     def _add_gathered(self, tally: TermSums[N], tokens: N, *, trains: bool) -> None:
         """Add the gathered keys and values of one layer from all context-parallel ranks.
@@ -641,7 +659,8 @@ class GenerationMemory(RankMemory[float]):
         linears = linears_of(self._shard)
         quantised = self._part.num_layers * linears.num_weights
         tally = TermSums[float]()
-        tally.add(WEIGHTS, (self._part.num_params - quantised) * self._size + quantised)
+        others = self._part.num_params - quantised + weight_params(self._model)
+        tally.add(WEIGHTS, others * self._size + quantised)
         tally.add("weight scales", self._part.num_layers * linears.num_outputs * SCALE_BYTES)
         return tally
 
@@ -666,7 +685,7 @@ class GenerationMemory(RankMemory[float]):
     def _add_process(self, tally: TermSums[float]) -> None:
         """Add the memory of an engine's own process beside its KV cache, which it frees after each run of the stage:
         the process, its copy of the weights, and the weights in transit, in shared memory and as a copy."""
-        weights_bytes = self._part.num_params * self._size
+        weights_bytes = (self._part.num_params + weight_params(self._model)) * self._size
         largest_tensor = self._model.padded_vocab_size * self._model.hidden_size * self._size
         tally.add(ENGINE_PROCESS, self._process_bytes)
         tally.add(ENGINE_WEIGHTS, weights_bytes)
@@ -693,6 +712,7 @@ class GenerationMemory(RankMemory[float]):
         longest_pass = max(max_prefill_tokens(slot_group, self._workload.prompt.max), num_rows)
         tally = TermSums[float]()
         tally.add("working set", max(longest_pass * token_bytes, num_blocks * self._decode_attention_bytes))
+        self._add_images(tally, longest_pass, self._workload.prompt.max)
         self._add_capped_scores(tally, longest_pass, trains=False)
         if self._part.is_last:
             tally.add("logits", num_rows * self._model.padded_vocab_size * (self._size + _SAMPLING_BYTES))
@@ -761,15 +781,15 @@ def optimizer_state(stage: Stage, layout: Degrees[N], part: StagePart[N], elemen
 
 
 def offloaded_state(
-    stage: Stage, layout: Degrees[N], offload: Offload, part: StagePart[N], element_bytes: int
+    stage: Stage, shards: ShardedModel[N], offload: Offload, part: StagePart[N], element_bytes: int
 ) -> TermSums[N]:
     """Return what is offloaded while the stage does not run. Raises BadInput if the stage has no such state."""
     if offload is Offload.WEIGHTS:
         if stage.is_trained:
             raise BadInput(f"{stage.name}: offload=weights is for roles that are not trained; use none.")
-        return weight_copy(part.num_params, element_bytes)
+        return weight_copy(part.num_params + weight_params(shards.model), element_bytes)
     if offload is Offload.OPTIMIZER:
         if not stage.trains:
             raise BadInput(f"{stage.name}: offload=optimizer is for stages that train; use none.")
-        return optimizer_state(stage, layout, part, element_bytes)
+        return optimizer_state(stage, shards.layout, part, element_bytes)
     return TermSums()

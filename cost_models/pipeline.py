@@ -27,6 +27,7 @@ from meshwright.cost_models.communication import (
 )
 from meshwright.cost_models.compute import AnalyticShard, PassColumns, Passes, PassSeconds, Shard
 from meshwright.cost_models.cost import Addend, Source, TermSums, source_where
+from meshwright.cost_models.image_costs import IMAGE_ENCODER
 from meshwright.cost_models.memory_cost import LayoutMemory
 from meshwright.cost_models.micro_batches import MicroBatches
 from meshwright.cost_models.params import ShardedModel, StagePart
@@ -135,7 +136,8 @@ class RankCompute:
 class Pipeline(Generic[N]):
     """Costs of one pass over a batch by one data-parallel replica, and of an optimizer update.
 
-    Each cost is a number for one choice of a stage, or an array, [choices], for several.
+    Each cost is a number for one choice of a stage, or an array, [choices], for several. `image_seconds` are those of
+    encoding the images of one row.
     """
 
     stage: Stage
@@ -145,6 +147,7 @@ class Pipeline(Generic[N]):
     network: Network
     element_bytes: int
     framework: Framework
+    image_seconds: float = 0.0
 
     def addends(self, compute: BatchCompute[N]) -> list[Addend[N]]:
         """Return the seconds over the micro-batches, forward-only or 1F1B, without the optimizer.
@@ -430,9 +433,12 @@ class Updates(Generic[N]):
 def step_addends(pipeline: Pipeline[N], compute: BatchCompute[N], updates: Updates[N], num_rows: N) -> list[Addend[N]]:
     """Return the seconds of a step without offload: of all updates, or of the one pass of a stage that does not train.
 
-    `num_rows` are the rows of the fullest replica, per update if the stage trains.
+    `num_rows` are the rows of the fullest replica, per update if the stage trains. Their images are encoded before the
+    first pipeline stage, in addition to what the slowest one computes.
     """
     one_pass: list[Addend[N]] = pipeline.addends(compute)
+    if pipeline.image_seconds:
+        one_pass.append((IMAGE_ENCODER, num_rows * pipeline.image_seconds, Source.ANALYTIC))
     if not updates.number:
         return one_pass
     update: list[Addend[N]] = pipeline.update_addends((updates.layer, updates.ends), updates.source)

@@ -42,6 +42,7 @@ from meshwright.profiles.model_parts.hf_config import (
     unrotated_layers_from_config,
     window_from_config,
 )
+from meshwright.profiles.model_parts.image_encoder import ImageEncoder, encoder_from_config, text_config_of
 from meshwright.profiles.model_parts.layer_kinds import LayerKind, layer_kinds_from_config
 from meshwright.profiles.model_parts.linear_attention import (
     LinearAttention,
@@ -122,6 +123,7 @@ class ModelSpec:
     expert_bias: bool = False  # biases of the router and of both matrices of each expert (gpt-oss)
     linear: LinearAttention | None = None  # in the layers whose kind says so, in place of attention
     layer_kinds: tuple[LayerKind, ...] = ()  # one for each layer; empty: attention, and experts after dense layers
+    image_encoder: ImageEncoder | None = None  # frozen, and not among `num_params`
     planned_parts: tuple[str, ...] = ()  # parts on which no size or cost depends, and which cannot be run
 
     def __hash__(self) -> int:
@@ -509,8 +511,13 @@ def read_model(path: Path, *, scalar_head: bool | None = None) -> ModelSpec:
 def model_from_config(config: Mapping[str, Any], *, name: str, scalar_head: bool | None = None) -> ModelSpec:
     """Return the model shape that the keys of a Hugging Face config describe; see `read_model`.
 
-    Raises BadInput for a missing key or a value that is not supported.
+    A model of images and text is its text model with an image encoder. Raises BadInput for a missing key or a value
+    that is not supported.
     """
+    text_config = text_config_of(config, name)
+    if text_config is not None:
+        text = model_from_config(text_config, name=name, scalar_head=scalar_head)
+        return replace(text, image_encoder=encoder_from_config(config, text.hidden_size, name))
     architecture, family, has_scalar_head = _architecture(config, name)
     known = FAMILIES[family]
     original_config, config, parts = config, complete_config(config, family, name), known.parts
@@ -692,6 +699,11 @@ _WITHOUT_SCALAR_HEAD = ("Granite", "Glm4Moe", "MiniMaxM2", "Qwen3_5Moe", "Llama4
 
 def run_violations(spec: ModelSpec) -> Iterator[str]:
     """One sentence per reason why a model that can be planned cannot be run; none if it can."""
+    if spec.image_encoder:
+        yield (
+            f"model {spec.name} reads images: it can be planned and simulated, and running models of images is future "
+            "work; give a model of text."
+        )
     if spec.experts and not spec.architecture.startswith(RUN_EXPERT_FAMILIES):
         yield (
             f"model {spec.name} has experts, which can be planned and simulated but not run in {spec.architecture}; "

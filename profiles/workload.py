@@ -20,7 +20,35 @@ from meshwright.profiles.packing import rows_per_prompt
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.speculation import NO_DRAFTS, DraftRound, Speculation
 
+_IMAGES = "images of the prompts, for models that read them; prompt lengths include the tokens of images"
 _BEST_OF = "samples of each prompt that are generated and scored, of which the best group_size are trained on"
+
+
+class Images(Document):
+    """Images of a prompt: their number, and the tokens that the image encoder makes of each of them."""
+
+    number: LengthSpec = Field(description="images of each prompt; its lengths are numbers of images")
+    tokens: LengthSpec = Field(description="tokens of each image, after neighbouring patches are merged")
+
+    @cached_property
+    def mean_number(self) -> float:
+        """Mean number of images of a prompt."""
+        return self.number.resolve().mean
+
+    @cached_property
+    def token_counts(self) -> Histogram:
+        """Distribution of the tokens of an image."""
+        return self.tokens.resolve()
+
+    @property
+    def max_tokens(self) -> int:
+        """Maximum number of tokens of all images of a prompt."""
+        return self.number.max * self.tokens.max
+
+    @property
+    def mean_tokens(self) -> float:
+        """Mean number of tokens of all images of a prompt."""
+        return self.mean_number * self.token_counts.mean
 
 
 class Workload(Document):
@@ -33,6 +61,7 @@ class Workload(Document):
     response: LengthSpec = Field(
         description="response lengths in tokens, the end token included; with turns, of one turn"
     )
+    images: Images | None = Field(default=None, description=_IMAGES)
     turns: ToolTurns | None = Field(
         default=None, description="turns of generation and of a tool, where a rollout has several"
     )
@@ -53,6 +82,18 @@ class Workload(Document):
             raise ValueError(
                 f"batch_size={self.batch_size} is not a multiple of group_size={self.group_size}, the sequences of a "
                 f"prompt; use {nearest}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _prompts_hold_their_images(self) -> Self:
+        if not self.images:
+            return self
+        tokens, longest, mean = self.images.mean_tokens, self.images.tokens.max, self.prompt_lengths.mean
+        if tokens > mean or longest > self.prompt.max:
+            raise ValueError(
+                f"images have {tokens:.0f} tokens a prompt on average and {longest} at most each, and prompts, which "
+                f"include them, have {mean:.0f} and {self.prompt.max}; give longer prompts, or fewer or smaller images"
             )
         return self
 

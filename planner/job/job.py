@@ -386,6 +386,11 @@ class Facts(Document):
         require_ref_is_base(self.models.by_name, self.graph.train_stage, ref_is_base=self.ref_is_base)
         for sentence in old_logprobs_violations(self.old_logprobs, self.algorithm, self.workload):
             raise ValueError(sentence)
+        if self.workload.images and not self.models.actor.image_encoder:
+            raise ValueError(
+                f"workload.images: model {self.models.actor.name} of the actor reads no images; give one that does, or "
+                "remove workload.images"
+            )
         return self
 
     @cached_property

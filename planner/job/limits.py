@@ -144,6 +144,9 @@ def _check_model(where: str, spec: ModelSpec) -> Iterator[str]:
         sizes.append(("latent", spec.latent, ("query_rank", "kv_rank", "nope_dim", "rope_dim", "value_dim")))
     if spec.latent and spec.latent.indexer:
         sizes.append(("latent.indexer", spec.latent.indexer, ("num_heads", "head_dim", "num_tokens")))
+    if spec.image_encoder:
+        of_encoder = "num_blocks", "hidden_size", "ffn_size", "output_size", "patch_elements", "merge_size"
+        sizes.append(("image_encoder", spec.image_encoder, (*of_encoder, "num_positions")))
     for part, value, names in sizes:
         yield from _check_maxima(f"{where}.{part}", value, dict.fromkeys(names, _MODEL_MAXIMA["hidden_size"]))
 
@@ -159,6 +162,9 @@ def _check_workload(workload: Workload) -> Iterator[str]:
         )
     for name in ("prompt", "response"):
         yield from _check_lengths(f"workload.{name}", getattr(workload, name))
+    if workload.images:
+        yield from _check_lengths("workload.images.number", workload.images.number)
+        yield from _check_lengths("workload.images.tokens", workload.images.tokens)
 
 
 def _check_lengths(where: str, lengths: LengthSpec) -> Iterator[str]:

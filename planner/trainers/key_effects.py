@@ -364,7 +364,7 @@ REASONS: Sequence[tuple[str, Sequence[str]]] = (
         ("*hf_config_overrides*", "*.megatron_recipe", "spec", "use-gated-attention", "*.model_config_kwargs*"),
     ),
     (
-        "images and audio are not costed: sequences are of text tokens",
+        "images are not read from the configuration, state them in workload.images; audio is not costed",
         ("multimodal-keys", "*vlm*", "*audio*", "*.vision_language_generator"),
     ),
     ("a critic has the actor's layout and pool", ("megatron-config-path",)),

@@ -114,6 +114,7 @@ RULES = MappingProxyType(
         "workload.best_of": Rule(Effect.NONE, "it decides the sample ids of a step"),
         "workload.prompt": _SAME_PROMPTS,
         "workload.response": _AT_ONCE,
+        "workload.images": _AT_ONCE,
         "workload.turns": _AT_ONCE,
         "workload.speculation": _AT_ONCE,
         "workload.dynamic_sampling": Rule(Effect.NONE, "which prompts come next follows from it"),

@@ -14,7 +14,7 @@ from meshwright.planner.plan.steps_ahead import search_cases, steps_ahead_patter
 from meshwright.planner.search.legal_choices import legal_choice_table
 from meshwright.profiles.choice_table import ChoiceTable
 from meshwright.profiles.stages import Stage
-from tests.planner.jobs import critic_free_facts, mixed_facts, mixture_facts, small_facts
+from tests.planner.jobs import critic_free_facts, image_facts, mixed_facts, mixture_facts, small_facts
 from tests.planner.plans import long_facts
 from tests.seeds import cases
 
@@ -29,6 +29,7 @@ JOBS = {
     "long": long_facts(),
     "two kinds": mixed_facts(),
     "no critic": critic_free_facts("grpo"),
+    "images": image_facts(),
 }
 
 

@@ -8,7 +8,7 @@ from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Memory, TermSums
 from meshwright.cost_models.generation_cost import ENGINE_SLEEP, ENGINE_WAKE
 from meshwright.cost_models.memory_cost import offloaded_state, optimizer_state, weight_copy
-from meshwright.cost_models.params import StagePart
+from meshwright.cost_models.params import StagePart, sharded
 from meshwright.cost_models.protocol import StageQuery, bytes_of
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
@@ -407,7 +407,7 @@ def state_of(query: StageQuery, size: int, part: StagePart[float] = PART) -> dic
 
 
 def offloaded(query: StageQuery, offload: Offload) -> dict[str, float]:
-    return amounts(offloaded_state(query.stage, query.layout, offload, PART, 2))
+    return amounts(offloaded_state(query.stage, sharded(query.model, query.layout), offload, PART, 2))
 
 
 def test_a_copy_takes_its_elements_and_only_training_keeps_more(query: Callable[..., StageQuery]) -> None:

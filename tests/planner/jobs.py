@@ -14,10 +14,11 @@ from meshwright.profiles.experts import Experts
 from meshwright.profiles.hardware import Cluster, Device, Link, MixedCluster
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_parts.adapter import Adapter
+from meshwright.profiles.model_parts.image_encoder import ImageEncoder
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Recompute, Schedule
 from meshwright.profiles.stages import TEACHERS, Stage, StageGraph
-from meshwright.profiles.workload import Workload
+from meshwright.profiles.workload import Images, Workload
 
 
 def model_spec(name: str, *, num_heads: int = 4, num_layers: int = 4, hidden_size: int = 64) -> ModelSpec:
@@ -133,6 +134,28 @@ def stated(graph: StageGraph) -> OwnGraph:
         OwnStage(name=host.name, kind="environment", reads=host.reads, writes=host.writes) for host in graph.host_stages
     )
     return OwnGraph(stages=(first, *hosted, *others))
+
+
+def image_facts() -> Facts:
+    """Small facts whose models read one to three images of a prompt, but for the reward model, which reads text."""
+    facts = small_facts()
+    encoder = ImageEncoder(
+        num_blocks=2,
+        hidden_size=32,
+        ffn_size=64,
+        num_heads=2,
+        output_size=64,
+        patch_elements=24,
+        merge_size=2,
+        num_full_blocks=1,
+        window_patches=16,
+        num_deepstack=1,
+    )
+    specs = {role: replace(spec, image_encoder=encoder) for role, spec in facts.models.by_name.items()}
+    models = RoleModels(**{**specs, "reward": facts.models.by_name["reward"]})
+    number = LengthSpec(max=3, histogram=((1, 2.0), (3, 1.0)))
+    images = Images(number=number, tokens=LengthSpec(max=24, histogram=((4, 1.0), (24, 1.0))))
+    return facts.model_copy(update={"models": models, "workload": facts.workload.model_copy(update={"images": images})})
 
 
 def mixture_facts(facts: Facts) -> Facts:

@@ -5,19 +5,25 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+import pytest
+
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Cost
+from meshwright.cost_models.image_costs import IMAGE_ENCODER
 from meshwright.cost_models.protocol import StageQuery
 from meshwright.planner.compile import best_plan, compile_plan
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.no_plan import NoPlan
+from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.documents import canonical_json, parse
+from meshwright.profiles.errors import BadInput
 from meshwright.profiles.experts import Experts
-from tests.planner.jobs import RandomModel, ToyModel, small_facts
+from tests.planner.jobs import RandomModel, ToyModel, image_facts, small_facts
 from tests.seeds import seeds
 
 
@@ -43,6 +49,26 @@ def test_a_compiled_plan_verifies_and_the_evaluator_reproduces_it(seed: int) -> 
     assert evaluate(plan) == plan
     assert plan.solver.status == "optimal"
     assert plan.solver.gap < 1e-4
+
+
+def test_a_plan_of_a_model_that_reads_images_verifies_is_read_back_and_simulated() -> None:
+    facts = image_facts()
+    plan = compile_plan(facts, AnalyticModel(facts.cluster, facts.workload, facts.precision))
+    assert isinstance(plan, Plan)
+    assert verify(plan) == ()
+    assert evaluate(plan) == plan
+    assert parse(Plan, canonical_json(plan), "plan") == plan
+    encoding = {placement.stage for placement in plan.placements if placement.cost.amount(IMAGE_ENCODER)}
+    assert encoding == {placement.stage for placement in plan.placements} - {"reward_score"}
+    simulated = simulate(plan, steps=2)
+    assert simulated.steps.mean == pytest.approx(plan.period_seconds)
+
+
+def test_images_of_an_actor_that_reads_text_are_refused_in_one_sentence() -> None:
+    facts = image_facts()
+    text = facts.models.model_copy(update={"actor": small_facts().models.actor})
+    with pytest.raises(BadInput, match="model actor of the actor reads no images; give one that does, or remove"):
+        parse(Facts, canonical_json(facts.model_copy(update={"models": text})), "facts")
 
 
 def test_a_plan_with_spread_experts_verifies_and_is_read_back() -> None:

@@ -18,6 +18,7 @@ from meshwright.runtime.launch.torchrun import LaunchedRank
 from meshwright.runtime.records import run_directory
 from meshwright.runtime.records.run_directory import locked, write_run_file
 from meshwright.runtime.rollout.prompts import read_data
+from tests.planner.jobs import image_facts
 from tests.runtime.execution.test_resume import save
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.small_job import write_job
@@ -85,6 +86,13 @@ def test_models_with_experts_that_are_not_built_are_refused(asked: RunRequest) -
     models = facts.models.model_copy(update={"ref": mixture})
     plan = asked.plan.model_copy(update={"facts": facts.model_copy(update={"models": models})})
     refused(replace(asked, plan=plan), "has experts, which can be planned and simulated but not run")
+
+
+def test_models_that_read_images_are_refused(asked: RunRequest) -> None:
+    reader = image_facts().models.actor
+    models = asked.plan.facts.models.model_copy(update={"ref": reader})
+    plan = asked.plan.model_copy(update={"facts": asked.plan.facts.model_copy(update={"models": models})})
+    refused(replace(asked, plan=plan), "reads images: it can be planned and simulated, and running models of images is")
 
 
 def test_a_plan_for_the_engine_of_another_trainer_is_refused(asked: RunRequest) -> None:

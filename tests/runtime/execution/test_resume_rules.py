@@ -26,6 +26,7 @@ from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.speculation import Speculation
 from meshwright.profiles.stages import TEACHERS
+from meshwright.profiles.workload import Images
 from meshwright.runtime.execution.resume import RULES, Effect, changes, rule_of, sampling_digests
 from meshwright.runtime.records.run_directory import RunFile
 from tests.runtime.small_job import request as request_of
@@ -89,6 +90,7 @@ MEASURED = LatencySpec(
 TURNS = ToolTurns(
     number=LengthSpec(max=2, fixed=2), result=LengthSpec(max=2, fixed=2), latency_seconds=MEASURED, max_tokens=8
 )
+IMAGES = Images(number=LengthSpec(max=1, fixed=1), tokens=LengthSpec(max=2, fixed=2))
 RULED = [
     pytest.param(key, kind, id=key)
     for key, kind in LEAVES
@@ -109,8 +111,8 @@ def plan(path: Path) -> Plan:
 @pytest.fixture
 def asked(path: Path, request: pytest.FixtureRequest) -> RunFile:
     """Of a job of the algorithm that has settings under the key that is asked about; of PPO for all others, with an
-    adapter of the actor where its models are asked about, with turns where they or their tool are, and with dynamic
-    sampling or the environment of an engine where that is."""
+    adapter of the actor where its models are asked about, with turns where they or their tool are, and with images,
+    dynamic sampling or the environment of an engine where that is."""
     job, called = read_job(path), getattr(request.node, "callspec", None)
     key = called.params["key"] if called else ""
     own = "grpo" if key.startswith("workload.dynamic_sampling.") else key.partition(".")[0]
@@ -130,6 +132,9 @@ def asked(path: Path, request: pytest.FixtureRequest) -> RunFile:
     if key.startswith(("tool.", "workload.turns.")):
         workload = job.workload.model_copy(update={"turns": TURNS})
         job = job.model_copy(update={"tool": Tool(function="calculator"), "workload": workload})
+    if key.startswith("workload.images."):
+        workload = job.workload.model_copy(update={"images": IMAGES})
+        job = job.model_copy(update={"workload": workload})
     if key.startswith("workload.speculation."):
         workload = job.workload.model_copy(update={"speculation": Speculation(acceptance=(0.25,))})
         job = job.model_copy(update={"workload": workload})
