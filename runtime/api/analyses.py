@@ -125,7 +125,7 @@ def summary(
 
     >>> answer = api.summary(plan, price=2.5, num_steps=100)
     >>> f"{answer.cost.gpu_hours:.0f} GPU-hours for {answer.cost.money:.0f}"
-    '63 GPU-hours for 158'
+    '63 GPU-hours for 157'
     """
     require_valid(plan)
     require_number("price", price, minimum=0)
@@ -140,7 +140,7 @@ def step_interval(plan: Plan, table: Table | None = None) -> Interval:
 
     >>> range_of_step = api.step_interval(plan)
     >>> f"{plan.period_seconds:.0f} s, between {range_of_step.p10:.0f} and {range_of_step.p90:.0f} s in 8 of 10 cases"
-    '284 s, between 259 and 312 s in 8 of 10 cases'
+    '283 s, between 258 and 311 s in 8 of 10 cases'
     """
     require_valid(plan)
     spread = table.spread if table else 0.0
@@ -210,7 +210,7 @@ def whatif(
 
     >>> what = api.whatif(plan, [{"workload.response.max": 512, "workload.response.fixed": 512}])
     >>> f"{what.answers[0].difference.step_seconds:+.0f} s"
-    '-100 s'
+    '-98 s'
     """
     require_valid(plan)
     require_number("price", price, minimum=0)

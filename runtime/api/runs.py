@@ -54,7 +54,7 @@ def simulate(
 
     >>> simulation = api.simulate(plan, steps=2, sampled=False)
     >>> [f"{seconds:.1f} s" for seconds in simulation.steps.seconds]
-    ['284.2 s', '284.2 s']
+    ['283.4 s', '283.4 s']
     """
     require_valid(plan)
     require_number("steps", steps, minimum=1)

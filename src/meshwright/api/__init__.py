@@ -14,7 +14,7 @@ A job becomes the facts that planning needs, and facts become a plan:
 >>> api.verify(plan)
 ()
 >>> f"{plan.period_seconds:.0f} s a step, proven to be within {plan.solver.gap:.0%} of the best"
-'284 s a step, proven to be within 9% of the best'
+'283 s a step, proven to be within 9% of the best'
 
 Documents can be inspected; they are immutable:
 

@@ -57,10 +57,10 @@ def profiled() -> Table:
 
 
 TABLE = profiled()
-PLANS = [random_plan(seed, FACTS, cost_model(FACTS.cluster, FACTS.workload, FACTS.precision, TABLE)) for seed in (1, 2)]
+PLANS = [random_plan(seed, FACTS, cost_model(FACTS.cluster, FACTS.workload, FACTS.precision, TABLE)) for seed in (2, 4)]
 
 
-@pytest.fixture(params=PLANS, ids=["seed 1", "seed 2"])
+@pytest.fixture(params=PLANS, ids=["seed 2", "seed 4"])
 def plan(request: pytest.FixtureRequest) -> Plan:
     found: Plan = request.param
     return found

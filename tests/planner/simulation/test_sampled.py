@@ -25,7 +25,7 @@ SPEC = model_spec("actor")
 
 @seeds(2, all=8)
 def test_equal_lengths_give_the_planned_seconds_back(seed: int) -> None:
-    plan = plan_of(seed, LengthSpec(max=128, fixed=128))
+    plan = plan_of(seed, LengthSpec(max=128, fixed=128), batch_size=24)
     work = Sampled(plan, model_of, seed=0).of_step(0)
     for placement in plan.placements:
         tolerance = 0.02 if placement.stage == "actor_generate" else 1e-9  # rounds are costed at twelve mean contexts
@@ -87,9 +87,9 @@ def test_replicas_share_the_work_of_many_rows_as_evenly_as_the_longest_allows() 
 
 @seeds(2, all=8)
 def test_equal_lengths_keep_every_slot_live_that_the_rows_fill(seed: int) -> None:
-    plan = plan_of(seed, LengthSpec(max=128, fixed=128))
+    plan = plan_of(seed, LengthSpec(max=128, fixed=128), batch_size=24)
     placement = plan.placement("actor_generate")
-    rows = 16 // placement.layout.dp
+    rows = 24 // placement.layout.dp
     rounds = -(-rows // placement.schedule.generation_slots)
     live = Sampled(plan, model_of, seed=0).of_step(0).live_sequences["actor_generate"]
     assert live == (rows / rounds,) * placement.layout.dp
