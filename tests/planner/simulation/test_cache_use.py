@@ -154,8 +154,8 @@ def test_replicas_never_hold_more_than_all_slots_could(overcommits: bool) -> Non
         carried = InFlightGeneration(plan, lambda _: lengths, TIMES, 1.0, lambda _, extra=schedule.overcommit: extra)
         held = list(itertools.chain.from_iterable(carried.of_step(step).held for step in range(6)))
         assert all(0 <= one.mean <= one.peak <= schedule.generation_slots * num_blocks_for(8 + 89) for one in held)
-        # A batch that ended together with the one before it leaves nothing to hold in its own period.
-        assert sum(one.mean > 0 for one in held) > len(held) / 2
+        # All batches in flight may end in one period, which leaves nothing to hold in those that deliver the others.
+        assert sum(one.mean > 0 for one in held) >= len(held) / schedule.batches_in_flight
 
 
 def test_a_simulation_tells_the_shares_of_the_planned_blocks() -> None:
