@@ -19,7 +19,7 @@ from tests.runtime.records.written_run import write_run
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return random_plan(2)
+    return random_plan(3)
 
 
 def test_a_run_that_goes_as_planned_is_told_so(plan: Plan, tmp_path: Path) -> None:
