@@ -61,7 +61,7 @@ def test_a_round_that_refills_a_slot_and_decodes_is_one_round_where_rounds_are_s
     assert simulate_batch(prompts, responses, num_slots, 1, times).seconds == found.seconds
     replica = _Replica(times, num_slots, 1, WhileWaiting.LEAVE)
     rollouts = [SampledRollout(4, (tokens,), (), ()) for tokens in responses.tolist()]
-    assert replica.simulate(rollouts, 1)[0] == found.seconds
+    assert replica.simulate([], rollouts, 1)[0] == found.seconds
 
 
 @pytest.mark.parametrize("num_slots", [1, 2, 3, 8])
