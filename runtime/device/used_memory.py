@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from meshwright.runtime.device import host
 
@@ -55,9 +56,12 @@ def peak_bytes() -> int:
 def tensor_bytes() -> int:
     """Return the bytes of all tensors of this process, each storage once.
 
-    Tensors that the garbage collector was told to freeze are not found.
+    Tensors that the garbage collector was told to freeze are not found, and those that torch.compile traces with
+    (`FakeTensor`) have no bytes.
     """
-    tensors = (one for one in gc.get_objects() if issubclass(type(one), torch.Tensor))
+    tensors = (
+        one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and not isinstance(one, FakeTensor)
+    )
     return sum(
         {storage.data_ptr(): storage.nbytes() for storage in (one.untyped_storage() for one in tensors)}.values()
     )

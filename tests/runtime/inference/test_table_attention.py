@@ -41,7 +41,7 @@ def test_rows_are_answered_within_a_window_and_with_capped_scores(seed: int, lim
         torch.randn(NUM_ROWS, KV_HEADS, 2, SIZE).repeat(2, 1, 1, 1),
     )
     attention = GatheredAttention(cache, table_reads(cache.tables, rows, held), [limits])
-    assert len(attention._parts[limits.window]) == 2
+    assert len(attention._parts[limits.window, limits.chunked]) == 2
     found = attention.attend(0, query, new)
     for row, length in enumerate(held):
         keys, values = (heads[0, None] for heads in cache.read(row % NUM_ROWS, length + 1))
