@@ -33,7 +33,7 @@ def test_a_simulation_shows_the_share_of_the_tokens_of_each_staleness(
     view_time.print_simulation(stale, None)
     shown = capsys.readouterr().out
     assert len(stale.staleness) > 1
-    assert f"SIMULATED staleness: {stale.mean_staleness:.2f} actor updates on average" in shown
+    assert f"SIMULATED staleness: {stale.mean_staleness:.2f} actor updates on average" in " ".join(shown.split())
     lines = [line.split() for line in shown.splitlines()]
     for one in stale.staleness:
         assert [str(one.staleness), f"{one.share:.1%}"] in [line[:2] for line in lines]
