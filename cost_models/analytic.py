@@ -215,6 +215,7 @@ class AnalyticModel(QueryLoop):
         ] = Memo()
         self._layout_groups: Memo[Layout, Groups[float]] = Memo()
         self._shard_pairs: Memo[tuple[ModelSpec, int, bool, int, int, bool, bool], tuple[Shard, AnalyticShard]] = Memo()
+        self._image_times: Memo[tuple[ModelSpec, bool, bool], float] = Memo()
         self._batches: Memo[tuple[int, int, int, int], tuple[MicroBatches, ...]] = Memo()
 
     def lower_bound_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
@@ -621,10 +622,12 @@ class AnalyticModel(QueryLoop):
         )
 
     def _image_seconds(self, query: StageQuery) -> float:
-        """Return the mean seconds of encoding the images of a prompt, which no layout changes."""
-        if not (query.model.image_encoder and self._workload.images):
+        """Return the mean seconds of encoding the images of a prompt, which neither layout nor schedule changes."""
+        images = self._workload.images
+        if not images:
             return 0.0
-        return self._shards(query)[1].image_seconds(self._workload.images)
+        key = query.model, query.stage.generates, query.stage.is_quantised
+        return self._image_times.memoize(key, lambda: self._shards(query)[1].image_seconds(images))
 
     def _network(self, framework: Framework) -> Network:
         """Return the collective times between ranks that run this framework."""

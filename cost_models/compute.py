@@ -286,10 +286,10 @@ class AnalyticShard(Shard):
             heads={},
         )
 
-    def image_seconds(self, images: Images | None) -> float:
-        """Return the mean seconds of encoding the images of a prompt; 0 without images, or for a model of text."""
+    def image_seconds(self, images: Images) -> float:
+        """Return the mean seconds of encoding the images of a prompt; 0 for a model of text."""
         encoder = self._model.image_encoder
-        return prompt_seconds(encoder, images, self._kernels, self._size) if encoder and images else 0.0
+        return prompt_seconds(encoder, images, self._kernels, self._size) if encoder else 0.0
 
     def time(self, timed_pass: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds[float]:
         return self.total(timed_pass, ((1, rows, tokens, context),))

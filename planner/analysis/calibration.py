@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshwright.planner.analysis.trace_analysis import observe_run
 from meshwright.planner.plan.cost_queries import cost_model_of, query_for_placement
 from meshwright.planner.plan.plan import Plan, read_run_plan
 from meshwright.planner.search.re_evaluate import re_evaluate
@@ -27,7 +28,6 @@ from meshwright.profiles.observations import (
     compute_factor,
     empty_table,
     extra_transfer_seconds,
-    observe,
     observe_workload,
     timed_passes_of,
 )
@@ -89,7 +89,7 @@ def calibrate(plan: Plan, spans: tuple[Span, ...], table: Table | None, *, date:
     cannot be used."""
     require_calibratable(plan, table)
     base, workload = _base(plan, table, date), plan.facts.workload
-    observation = observe(spans, {p.stage: p.layout for p in plan.placements}, plan.graph, workload.batch_size)
+    observation = observe_run(plan, spans)
     observed_workload = observe_workload(workload, observation)
     corrected = _with_collectives(plan, observation, observed_workload, base, date)
     for group in _groups(plan, observation, date):
@@ -119,10 +119,7 @@ def seconds_at_observed_lengths(plan: Plan, spans: tuple[Span, ...], table: Tabl
     Raises BadInput for a trace or a plan that cannot be used; see `calibrate`.
     """
     require_calibratable(plan, table)
-    workload = plan.facts.workload
-    observation = observe(spans, {p.stage: p.layout for p in plan.placements}, plan.graph, workload.batch_size)
-    facts = plan.facts.model_copy(update={"workload": observe_workload(workload, observation)})
-    predicted = re_evaluate(plan, facts, cost_model_of(facts, table))
+    predicted = _re_evaluated(plan, observe_workload(plan.facts.workload, observe_run(plan, spans)), table)
     seconds = {placement.stage: placement.cost.total for placement in predicted.placements}
     return {**seconds, "refit": _refit_seconds(predicted), "step": predicted.period_seconds}
 
@@ -218,7 +215,7 @@ def _corrected(table: Table, plan: Plan, observation: RunObservation, date: str,
     return table.model_copy(update={"traffic": (*table.traffic, correction)})
 
 
-def _re_evaluated(plan: Plan, workload: Workload, table: Table) -> Plan:
+def _re_evaluated(plan: Plan, workload: Workload, table: Table | None) -> Plan:
     """The plan re-evaluated for this workload."""
     facts = plan.facts.model_copy(update={"workload": workload})
     return re_evaluate(plan, facts, cost_model_of(facts, table))

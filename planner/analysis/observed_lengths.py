@@ -25,10 +25,11 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.planner.analysis.trace_analysis import observe_run
 from meshwright.planner.plan.plan import read_plan
 from meshwright.profiles.documents import parse
 from meshwright.profiles.errors import BadInput, suggestion
-from meshwright.profiles.observations import observe, observe_workload
+from meshwright.profiles.observations import observe_workload
 from meshwright.profiles.trace import is_finite_number, read_recent_spans
 from meshwright.profiles.untrusted_text import DuplicateKeyError, json_value, load_json, read_text
 from meshwright.profiles.workload import ObservedLengths, lengths_of_workload
@@ -198,9 +199,7 @@ def read_lengths(trace: Path, keys: Mapping[str, str]) -> ObservedLengths:
     if keys:
         raise BadInput(f"--trace-field: {trace} is the directory of a run, whose trace has its own keys; leave it out.")
     plan = read_plan(trace / "plan.json")
-    layouts = {placement.stage: placement.layout for placement in plan.placements}
-    spans = read_recent_spans(trace / "trace.jsonl")
-    observation = observe(spans, layouts, plan.graph, plan.facts.workload.batch_size)
+    observation = observe_run(plan, read_recent_spans(trace / "trace.jsonl"))
     if observation.response_tokens is None:
         raise BadInput(f"the trace of {trace} has no tokens; give the directory of a `meshwright run`.")
     lengths = lengths_of_workload(observe_workload(plan.facts.workload, observation))

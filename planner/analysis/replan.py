@@ -29,6 +29,7 @@ from meshwright.cost_models.protocol import (
     StageQuery,
 )
 from meshwright.planner.analysis.calibration import Calibration, calibrate
+from meshwright.planner.analysis.trace_analysis import observe_run
 from meshwright.planner.compile import best_plan
 from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import cost_model_of
@@ -46,7 +47,7 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.observations import observe, observe_workload
+from meshwright.profiles.observations import observe_workload
 from meshwright.profiles.run_logs import former_plans
 from meshwright.profiles.stages import GENERATE, Stage
 from meshwright.profiles.table import Table
@@ -177,8 +178,7 @@ def facts_of_run(plan: Plan, facts: Facts, spans: Sequence[Span], *, lost_nodes:
     Raises BadInput for a trace that cannot be used, if no node is left, and for lost nodes of a cluster that has
     several kinds of nodes.
     """
-    layouts = {placement.stage: placement.layout for placement in plan.placements}
-    observation = observe(spans, layouts, plan.graph, plan.facts.workload.batch_size)
+    observation = observe_run(plan, spans)
     workload = workload_with_lengths(facts.workload, lengths_of_workload(observe_workload(facts.workload, observation)))
     return without_nodes(facts, lost_nodes).model_copy(update={"workload": workload})
 

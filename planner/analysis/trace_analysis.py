@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.simulation.simulate import TimeShare, TimeUse
-from meshwright.profiles.observations import refit_seconds, stage_seconds
+from meshwright.profiles.observations import RunObservation, observe, refit_seconds, stage_seconds
 from meshwright.profiles.stages import StageGraph
 from meshwright.profiles.trace import Span, endpoints_of
 
@@ -31,6 +31,12 @@ class Comparison:
     def error(self) -> float:
         """(predicted - measured) / measured."""
         return (self.predicted_seconds - self.measured_seconds) / self.measured_seconds
+
+
+def observe_run(plan: Plan, spans: Sequence[Span]) -> RunObservation:
+    """Return stage times and lengths in the trace of a run of the plan. Raises BadInput as `observe` does."""
+    layouts = {placement.stage: placement.layout for placement in plan.placements}
+    return observe(spans, layouts, plan.graph, plan.facts.workload.batch_size)
 
 
 def compare(plan: Plan, spans: Iterable[Span], step_seconds: Mapping[int, float]) -> tuple[Comparison, ...]:

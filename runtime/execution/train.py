@@ -196,7 +196,7 @@ def _run_rank(request: RunRequest) -> RunSummary | Stopped | None:
     # so does the count of the models' tensors, which copies every page that is shared with the process it came from.
     gc.freeze()
     run = RankRun(request)
-    gc.freeze()
+    gc.freeze()  # the models and what they are trained with
     run.recorder.open(run.steps.start)
     if run.steps.start == 0:
         run.evaluate(0)

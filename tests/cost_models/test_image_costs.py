@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,6 +110,30 @@ def test_every_row_is_encoded_once_in_a_pass_and_every_prompt_once_in_generation
         assert found / num_rows == pytest.approx(each, rel=0.2), stage
         passes = costs(WORKLOAD.model_copy(update={"num_epochs": 2})).seconds(question).amount(IMAGE_ENCODER)
         assert passes == pytest.approx(found * (2 if stage == "actor_train" else 1))
+
+
+def test_images_are_costed_once_for_all_layouts_and_schedules_of_a_model(
+    reader: ModelSpec,
+    query: Callable[..., StageQuery],
+    costs: Callable[[Workload], AnalyticModel],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[ImageEncoder] = []
+
+    def counted(encoder: ImageEncoder, *rest: Any) -> float:
+        asked.append(encoder)
+        return prompt_seconds(encoder, *rest)
+
+    monkeypatch.setattr("meshwright.cost_models.compute.prompt_seconds", counted)
+    model, found = costs(WORKLOAD), set[float]()
+    for layout in ("tp1", "tp2", "tp2,sp", "tp4,pp2"):
+        for size in (1, 2, 4):
+            question = query("ref_logprob", layout, size, model=reader)
+            found.add(round(model.seconds(question).amount(IMAGE_ENCODER), 12))
+            alone = costs(WORKLOAD).seconds(question).amount(IMAGE_ENCODER)
+            assert model.seconds(question).amount(IMAGE_ENCODER) == alone
+    assert len(found) == 1
+    assert len(asked) == 1 + 4 * 3  # of the shared model once
 
 
 def test_text_alone_is_not_encoded_and_only_weights_are_held(
