@@ -14,7 +14,6 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from meshwright.runtime.device import host
 
@@ -56,15 +55,12 @@ def peak_bytes() -> int:
 def tensor_bytes() -> int:
     """Return the bytes of all tensors of this process, each storage once.
 
-    Tensors that the garbage collector was told to freeze are not found, and those that torch.compile traces with
-    (`FakeTensor`) have no bytes.
+    Tensors that the garbage collector was told to freeze are not found. Those without memory of their own do not count:
+    meta tensors, and those that torch.compile traces with (`FakeTensor`).
     """
-    tensors = (
-        one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and not isinstance(one, FakeTensor)
-    )
-    return sum(
-        {storage.data_ptr(): storage.nbytes() for storage in (one.untyped_storage() for one in tensors)}.values()
-    )
+    tensors = (one for one in gc.get_objects() if issubclass(type(one), torch.Tensor))
+    storages = (one.untyped_storage() for one in tensors)
+    return sum({one.data_ptr(): one.nbytes() for one in storages if one.device.type == "cpu"}.values())
 
 
 def trim_host_memory() -> None:

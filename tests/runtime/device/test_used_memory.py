@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from meshwright.runtime.device import used_memory
 
@@ -75,6 +76,15 @@ def test_the_tensors_of_a_process_are_counted_once_for_each_storage() -> None:
     views = [whole[10:], whole.view(10, 100), torch.nn.Parameter(whole)]
     assert used_memory.tensor_bytes() - before == whole.nbytes
     assert len(views) == 3
+
+
+def test_tensors_without_memory_of_their_own_are_not_counted() -> None:
+    before = used_memory.tensor_bytes()
+    with FakeTensorMode():
+        without = [torch.zeros(1000)]
+    without.append(torch.zeros(1000, device="meta"))
+    assert used_memory.tensor_bytes() == before
+    assert len(without) == 2
 
 
 def test_the_memory_of_another_process_is_read_until_it_ends() -> None:
