@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.job.job import Facts
-from meshwright.planner.plan.cost_queries import stage_transfers
+from meshwright.planner.plan.cost_queries import Choice, stage_transfers
 from meshwright.planner.plan.evaluate import refit_name
 from meshwright.planner.plan.layout_and_schedule_rules import rows_per_update
 from meshwright.planner.plan.pins import Ranks
@@ -77,13 +77,16 @@ def _picks(draw: random.Random, facts: Facts, scope: SearchCase) -> dict[str, Pi
             for ranks in pools(facts, stage, ())
             if not any(overlap_violations(ranks.ranks, other) for other in taken)
         ]
-        picks[stage.name] = _pick(draw, facts, stage, draw.choice(legal), scope)
+        while stage.name not in picks:  # some pools leave a stage no layout, such as 7 ranks for 4 rows
+            ranks = draw.choice(legal)
+            part = facts.cluster.part_of_pool(ranks.ranks)
+            if choices := list(legal_choices(facts, stage, ranks.num_ranks, (), part=part, search_case=scope)):
+                picks[stage.name] = _pick(draw, facts, stage, ranks, draw.choice(choices))
     return picks
 
 
-def _pick(draw: random.Random, facts: Facts, stage: Stage, ranks: Ranks, scope: SearchCase) -> Pick:
+def _pick(draw: random.Random, facts: Facts, stage: Stage, ranks: Ranks, choice: Choice) -> Pick:
     part = facts.cluster.part_of_pool(ranks.ranks)
-    choice = draw.choice(list(legal_choices(facts, stage, ranks.num_ranks, (), part=part, search_case=scope)))
     if len(facts.cluster.parts_of(part)) == 1:
         return Pick(ranks, choice)
     every, layout = rows_per_update(facts, stage), choice.layout
