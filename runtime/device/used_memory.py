@@ -56,7 +56,7 @@ def tensor_bytes() -> int:
     """Return the bytes of all tensors of this process, each storage once.
 
     Tensors that the garbage collector was told to freeze are not found. Those without memory of their own do not count:
-    meta tensors, and those that torch.compile traces with (`FakeTensor`).
+    meta tensors, and the stand-ins that torch.compile traces with.
     """
     tensors = (one for one in gc.get_objects() if issubclass(type(one), torch.Tensor))
     storages = (one.untyped_storage() for one in tensors)
