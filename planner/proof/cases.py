@@ -93,7 +93,7 @@ class _Orders:
 
     An order is extended by one stage at a time (branch and bound). `upper` is the earliest end that was found, or the
     given one; the search stops as soon as some order ends by `lower`. An earliest schedule also results from the order
-    of its starts, so no stage is placed before the one that was placed last.
+    of its starts, of equal ones by position, so that no stage is placed before the one that was placed last.
     """
 
     def __init__(self, period: Period[float], lower: float, upper: float) -> None:
@@ -112,16 +112,19 @@ class _Orders:
 
     def least_end(self) -> float:
         """Return the end of the best order, no less than `lower` and no more than `upper`."""
-        self._extend(0.0, 0.0)
+        self._extend((0.0, -1), 0.0)
         return max(self.lower, self.upper)
 
-    def _extend(self, last_start: float, end: float) -> None:
-        """Extend the partial order by every stage that may come next, and keep the earliest end."""
+    def _extend(self, last: tuple[float, int], end: float) -> None:
+        """Extend the partial order by every stage that may come next, and keep the earliest end.
+
+        `last` has the start and the position of the stage that was placed last.
+        """
         unplaced = [position for position, interval in enumerate(self.times_of) if interval is None]
         if not unplaced:
             self.upper = min(self.upper, end)
             return
-        if last_start + max([self.longest_chain[position] for position in unplaced]) >= self.upper:
+        if last[0] + max([self.longest_chain[position] for position in unplaced]) >= self.upper:
             return
         for position in unplaced:
             if self.upper <= self.lower:
@@ -129,10 +132,10 @@ class _Orders:
             if any(self.times_of[before] is None for before, _ in self.period.inputs[position]):
                 continue
             start = self._start(position)
-            if start >= last_start and start + self.longest_chain[position] < self.upper:
+            if (start, position) > last and start + self.longest_chain[position] < self.upper:
                 stop = start + self.period.seconds[position]
                 self.times_of[position] = start, stop
-                self._extend(start, max(end, stop))
+                self._extend((start, position), max(end, stop))
                 self.times_of[position] = None
 
     def _start(self, position: int) -> float:
