@@ -89,7 +89,7 @@ def require_version(value: Any, what: str, remedy: str) -> None:
     if version != SCHEMA_VERSION:
         if version is None:
             raise BadInput(f"{what} has no schema_version, and this program reads {SCHEMA_VERSION}; {remedy}.")
-        raise BadInput(f"{what}: schema_version={version} is not the {SCHEMA_VERSION} this program reads; {remedy}.")
+        raise BadInput(f"{what}: schema_version={version!r} is not the {SCHEMA_VERSION} this program reads; {remedy}.")
 
 
 D = TypeVar("D", bound=Document)
@@ -284,6 +284,7 @@ def _sentence(error: ValidationError, kind: type[BaseModel]) -> str:
     keys = _keys(location)
     path = ".".join(keys) or "the document"
     if first["type"] == "extra_forbidden":
+        path = ".".join([*_keys(location[:-1]), str(location[-1])])  # a key may look like the name of a union member
         return f"unknown key {path!r}; {_hint(_records_at(kind, location[:-1]), str(location[-1]))}"
     if first["type"] == "missing":
         return f"missing key {path!r}; add it."
@@ -291,15 +292,20 @@ def _sentence(error: ValidationError, kind: type[BaseModel]) -> str:
     if location[-1:] == ["[key]"]:
         rule = message.removeprefix("String ")
         return f"{'.'.join(_keys(location[:-2]))}: the name {_short(first['input'])} {rule}; give another name."
+    if first["type"] == "too_short":
+        number = first["ctx"]["min_length"]
+        message = f"give at least {number} {'item' if number == 1 else 'items'}"
+    if location[-1:] == ["str"] and (names := _keys_of(_records_at(kind, location[:-1]))):  # text, or an object
+        text_path = ".".join(keys[:-1]) or "the document"
+        return f"{text_path} is {_short(first['input'])} and should be text or an object with keys ({_listed(names)})."
     if first["type"] == "literal_error":
         message = f"input should be {one_of(_literals(error, keys))}"
     if first["type"] == "value_error":
         return f"{path}: {message}." if keys else f"{message}."
     if first["type"] in _RECORD_TYPES and (names := _keys_of(records := _records_at(kind, location))):
-        listed = ", ".join(names[:_MAX_LISTED_KEYS]) + (", ..." if len(names) > _MAX_LISTED_KEYS else "")
         value = "empty" if first["input"] is None and not keys else _short(first["input"])
         needed = next(filter(None, map(_first_required_key, records)), names[0])
-        return f"{path} is {value} and should be an object with keys ({listed}); give {needed}."
+        return f"{path} is {value} and should be an object with keys ({_listed(names)}); give {needed}."
     return f"{path} is {_short(first['input'])}: {message[0].lower()}{message[1:]}."
 
 
@@ -354,6 +360,11 @@ _MAX_LISTED_KEYS = 8
 def _keys_of(records: Sequence[Any]) -> tuple[str, ...]:
     """The keys of a value that may be one of these records, without duplicates."""
     return tuple(dict.fromkeys(name for record in records for name in _annotations(record)))
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first of these keys."""
+    return ", ".join(names[:_MAX_LISTED_KEYS]) + (", ..." if len(names) > _MAX_LISTED_KEYS else "")
 
 
 def _first_required_key(record: Any) -> str | None:
