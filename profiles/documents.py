@@ -142,6 +142,17 @@ def parse(kind: type[D], text: str, what: str) -> D:
         raise BadInput(f"{what}: {_sentence(error, kind)}") from None
 
 
+def build(kind: type[D], what: str, **fields: Any) -> D:
+    """Make a document of fields that are parsed already.
+
+    Raises BadInput, whose message begins with `what`, for the first rule of several fields that is broken.
+    """
+    try:
+        return kind(**fields)
+    except ValidationError as error:
+        raise BadInput(f"{what}: {_sentence(error, kind)}") from None
+
+
 def parse_yaml(kind: type[D], text: str, what: str) -> D:
     """Parse a document from a YAML text. Raises BadInput like `parse`.
 
@@ -289,24 +300,32 @@ def _sentence(error: ValidationError, kind: type[BaseModel]) -> str:
     if first["type"] == "missing":
         return f"missing key {path!r}; add it."
     message = first["msg"].removeprefix("Value error, ").rstrip(".")
-    if location[-1:] == ["[key]"]:
-        rule = message.removeprefix("String ")
-        return f"{'.'.join(_keys(location[:-2]))}: the name {_short(first['input'])} {rule}; give another name."
     if first["type"] == "too_short":
         number = first["ctx"]["min_length"]
         message = f"give at least {number} {'item' if number == 1 else 'items'}"
-    if location[-1:] == ["str"] and (names := _keys_of(_records_at(kind, location[:-1]))):  # text, or an object
-        text_path = ".".join(keys[:-1]) or "the document"
-        return f"{text_path} is {_short(first['input'])} and should be text or an object with keys ({_listed(names)})."
+    if location[-1:] == ["[key]"]:
+        rule = message.removeprefix("String ")
+        return f"{'.'.join(_keys(location[:-2]))}: the name {_short(first['input'])} {rule}; give another name."
     if first["type"] == "literal_error":
         message = f"input should be {one_of(_literals(error, keys))}"
     if first["type"] == "value_error":
         return f"{path}: {message}." if keys else f"{message}."
-    if first["type"] in _RECORD_TYPES and (names := _keys_of(records := _records_at(kind, location))):
-        value = "empty" if first["input"] is None and not keys else _short(first["input"])
-        needed = next(filter(None, map(_first_required_key, records)), names[0])
-        return f"{path} is {value} and should be an object with keys ({_listed(names)}); give {needed}."
+    is_text = location[-1:] == ["str"]  # pydantic's name of a union member: text, or an object
+    records = _records_at(kind, location[: -1 if is_text else None])
+    if (is_text or first["type"] in _RECORD_TYPES) and (names := _keys_of(records)):
+        return _sentence_on_plain_value(first["input"], keys[: -1 if is_text else None], records, names, is_text)
     return f"{path} is {_short(first['input'])}: {message[0].lower()}{message[1:]}."
+
+
+def _sentence_on_plain_value(
+    value: Any, keys: Sequence[str], records: Sequence[Any], names: Sequence[str], is_text: bool
+) -> str:
+    """The sentence on a value that should have the keys `names` of one of `records`, or may also be a text."""
+    shown = "empty" if value is None and not keys else _short(value)
+    needed = next(filter(None, map(_first_required_key, records)), names[0])
+    wanted = "text, or an object" if is_text else "an object"
+    path = ".".join(keys) or "the document"
+    return f"{path} is {shown} and should be {wanted} with keys ({_listed(names)}); give {needed}."
 
 
 def _literals(error: ValidationError, keys: Sequence[str]) -> list[str]:

@@ -61,8 +61,8 @@ class FirstJob:
     def text(self, directory: Path) -> str:
         """Return the YAML of the job, whose paths are relative to `directory`.
 
-        Raises BadInput for an unknown model, device or network, an illegal number, and ranks that are neither whole nodes of 8
-        nor fewer than 8.
+        Raises BadInput for an unknown model, device or network, an illegal number, and ranks that are neither whole
+        nodes of 8 nor fewer than 8.
         """
         if self.network:
             network_named(self.network)  # which a job of one node does not name
