@@ -10,7 +10,7 @@ from meshwright.cost_models.generation_cost import ENGINE_SLEEP, ENGINE_WAKE
 from meshwright.cost_models.memory_cost import offloaded_state, optimizer_state, weight_copy
 from meshwright.cost_models.params import StagePart, sharded
 from meshwright.cost_models.protocol import StageQuery, bytes_of
-from meshwright.profiles.algorithms import PPO_GRAPH
+from meshwright.profiles.algorithms import PPO_GRAPH, with_sampling_mask
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.experts import Experts, LatentAttention
 from meshwright.profiles.frameworks import GRAPH, EngineName, engine_named
@@ -304,6 +304,24 @@ def test_a_scalar_head_has_no_logits(ask: Callable[..., Memory], llama: ModelSpe
     reward = llama.__class__(**{**llama.__dict__, "scalar_head": True})
     assert "logits" not in terms(ask("reward_score", model=reward))
     assert "logits" in terms(ask("ref_logprob"))
+
+
+@pytest.mark.parametrize("stage", ["actor_generate", "ref_logprob", "actor_train", "reward_score", "critic_train"])
+@pytest.mark.parametrize("cluster", ["a100", "local"])
+def test_a_larger_sampling_mask_takes_more_memory_in_the_stages_that_read_it(
+    stage: str, cluster: str, a100s: Callable[[int], Cluster], fixed: Workload, query: Callable[..., StageQuery]
+) -> None:
+    """On a CPU the sets of the whole batch count too."""
+    graph, found = with_sampling_mask(PPO_GRAPH), []
+    for kept_tokens in (0, 32, 64, 512):
+        workload = fixed.model_copy(update={"kept_tokens": kept_tokens})
+        machine = a100s(4) if cluster == "a100" else local_cluster(8)
+        asked = replace(query(stage, "tp2,dp4"), stage=graph.by_name[stage])
+        memory = AnalyticModel(machine, workload, "bf16").memory(asked)
+        found.append(terms(memory).get("sampling mask", 0.0))
+    reads = stage not in ("reward_score", "critic_train")
+    assert (found == sorted(set(found))) == reads
+    assert reads or found == [0.0] * 4
 
 
 @pytest.mark.parametrize("setting", [{"batches_in_flight": 3}, {"overcommit": 64}], ids=str)
