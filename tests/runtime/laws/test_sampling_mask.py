@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,22 @@ import pytest
 import torch
 import yaml
 
+from meshwright.planner.plan import layout_and_schedule_rules
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import KEPT_COUNTS, KEPT_TOKENS, Role
 from meshwright.runtime.execution.request import RunRequest
+from meshwright.runtime.execution.train import run_plan
 from tests.reference.critic_free import CriticFreeReference
 from tests.reference.distillation import DistilledReference
 from tests.reference.ppo import Reference, weights_of
 from tests.runtime.compared import judged, settings_of
 from tests.runtime.laws.test_reference import compare_experience_of_ppo, compare_updates_of_ppo, settings_of_ppo
+from tests.runtime.laws.test_tool_turns import THIRD, written
 from tests.runtime.observed import Observed
 from tests.runtime.plans_by_hand import Where
 from tests.runtime.refereed import Distances, Runs, drawn_in, request_of, requests_of
-from tests.runtime.small_job import write_job
+from tests.runtime.rewarded import lines, rewarded, stopped_and_resumed, write_rewarded
+from tests.runtime.small_job import edited_job, write_job
 from tests.seeds import cases
 
 STEPS, BATCH, GROUP, MAX_RESPONSE, KEPT = 3, 16, 4, 12, 16
@@ -56,6 +61,7 @@ class Case:
     where: Mapping[str, Where]
     algorithm: str = "grpo"
     steps_ahead: int = 0
+    staleness: int = 0
     old_logprobs: str = "recompute"
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -68,8 +74,12 @@ ONE_RANK = {"other": Where("0:1", schedule=rows(4))}
 DP2 = {"other": Where("0:2", "dp2", rows(4))}
 PP2 = {"other": Where("0:2", "pp2", rows(2))}
 TP2 = {"other": Where("0:2", "tp2,sp", rows(8)), "actor_generate": Where("0:2", "tp2")}
-CP2 = {"other": Where("0:2", "cp2", rows(4)), "actor_generate": Where("0:2", "dp2"), "reward_score": DP2["other"]}
+CP2 = {"other": Where("0:2", "cp2", rows(1)), "actor_generate": Where("0:2", "dp2"), "reward_score": DP2["other"]}
 AHEAD = {"actor_generate": Where("0:1"), "reward_score": Where("0:1"), "other": Where("1:1", schedule=rows(8))}
+IN_FLIGHT = {
+    **AHEAD,
+    "actor_generate": Where("0:1", schedule=Schedule(generation_slots=8, batches_in_flight=2)),
+}
 KL = {"kl_coefficient": 0.2}
 CASES = {
     "tp2": Case(2, TP2, settings=KL),
@@ -81,7 +91,9 @@ CASES = {
     "PPO, pp2, log-probabilities of the generator": Case(2, PP2, "ppo", old_logprobs="generator", settings=PPO),
     "RLOO, dp2": Case(2, DP2, "rloo", settings=KL),
     "distillation": Case(1, ONE_RANK, "distill"),
-    "one step ahead": Case(2, AHEAD, steps_ahead=1, settings=KL),
+    "one step ahead": Case(2, AHEAD, steps_ahead=1, staleness=1, settings=KL),
+    "two batches in flight": Case(2, IN_FLIGHT, steps_ahead=1, staleness=2, settings=KL),
+    "cp2": Case(2, CP2, settings=KL),
     "log-probabilities of the training pass": Case(2, TP2, old_logprobs="training", settings=KL),
 }
 MODELS = {
@@ -95,7 +107,9 @@ MODELS = {
 @pytest.fixture(scope="module")
 def requests(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRequest]:
     """The request of every case."""
-    return requests_of(tmp_path_factory.mktemp("job"), CASES, _request)
+    with pytest.MonkeyPatch.context() as patch:  # a plan would not cut sequences as short as these
+        patch.setattr(layout_and_schedule_rules, "MIN_CONTEXT_TOKENS", 1)
+        return requests_of(tmp_path_factory.mktemp("job"), CASES, _request)
 
 
 def _request(directory: Path, name: str, case: Case) -> RunRequest:
@@ -112,7 +126,7 @@ def _request(directory: Path, name: str, case: Case) -> RunRequest:
     job |= {
         "algorithm": case.algorithm,
         case.algorithm: {**SETTINGS, **case.settings},
-        "staleness": case.steps_ahead,
+        "staleness": case.staleness,
         "old_logprobs": case.old_logprobs,
     }
     return request_of(job, directory, name, case.where, steps=STEPS, steps_ahead=case.steps_ahead)
@@ -171,3 +185,39 @@ def test_every_sampled_token_is_in_its_set_and_no_set_is_larger_than_top_k(
     assert min(sizes) >= 1
     assert max(sizes) <= SETTINGS["top_k"]
     assert len(set(sizes)) > 2  # top_p leaves sets of several sizes
+
+
+MASKED = {"grpo": {"actor_learning_rate": 3e-3, "kl_coefficient": 0.0, "top_k": KEPT, "top_p": 0.8}}
+APART = ("actor_generate.pool=0:1", "actor_train.pool=1:1")
+
+
+@pytest.mark.check_all
+@pytest.mark.parametrize("has_turns", [False, True])
+def test_a_run_with_batches_in_flight_goes_on_with_the_sets_that_it_had_sampled_from(
+    tmp_path: Path, has_turns: bool
+) -> None:
+    """But for the last bits of sums; with turns, sequences wait for tools when the run is stopped."""
+    if has_turns:
+        path = written(tmp_path, staleness=1, workload={"kept_tokens": KEPT}, **MASKED)
+    else:
+        path = edited_job(write_rewarded(tmp_path, THIRD, staleness=2, **MASKED), "workload", kept_tokens=KEPT)
+    pins = *APART, "actor_generate.layout=tp1,pp1,dp1", "actor_generate.batches_in_flight=2"
+    whole, resumed = stopped_and_resumed(rewarded(path, tmp_path / "whole", *pins, steps=4))
+    for key in ("score", "actor_grad_norm", "ratio"):
+        assert [line[key] for line in whole] == pytest.approx([line[key] for line in resumed], rel=1e-5)
+
+
+@pytest.mark.check_all
+def test_sets_move_to_another_plan_with_their_samples(tmp_path: Path) -> None:
+    """A run that sampled one step ahead goes on on one rank after another, and learns the same."""
+    path = edited_job(write_rewarded(tmp_path, THIRD, staleness=1, **MASKED), "workload", kept_tokens=KEPT)
+    first = replace(rewarded(path, tmp_path / "first", *APART, steps=4), checkpoint_every=2, keep=4)
+    run_plan(first)
+    out = tmp_path / "then"
+    shutil.copytree(first.out, out)
+    shutil.rmtree(out / "checkpoints" / "step-000004")
+    pins = "actor_generate.pool=1:1", "actor_train.pool=0:1"
+    run_plan(replace(rewarded(path, out, *pins, steps=4), resume=True))
+    for line, known in zip(lines(out), lines(first.out), strict=True):
+        for key in ("score", "actor_grad_norm", "ratio"):
+            assert line[key] == pytest.approx(known[key], abs=TOLERANCE)

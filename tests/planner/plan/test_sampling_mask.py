@@ -1,0 +1,77 @@
+"""A job that keeps sampling masks limits the sets, and its stages that compute log-probabilities read them whole."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from meshwright.planner.job.algorithm_rules import graph_for
+from meshwright.planner.job.job import Job
+from meshwright.profiles.algorithms import Algorithm
+from meshwright.profiles.documents import parse
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.stages import KEPT_COUNTS, KEPT_TOKENS, Role
+from meshwright.profiles.workload import MAX_KEPT_TOKENS
+from tests.planner.jobs import small_facts
+
+ROLES = {
+    "ppo": (Role.ACTOR, Role.CRITIC, Role.REF, Role.REWARD),
+    "grpo": (Role.ACTOR, Role.REF, Role.REWARD),
+    "distill": (Role.ACTOR, Role.TEACHER),
+}
+
+
+def read(kept_tokens: int, **settings: Any) -> Job:
+    document = {
+        "algorithm": "ppo",
+        "models": {role: {"path": role} for role in ("actor", "critic", "ref", "reward")},
+        "workload": {
+            "batch_size": 8,
+            "prompt": {"max": 8, "fixed": 8},
+            "response": {"max": 8, "fixed": 8},
+            "kept_tokens": kept_tokens,
+        },
+        "ppo": settings,
+    }
+    return parse(Job, json.dumps(document), "job")
+
+
+@pytest.mark.parametrize(
+    ("kept_tokens", "settings"), [(0, {}), (0, {"top_k": 90}), (64, {"top_k": 64}), (64, {"top_k": 8, "top_p": 0.9})]
+)
+def test_sets_that_top_k_limits_are_kept(kept_tokens: int, settings: dict[str, Any]) -> None:
+    assert read(kept_tokens, **settings).workload.kept_tokens == kept_tokens
+
+
+@pytest.mark.parametrize(
+    ("kept_tokens", "settings", "says"),
+    [
+        (64, {}, r"ppo\.top_k=0 leaves all tokens, and top_p any number of them; use a top_k of 1 to 64, or raise"),
+        (64, {"top_p": 0.9}, r"ppo\.top_k=0 leaves all tokens"),
+        (64, {"top_k": 65}, r"ppo\.top_k=65 leaves more tokens; use a top_k of 1 to 64, or raise kept_tokens"),
+        (MAX_KEPT_TOKENS + 1, {"top_k": 5}, "kept_tokens is 1025: input should be less than or equal to 1024"),
+        (-1, {}, "kept_tokens is -1"),
+    ],
+)
+def test_a_set_without_a_limit_is_refused(kept_tokens: int, settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        read(kept_tokens, **settings)
+
+
+@pytest.mark.parametrize("algorithm", ROLES)
+def test_who_computes_log_probabilities_reads_the_sets_and_waits_for_whole_responses(algorithm: Algorithm) -> None:
+    workload = small_facts().workload.model_copy(update={"group_size": 2})
+    plain = graph_for(algorithm, ROLES[algorithm], workload)
+    graph = graph_for(algorithm, ROLES[algorithm], workload.model_copy(update={"kept_tokens": 4}))
+    assert graph.names == plain.names
+    for stage in graph.stages:
+        before = plain.by_name[stage.name]
+        if stage.generates:
+            assert stage.writes == (*before.writes, KEPT_TOKENS, KEPT_COUNTS)
+        elif stage.role in (Role.CRITIC, Role.REWARD):
+            assert stage == before
+        else:
+            assert stage.reads == (*before.reads, KEPT_TOKENS, KEPT_COUNTS)
+            assert not stage.may_stream
