@@ -202,13 +202,24 @@ def _kept_elements(shard: ModelSpec, imbalance: float, replicated_share: float, 
     """
     mlp_elements = (2 + 2 * shard.gated_mlp) * shard.active_ffn_size(imbalance) * _mlp_share(shard)
     sharded_elements = shard.mixed_elements + mlp_elements
-    adapter_elements = len(shard.adapted_linears) * (shard.adapter.rank if shard.adapter else 0)
+    adapter_elements = _adapter_elements(shard, imbalance)
     return (
         _norms_per_layer(shard) * 2 * shard.hidden_size * replicated_share
         + _dispatched_elements(shard, imbalance, fold_size)
         + sharded_elements
         + adapter_elements
     )
+
+
+def _adapter_elements(shard: ModelSpec, imbalance: float) -> float:
+    """Return the low-rank activations per token of the adapters of a layer, those of a token's experts included."""
+    if not shard.adapter:
+        return 0.0
+    of_mlp = len(shard.adapted_mlp(shard.ffn_size))
+    networks = 1.0 if shard.num_dense_layers else 0.0
+    if experts := shard.experts:
+        networks = max(networks, imbalance * experts.experts_per_token + (experts.shared_ffn_size > 0))
+    return shard.adapter.rank * (len(shard.adapted_attention) + networks * of_mlp)
 
 
 def _norms_per_layer(shard: ModelSpec) -> float:

@@ -185,12 +185,11 @@ def _settings(names: Combination, algorithm: str) -> dict[str, Any]:
 
 
 def _models(names: Combination, algorithm: str, scores: set[str]) -> dict[str, Any]:
-    """The models of a job. With an adapter, a critic has one too; only attention has one in a model with experts."""
+    """The models of a job. With an adapter, a critic has one too."""
     policy = "experts" if "experts" in names else "dense"
     models: dict[str, Any] = {"actor": {"path": policy}}
     if "adapter" in names:
-        targets = {"targets": ["linear_qkv", "linear_proj"]} if "experts" in names else {}
-        models["actor"]["adapter"] = {"rank": 4, "alpha": 8.0, **targets}
+        models["actor"]["adapter"] = {"rank": 4, "alpha": 8.0}
     if algorithm == "ppo" or (algorithm == "own" and "dynamic" not in names):
         models["critic"] = {"path": "scalar"}
         if "adapter" in names:
@@ -366,9 +365,9 @@ and `tests/docs/test_combinations.py` holds it current.
 - `P`: planned only. `R`: refused. The sentences are [below](combinations.md#the-refusals).
 - `-`: no job can be written that has both.
 
-A pair is tried with every algorithm and kind of reward that it leaves open; one job that runs is enough. With experts,
-an adapter is on the attention alone. 200 random combinations of more features are accepted by `run`, or refused in one
-sentence before any rank starts; one in twenty of the accepted runs two steps (the same test).
+A pair is tried with every algorithm and kind of reward that it leaves open; one job that runs is enough. 200 random
+combinations of more features are accepted by `run`, or refused in one sentence before any rank starts; one in twenty of
+the accepted runs two steps (the same test).
 """
 
 

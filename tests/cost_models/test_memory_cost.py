@@ -432,6 +432,7 @@ PART = StagePart(
     num_stages_to_end=1.0,
     expert_params=0.0,
     adapter_params=0.0,
+    adapter_expert_params=0.0,
     num_window_layers=0.0,
     num_full_layers=4.0,
     num_linear_layers=0.0,

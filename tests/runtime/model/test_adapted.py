@@ -18,6 +18,7 @@ from meshwright.runtime.model.model_shard import build_model, named_global_param
 from meshwright.runtime.model.weights import load_weights, save_weights
 from meshwright.runtime.training.trainer import MicroBatch, forward_logprobs
 from tests.runtime.checkpoints import BIASED_LLAMA, expected_logprobs, tokens, write_checkpoint
+from tests.runtime.laws.test_experts import mixture
 from tests.runtime.ranks import run_on_ranks
 
 ADAPTER = Adapter(rank=4, alpha=6.0)
@@ -32,7 +33,7 @@ def _answers(directory: Path, layout: str, *, moved: bool, out: Path | None = No
     spec = replace(read_model(directory), adapter=ADAPTER)
     model = build_model(spec, mesh, trainable=True)
     load_weights(model, spec, mesh, directory)
-    init_adapter(dict(named_global_parameters(model)), 0, tp=mesh.layout.tp, tp_rank=mesh.tp_rank)
+    init_adapter(dict(named_global_parameters(model)), 0, tp=mesh.layout.tp, tp_rank=mesh.tp_rank, etp=mesh.layout.etp)
     for name, parameter in named_global_parameters(model) if moved else ():
         if name.endswith("adapter_up"):  # the same at every layout, so that each answers alike
             nn.init.constant_(parameter, 0.02)
@@ -68,6 +69,19 @@ def test_what_is_written_answers_in_transformers_as_the_adapted_model_does(
 ) -> None:
     options = BIASED_LLAMA if family == "Llama" else {}
     directory = write_checkpoint(tmp_path / "model", family, **options)
+    found = _of_last_stage(run_on_ranks(4, _written, directory, layout, tmp_path / "out"))
+    expected = expected_logprobs(tmp_path / "out", tokens())
+    assert (expected - expected_logprobs(directory, tokens())).abs().max() > 1e-3
+    for adapted, alone in found:
+        torch.testing.assert_close(adapted, expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(alone, expected_logprobs(directory, tokens()), atol=1e-5, rtol=0)
+
+
+@pytest.mark.check_all
+@pytest.mark.parametrize("layout", ["tp1", "tp2", "tp2,ep2,etp1", "pp2,dp2,ep2"])
+@pytest.mark.parametrize("family", ["Mixtral", "Qwen2Moe", "Glm4Moe", "Llama4"])
+def test_adapted_experts_answer_in_transformers_as_here(tmp_path: Path, layout: str, family: str) -> None:
+    directory = mixture(tmp_path / "model", family)
     found = _of_last_stage(run_on_ranks(4, _written, directory, layout, tmp_path / "out"))
     expected = expected_logprobs(tmp_path / "out", tokens())
     assert (expected - expected_logprobs(directory, tokens())).abs().max() > 1e-3
