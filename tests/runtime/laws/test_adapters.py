@@ -200,7 +200,7 @@ def test_experts_are_adapted_alike_wherever_they_are(tmp_path: Path, family: str
 def test_a_run_adapts_experts_and_is_resumed_where_they_are_divided_otherwise(tmp_path: Path, family: str) -> None:
     """At first two replicas hold half of the experts each, then two ranks of one half of each expert, and half of them
     whole in the end; the reference is the actor without its adapter."""
-    job, out = adapted_job(write_mixture_job(tmp_path, family), rank=4, alpha=8.0), tmp_path / "out"
+    job, out = adapted_job(write_mixture_job(tmp_path, family)), tmp_path / "out"
     stages = ("actor_generate", "actor_logprob", "actor_train")
     for number, layout in enumerate(("dp2,ep2", "tp2", "tp2,ep2,etp1"), start=1):
         sharded = layout.startswith("tp2")
