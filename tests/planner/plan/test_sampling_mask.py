@@ -7,14 +7,22 @@ from typing import Any
 
 import pytest
 
+from meshwright.planner.analysis.explain import explain
+from meshwright.planner.compile import compile_plan
 from meshwright.planner.job.algorithm_rules import graph_for
 from meshwright.planner.job.job import Job
+from meshwright.planner.plan.cost_queries import cost_model_of
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.verify import verify
+from meshwright.planner.search.no_plan import NoPlan
+from meshwright.planner.simulation.simulate import simulate
+from meshwright.planner.solver.result import Limits
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.documents import parse
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import KEPT_COUNTS, KEPT_TOKENS, Role
 from meshwright.profiles.workload import MAX_KEPT_TOKENS
-from tests.planner.jobs import small_facts
+from tests.planner.jobs import critic_free_facts, small_facts
 
 ROLES = {
     "ppo": (Role.ACTOR, Role.CRITIC, Role.REF, Role.REWARD),
@@ -75,3 +83,31 @@ def test_who_computes_log_probabilities_reads_the_sets_and_waits_for_whole_respo
         else:
             assert stage.reads == (*before.reads, KEPT_TOKENS, KEPT_COUNTS)
             assert not stage.may_stream
+
+
+def planned(kept_tokens: int, *pins: str) -> Plan | NoPlan:
+    facts = critic_free_facts("grpo")
+    workload = facts.workload.model_copy(update={"kept_tokens": kept_tokens})
+    facts = facts.model_copy(update={"workload": workload})
+    return compile_plan(facts, cost_model_of(facts), pins=pins, limits=Limits(gap=0.0))
+
+
+def test_a_plan_counts_the_bytes_of_the_sets_and_says_who_reads_them() -> None:
+    plain, few, many = (planned(kept_tokens) for kept_tokens in (0, 16, 256))
+    assert isinstance(plain, Plan)
+    assert isinstance(few, Plan)
+    assert isinstance(many, Plan)
+    assert plain.period_seconds <= few.period_seconds <= many.period_seconds
+    assert verify(many) == ()
+    spans = simulate(many, steps=2, traced=True).spans
+    assert {"ref_logprob", "actor_train"} <= {span.instruction for span in spans}
+    assert explain(plain).mask is None
+    [sentence] = [line for line in explain(many).sentences if line.startswith("sampling mask")]
+    assert "the at most 256 tokens" in sentence
+    assert sentence.endswith("go to each of ref_logprob, actor_logprob, actor_train")
+
+
+def test_who_reads_the_sets_cannot_be_pinned_to_stream() -> None:
+    pins = "actor_generate.pool=0:1", "ref_logprob.pool=1:1", "ref_logprob.chunk_tokens=32"
+    with pytest.raises(BadInput, match="ref_logprob"):
+        planned(16, *pins)
