@@ -1,6 +1,6 @@
 """Summaries of the optional features of a plan: adapter, generation weights in 8-bit floats, old log-probabilities
-without a pass of their own, sampling masks, best-of-n, rewards on hosts, the latencies that a job does not state, evaluations, and the
-choice of an engine. Each is None for a plan without the feature.
+without a pass of their own, sampling masks, best-of-n, rewards on hosts, the latencies that a job does not state,
+evaluations, and the choice of an engine. Each is None for a plan without the feature.
 """
 
 from __future__ import annotations
