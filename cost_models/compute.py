@@ -258,12 +258,12 @@ class AnalyticShard(Shard):
         at_ends = framework.kernels_at_ends or efficiency.kernels_at_ends
         if self._quantised:
             per_layer += self._quantised.num_kernels
-        num_kernels, num_started = passes * per_layer, passes * _LAYER_KERNELS_STARTED
+        num_kernels: float = passes * per_layer
+        num_started: float = passes * _LAYER_KERNELS_STARTED
         if self._is_adapted:
             of_frozen = 1 + (_FROZEN_BACKWARD_LAUNCHES if trains else 0)
-            of_adapters = sum(share * adapter.num_kernels for share, adapter in self._adapters)
-            if self._mixture:
-                of_adapters += self._expert_share * self._mixture.num_adapter_kernels
+            of_experts = self._expert_share * self._mixture.num_adapter_kernels if self._mixture else 0.0
+            of_adapters = of_experts + sum(share * adapter.num_kernels for share, adapter in self._adapters)
             started = sum(share * adapter.num_started for share, adapter in self._adapters)
             num_kernels = of_frozen * per_layer + passes * of_adapters
             num_started = of_frozen * _LAYER_KERNELS_STARTED + passes * started

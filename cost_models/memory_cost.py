@@ -62,7 +62,7 @@ SAMPLING_MASK_BYTES = "sampling mask"
 _KEPT_TOKEN_BYTES = 4
 """Bytes of one token of a set (`runtime.messages.sampling_masks`)."""
 
-_KEPT_LOGIT_BYTES = 34, 42
+KEPT_LOGIT_BYTES = 40
 """Bytes per kept token alive at once, forward and in training: numbers and columns of tokens in 64 bits, whose they
 are, and fp32 logits, weights, products and gradients (`runtime.model.logprobs`)."""
 
@@ -658,8 +658,8 @@ class RankMemory(Generic[N]):
         copies = _LOGIT_CHUNK_COPIES if self._is_fused or not trains else _LOGIT_CHUNK_GRADIENT_COPIES
         chunk_bytes = _FP32_BYTES * copies * minimum(elements, _LOGIT_CHUNK_ELEMENTS)
         if num_kept:
-            chunk_bytes = 0.0
-            self._add_sampling_mask(tally, tokens * num_kept * _KEPT_LOGIT_BYTES[trains])
+            chunk_bytes = 0 * chunk_bytes
+            self._add_sampling_mask(tally, tokens * num_kept * KEPT_LOGIT_BYTES)
         gradients = trains * (2 if self._model.logits_cap else 1)
         num_bytes = elements * (1 + gradients) * self._size + chunk_bytes
         if trains and self._logit_bytes:
@@ -760,7 +760,7 @@ class GenerationMemory(RankMemory[float]):
         if self._part.is_last:
             tally.add("logits", num_rows * self._model.padded_vocab_size * (self._size + _SAMPLING_BYTES))
         if num_kept := self._workload.kept_tokens:
-            num_bytes = num_rows * num_kept * _KEPT_SAMPLE_BYTES
+            num_bytes = float(num_rows * num_kept * _KEPT_SAMPLE_BYTES)
             if not self._is_fused:
                 places = num_slots * self._workload.max_response + self._rows * self._workload.sampled_lengths.mean
                 num_bytes += places * num_kept * _KEPT_TOKEN_BYTES

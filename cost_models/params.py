@@ -185,14 +185,14 @@ def _part(
         of_experts += shard.adapter_expert_params_between(*between, folded) / spread
         adapter_params += shard.adapter_params_between(*between) - shard.adapter_expert_params_between(*between)
     adapter_params += of_experts
-    num_params += adapter_params
+    held_params = num_params + adapter_params
     if shard.adapter and stage == pp - 1:
         adapter_params += shard.trained_head_params
     num_window_layers = sum(shard.window.num_layers(each.start, each.stop) for each in chunks) if shard.window else 0
     num_attention_layers = sum(shard.attention_layers_between(each.start, each.stop) for each in chunks)
     return StagePart(
         num_layers,
-        float(num_params),
+        float(held_params),
         pp - stage,
         float(all_experts // spread),
         float(adapter_params),
