@@ -92,6 +92,18 @@ def require_reference(settings_key: str, settings: LearningSettings, roles: Coll
         )
 
 
+def require_limited_sets(kept_tokens: int, settings: LearningSettings, settings_key: str) -> None:
+    """Raises ValueError if the sets of a sampling mask, of the tokens that the filters leave at a position, may have
+    more than `kept_tokens` tokens."""
+    if not kept_tokens or 0 < settings.top_k <= kept_tokens:
+        return
+    raise ValueError(
+        f"workload.kept_tokens={kept_tokens}: {settings_key}.top_k={settings.top_k} leaves "
+        f"{'more tokens' if settings.top_k else 'all tokens, and top_p any number of them'}; use a top_k of 1 to "
+        f"{kept_tokens}, or raise kept_tokens"
+    )
+
+
 def require_teacher_weights(weights: Sequence[float], roles: Iterable[Role]) -> None:
     """Raises ValueError unless there is a weight for every teacher among these roles, or for none."""
     teachers = [role for role in roles if role in TEACHERS]

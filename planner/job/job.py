@@ -21,6 +21,7 @@ from meshwright.planner.job.algorithm_rules import (
     AnyAlgorithm,
     graph_for,
     presets_with_graph,
+    require_limited_sets,
     require_ref_is_base,
     require_reference,
     require_roles,
@@ -41,7 +42,6 @@ from meshwright.planner.job.old_logprobs import (
     reward_penalty_violations,
 )
 from meshwright.planner.job.rewards_and_tools import Reward, RewardLoad, Tool, from_plan, require_unique_names
-from meshwright.planner.job.sampling_mask import sampling_mask_violations
 from meshwright.planner.job.sections import (
     AnyClusterSpec,
     ClusterSpec,
@@ -192,17 +192,17 @@ class Job(Document):
         if isinstance(self.algorithm, OwnGraph) and self.preset:
             require_roles(self.preset, self.models.roles, self.workload, has_environment=bool(self.rewards))
         require_reference(self.own_key, self.settings, self.models.roles)
+        require_limited_sets(self.workload.kept_tokens, self.settings, self.own_key)
         if isinstance(self.settings, Distill):
             require_teacher_weights(self.settings.teacher_weights, self.models.roles)
         job = self._without_default_penalty()
-        for sentence in job._logprobs_violations():
+        for sentence in job._old_logprobs_violations():
             raise ValueError(sentence)
         return job
 
-    def _logprobs_violations(self) -> Iterator[str]:
+    def _old_logprobs_violations(self) -> Iterator[str]:
         yield from old_logprobs_violations(self.resolved_old_logprobs, self.algorithm, self.workload)
         yield from reward_penalty_violations(self.resolved_old_logprobs, self.settings, self.own_key, self.models.roles)
-        yield from sampling_mask_violations(self.workload.kept_tokens, self.settings, self.own_key)
 
     @property
     def resolved_old_logprobs(self) -> OldLogprobs:

@@ -27,7 +27,7 @@ def put_sets(experience: Experience, row: int, sets: Sequence[bytes]) -> None:
 
 
 def kept_sets(fields: Mapping[str, Mapping[int, Tensor]], row: int) -> list[bytes]:
-    """The set of each position of a row of these fields; no sets where the row has none."""
+    """The set of each position of a row of these fields, whose tensors are [N]; no sets where the row has none."""
     rows = fields.get(KEPT_TOKENS, {})
     return split_sets(rows[row], fields[KEPT_COUNTS][row]) if row in rows else []
 
