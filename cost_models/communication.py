@@ -32,7 +32,7 @@ from meshwright.profiles.elementwise import FloatArray, IntArray, N, maximum, mi
 from meshwright.profiles.frameworks import Engine, Framework
 from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import Layout, layers_per_stage
-from meshwright.profiles.model_parts.adapter import Linear
+from meshwright.profiles.model_parts.adapter import ATTENTION_LINEARS, MLP_LINEARS, Linear
 from meshwright.profiles.model_parts.fp8_weights import linears_of
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Offload
@@ -244,12 +244,24 @@ format each of them has an A of its own."""
 def stored_adapter_size(model: ModelSpec) -> tuple[int, int]:
     """Return the number of tensors and the number of elements of an adapter in PEFT's format."""
     assert model.adapter is not None, model.name
-    parts = [number for name, number in _STORED_PARTS.items() if name in model.adapter.targets]
-    elements = sum(
-        model.adapter.rank * (number * inner + outer)
-        for number, (inner, outer) in zip(parts, model.adapted_linears, strict=True)
+    adapter, experts = model.adapter, model.experts
+    attention, mlp = (
+        [number for name, number in _STORED_PARTS.items() if name in names and name in adapter.targets]
+        for names in (ATTENTION_LINEARS, MLP_LINEARS)
     )
-    return _TENSORS_PER_ADAPTED * sum(parts) * model.num_layers, elements * model.num_layers
+    num_experts = model.expert_layers_between(0, model.num_layers)
+    blocks = [(attention, model.adapted_attention, model.num_layers)]
+    blocks.append((mlp, model.adapted_mlp(model.ffn_size), model.num_dense_layers))
+    if experts:
+        blocks.append((mlp, model.adapted_mlp(experts.ffn_size), num_experts * experts.num_experts))
+        blocks.append((mlp if experts.shared_ffn_size else [], model.adapted_mlp(experts.shared_ffn_size), num_experts))
+    tensors = sum(_TENSORS_PER_ADAPTED * sum(parts) * number for parts, _, number in blocks)
+    elements = sum(
+        adapter.rank * (part * inner + outer) * number
+        for parts, linears, number in blocks
+        for part, (inner, outer) in zip(parts, linears, strict=True)
+    )
+    return tensors, elements
 
 
 def refit_seconds(
@@ -378,7 +390,8 @@ def _target_sizes(model: ModelSpec, target: Layout, quantises: bool) -> tuple[fl
     """Return the parameters that a target rank receives, its layers, and how many weights it quantises."""
     num_layers = max(layers_per_stage(model, target.pp))
     num_quantised = num_layers * linears_of(model.shard(target.tp)).num_weights if quantises else 0
-    num_params = fullest_part(model, target.tp, target.pp, target.expert_replicas).trained.num_params
+    part = fullest_part(model, target.tp, target.pp, target.expert_replicas, folded=target.fold_size)
+    num_params = part.trained.num_params
     return num_params, num_layers, num_quantised
 
 

@@ -213,7 +213,7 @@ class AnalyticShard(Shard):
         is_uniform = not model.experts and not model.layer_kinds
         self._gemms = model.attention_linears + (self._dense_mlp if is_uniform else ())
         mlp_elements: float = (2 + model.gated_mlp) * model.active_ffn_size()
-        self._adapter = LowRank(model, self._kernels, number_format.size) if model.adapter else None
+        self._adapters = self._shares_of_adapters(number_format.size)
         self.is_quantised, is_fused = is_quantised, self._framework.kernels_per_layer is not None
         linears = partial(QuantisedLinears, model, device, efficiency, self._kernels, number_format.size)
         self._quantised = linears(is_fused=is_fused) if is_quantised else None
@@ -227,6 +227,7 @@ class AnalyticShard(Shard):
                 folded=folded,
                 size=number_format.size,
                 separate_biases=model.expert_bias and not self._framework.fused_expert_biases,
+                adapter=model.adapter,
             )
             widths = self._dense_share * model.ffn_size + self._expert_share * model.experts.shared_ffn_size
             mlp_elements = (2 + model.gated_mlp) * widths
@@ -257,11 +258,15 @@ class AnalyticShard(Shard):
         at_ends = framework.kernels_at_ends or efficiency.kernels_at_ends
         if self._quantised:
             per_layer += self._quantised.num_kernels
-        num_kernels, num_started = passes * per_layer, passes * _LAYER_KERNELS_STARTED
-        if self._adapter:
+        num_kernels: float = passes * per_layer
+        num_started: float = passes * _LAYER_KERNELS_STARTED
+        if self._is_adapted:
             of_frozen = 1 + (_FROZEN_BACKWARD_LAUNCHES if trains else 0)
-            num_kernels = of_frozen * per_layer + passes * self._adapter.num_kernels
-            num_started = of_frozen * _LAYER_KERNELS_STARTED + passes * self._adapter.num_started
+            of_experts = self._expert_share * self._mixture.num_adapter_kernels if self._mixture else 0.0
+            of_adapters = of_experts + sum(share * adapter.num_kernels for share, adapter in self._adapters)
+            started = sum(share * adapter.num_started for share, adapter in self._adapters)
+            num_kernels = of_frozen * per_layer + passes * of_adapters
+            num_started = of_frozen * _LAYER_KERNELS_STARTED + passes * started
         per_logit = framework.sampling_bytes if samples else framework.loss_bytes
         per_logit += framework.loss_backward_bytes if trains else 0
         num_biases = self._expert_share * self._mixture.num_bias_kernels if self._mixture else 0.0
@@ -285,6 +290,25 @@ class AnalyticShard(Shard):
             layers=layers,
             heads={},
         )
+
+    @property
+    def _is_adapted(self) -> bool:
+        return self._model.adapter is not None
+
+    def _shares_of_adapters(self, size: float) -> list[tuple[float, LowRank]]:
+        """Return the adapters of a layer but those of routed experts, each with the share of layers that have it."""
+        model = self._model
+        if not self._is_adapted:
+            return []
+        if not model.experts and not model.layer_kinds:
+            return [(1.0, LowRank(model, self._kernels, size))]
+        shared = model.experts.shared_ffn_size if model.experts else 0
+        blocks = (
+            (self._attention_share, model.adapted_attention),
+            (self._dense_share, model.adapted_mlp(model.ffn_size)),
+            (self._expert_share, model.adapted_mlp(shared)),
+        )
+        return [(share, LowRank(model, self._kernels, size, linears)) for share, linears in blocks if share and linears]
 
     def image_seconds(self, images: Images) -> float:
         """Return the mean seconds of encoding the images of a prompt; 0 for a model of text."""
@@ -415,8 +439,8 @@ class AnalyticShard(Shard):
             products = products + self._matmul_gradients(count)
         if self._attention_share != 1:
             products = self._attention_share * products
-        if self._adapter:
-            products = products + self._adapter.seconds(count, trains=run.trains)
+        for share, adapter in self._adapters:
+            products = products + share * adapter.seconds(count, trains=run.trains)
         if self._linear:
             products = products + self._linear_share * self._products_of(
                 self._linear.linears(self._model.hidden_size), count, trains=run.trains
@@ -435,7 +459,7 @@ class AnalyticShard(Shard):
         """Return the device seconds of the gradients of a layer's matmuls: of their inputs and, unless an adapter is
         trained instead, of their weights."""
         inputs = self._layer_gradients(count)
-        if self._adapter:
+        if self._is_adapted:
             return inputs
         weights: list[N] = [self._linear_kernels.gemm(inner, count, outer) for inner, outer in self._gemms]
         return inputs + sum_of(weights)
@@ -445,7 +469,7 @@ class AnalyticShard(Shard):
         gemm, kernels = self._gemm, self._linear_kernels
         hidden, shared = self._model.hidden_size, mixture.experts.shared_ffn_size
         mixed = gemm(count, hidden, mixture.experts.num_experts, trains, self._router_kernels)
-        mixed = mixed + mixture.seconds(count, trains=trains, is_frozen=self._adapter is not None)
+        mixed = mixed + mixture.seconds(count, trains=trains, is_frozen=self._is_adapted)
         if shared:
             widened = gemm(count, hidden, (mixture.experts.num_matrices - 1) * shared, trains, kernels)
             mixed = mixed + widened + gemm(count, shared, hidden, trains, kernels)
@@ -529,7 +553,7 @@ class AnalyticShard(Shard):
             return forward
         both: N = forward + kernels.gemm(count, outer, inner)
         weights: N = kernels.gemm(inner, count, outer)
-        return both if self._adapter else both + weights
+        return both if self._is_adapted else both + weights
 
     def _stored_attention(self, rows: N, tokens: N) -> tuple[N, N]:
         """Return forward and backward seconds of unfused attention, which stores all scores and reads them again.
@@ -548,7 +572,7 @@ class AnalyticShard(Shard):
         product = self._head_products(head_count)
         if run.trains:
             gradients = self._head_gradients(head_count)
-            if not self._adapter or self._model.scalar_head:
+            if not self._is_adapted or self._model.scalar_head:
                 gradients = gradients + self._head_kernels.gemm(self._model.hidden_size, head_count, self._outputs)
             product = product + gradients
         return product + head_count * run.head_seconds + count * run.token_seconds

@@ -184,7 +184,8 @@ class Generation:
             reductions = number * (2 * num_layers + 1) * reduced
             if (adapter := self.query.model.adapter) and timed_pass is TimedPass.PREFILL:
                 between, _ = collectives.reduce(load.mean_tokens * adapter.rank * self.element_bytes)
-                reductions += number * num_layers * adapter.num_row_parallel * between
+                _, rows = self.query.model.adapter_exchanges
+                reductions += number * num_layers * rows * between
             if self.query.model.whole_qk_norm:
                 reductions += number * num_layers * collectives.reduce(load.mean_tokens * _SQUARES_BYTES)[0]
             tally.add("tensor-parallel collectives", reductions, source)

@@ -20,6 +20,7 @@ from meshwright.profiles.elementwise import N, ceil, floor, maximum, minimum, su
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.hardware import Device
+from meshwright.profiles.model_parts.adapter import MLP_LINEARS, Adapter
 from meshwright.profiles.model_parts.fp8_weights import linear_shapes, linears_of
 from meshwright.profiles.model_parts.hf_config import SlidingWindow
 from meshwright.profiles.model_shape import ModelSpec
@@ -350,16 +351,23 @@ in `LowRank.seconds`."""
 
 
 class LowRank:
-    """Seconds of the adapters of one layer of a shard; they grow with the number of tokens.
+    """Seconds of the adapters of some linears of one layer of a shard; they grow with the number of tokens.
 
     The gradients of A and of B are matmuls of their own, besides the gradients of their inputs (Hu et al., LoRA,
     arXiv:2106.09685, section 4.1).
     """
 
-    def __init__(self, model: ModelSpec, kernels: Kernels, size: float) -> None:
-        """`size` is the number of bytes of an element between kernels."""
+    def __init__(
+        self,
+        model: ModelSpec,
+        kernels: Kernels,
+        size: float,
+        linears: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
+        """`size` is the number of bytes of an element between kernels; `linears` are the (input size, output size) of
+        the adapted linears, by default those of a layer with a plain MLP."""
         assert model.adapter is not None, model.name
-        rank, linears = model.adapter.rank, model.adapted_linears
+        rank, linears = model.adapter.rank, model.adapted_linears if linears is None else linears
         self._shapes = [shape for inner, outer in linears for shape in ((inner, rank), (rank, outer))]
         self._kernels = kernels
         self._forward = kernels.products(self._shapes)
@@ -424,8 +432,10 @@ class Mixture:
         folded: int = 1,
         size: float,
         separate_biases: bool = False,
+        adapter: Adapter | None = None,
     ) -> None:
-        """With `separate_biases`, biases and clamps of experts are kernels of their own in training."""
+        """With `separate_biases`, biases and clamps of experts are kernels of their own in training. An `adapter` is on
+        the linears of experts that it names; its products are grouped like theirs."""
         self.experts, width = experts, experts.ffn_size * folded
         self._kernels, self._start = kernels, kernels.experts_start
         self._spread, self._folded, self._ep = spread, folded, spread * folded
@@ -434,6 +444,12 @@ class Mixture:
         self._shapes = (hidden_size, (experts.num_matrices - 1) * width), (width, hidden_size)
         moved = sum(_CLAMP_WIDTHS) * width + sum(_BIAS_WIDTHS) * hidden_size
         self._bias_seconds = kernels.elementwise(size * moved) if separate_biases else 0.0
+        targets = [name in adapter.targets for name in MLP_LINEARS] if adapter else []
+        adapted = [shape for shape, is_target in zip(self._shapes, targets, strict=False) if is_target]
+        rank = adapter.rank if adapter else 0
+        self._low_rank = [shape for inner, outer in adapted for shape in ((inner, rank), (rank, outer))]
+        self._adding_seconds = kernels.elementwise(size * _SUM_ACCESSES * sum(outer for _, outer in adapted))
+        self.num_adapter_kernels = _KERNELS * len(adapted)
         self.num_bias_kernels = _BIAS_KERNELS * experts.num_experts / self._ep if separate_biases else 0.0
 
     def seconds(self, count: N, *, trains: bool, is_frozen: bool = False) -> N:
@@ -449,12 +465,16 @@ class Mixture:
         """Return the seconds when `rows` routed tokens arrive at `groups` of this rank's experts."""
         grouped, moving = self._kernels.grouped, self._start + rows * self._copy_seconds
         seconds = moving
-        for inner, outer in self._shapes:
+        for inner, outer in (*self._shapes, *self._low_rank):
             seconds = seconds + grouped(rows, groups, inner, outer)
+        seconds = seconds + rows * self._adding_seconds
         if trains:
             seconds = seconds + _BACKWARD * moving + rows * self._bias_seconds
             for inner, outer in self._shapes:
                 seconds = seconds + grouped(rows, groups, outer, inner)
                 if not is_frozen:
                     seconds = seconds + self._kernels.grouped_gradient(rows, groups, inner, outer)
+            for inner, outer in self._low_rank:
+                seconds = seconds + grouped(rows, groups, outer, inner)
+                seconds = seconds + self._kernels.grouped_gradient(rows, groups, inner, outer)
         return seconds

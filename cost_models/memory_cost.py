@@ -34,7 +34,7 @@ from meshwright.profiles.model_parts.linear_attention import SPARE_STATES, STATE
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import BLOCK_TOKENS, max_prefill_tokens, num_blocks_for
 from meshwright.profiles.schedule import Offload, Schedule
-from meshwright.profiles.stages import Stage
+from meshwright.profiles.stages import KEPT_TOKENS, Stage
 from meshwright.profiles.workload import Workload
 
 REFIT_BUFFER, GATHERED_WEIGHTS = "refit buffer", "gathered weights"
@@ -55,6 +55,19 @@ _LOGIT_CHUNK_COPIES = 4
 _LOGIT_CHUNK_GRADIENT_COPIES = 6
 """fp32 tensors of a chunk alive at once in a backward pass by torch operators: log-probabilities, exponentials, the
 gradient of the log-probabilities, and three tensors for the gradient of the entropy (`runtime.model.logprobs`)."""
+
+SAMPLING_MASK_BYTES = "sampling mask"
+"""Name of the term for the sets of tokens that were kept at each position, and what is computed with them."""
+
+_KEPT_TOKEN_BYTES = 4
+"""Bytes of one token of a set (`runtime.messages.sampling_masks`)."""
+
+KEPT_LOGIT_BYTES = 40
+"""Bytes per kept token alive at once, forward and in training: numbers and columns of tokens in 64 bits, whose they
+are, and fp32 logits, weights, products and gradients (`runtime.model.logprobs`)."""
+
+_KEPT_SAMPLE_BYTES = 56
+"""Bytes per kept token of a row that samples: seven numbers of 64 bits (`runtime.inference.sampling`)."""
 
 _BLOCK_SCORES, _MIN_BLOCK_QUERIES = 2**23, 16
 """Scores held in fp32 at once where they are capped, and the minimum number of queries that they belong to:
@@ -189,13 +202,24 @@ def _kept_elements(shard: ModelSpec, imbalance: float, replicated_share: float, 
     """
     mlp_elements = (2 + 2 * shard.gated_mlp) * shard.active_ffn_size(imbalance) * _mlp_share(shard)
     sharded_elements = shard.mixed_elements + mlp_elements
-    adapter_elements = len(shard.adapted_linears) * (shard.adapter.rank if shard.adapter else 0)
+    adapter_elements = _adapter_elements(shard, imbalance)
     return (
         _norms_per_layer(shard) * 2 * shard.hidden_size * replicated_share
         + _dispatched_elements(shard, imbalance, fold_size)
         + sharded_elements
         + adapter_elements
     )
+
+
+def _adapter_elements(shard: ModelSpec, imbalance: float) -> float:
+    """Return the low-rank activations per token of the adapters of a layer, those of a token's experts included."""
+    if not shard.adapter:
+        return 0.0
+    of_mlp = len(shard.adapted_mlp(shard.ffn_size))
+    networks = 1.0 if shard.num_dense_layers else 0.0
+    if experts := shard.experts:
+        networks = max(networks, imbalance * experts.experts_per_token + (experts.shared_ffn_size > 0))
+    return shard.adapter.rank * (len(shard.adapted_attention) + networks * of_mlp)
 
 
 def _norms_per_layer(shard: ModelSpec) -> float:
@@ -623,20 +647,38 @@ class RankMemory(Generic[N]):
 
     def _add_logits(self, tally: TermSums[N], tokens: N, *, trains: bool) -> None:
         """Add the logits of a micro-batch and one chunk of them in fp32; in training also their gradient, twice if they
-        are capped: before and after the cap.
+        are capped: before and after the cap. With a sampling mask only the logits of kept tokens are converted.
 
         In training, the bytes per logit of another framework replace all of these.
         """
         if self._model.scalar_head:
             return
         elements = tokens * self._sizes.vocab_size
+        num_kept = self._workload.kept_tokens if KEPT_TOKENS in self._stage.reads else 0
         copies = _LOGIT_CHUNK_COPIES if self._is_fused or not trains else _LOGIT_CHUNK_GRADIENT_COPIES
         chunk_bytes = _FP32_BYTES * copies * minimum(elements, _LOGIT_CHUNK_ELEMENTS)
+        if num_kept:
+            chunk_bytes = 0 * chunk_bytes
+            self._add_sampling_mask(tally, tokens * num_kept * KEPT_LOGIT_BYTES)
         gradients = trains * (2 if self._model.logits_cap else 1)
         num_bytes = elements * (1 + gradients) * self._size + chunk_bytes
         if trains and self._logit_bytes:
             num_bytes = elements * self._logit_bytes
         tally.add("logits", where(self._part.is_last, num_bytes, 0 * num_bytes))
+
+    def _add_sampling_mask(self, tally: TermSums[N], pass_bytes: N) -> None:
+        """Add the sampling mask of a stage that computes log-probabilities: what a pass computes with it on the last
+        pipeline stage and, on a CPU, the sets of the whole batch and those of a replica's rows, one for each token.
+
+        On a GPU the sets of the batch are in the memory of the host, which no plan counts.
+        """
+        num_bytes = where(self._part.is_last, pass_bytes, 0 * pass_bytes)
+        if not self._is_fused:
+            workload = self._workload
+            set_bytes = workload.kept_tokens * _KEPT_TOKEN_BYTES
+            num_bytes = num_bytes + workload.batch_size * workload.sampled_lengths.mean * set_bytes
+            num_bytes = num_bytes + self._rows * workload.mean_tokens * set_bytes
+        tally.add(SAMPLING_MASK_BYTES, num_bytes)
 
 
 ENGINE_PROCESS = "engine process"
@@ -705,7 +747,8 @@ class GenerationMemory(RankMemory[float]):
 
     def _generation_memory(self, schedule: Schedule, num_blocks: int, num_slots: float) -> TermSums[float]:
         """Return the larger of a prefill's working set and that of attention in a decode step, plus sampling. A decode
-        step has a row for each live sequence, and one for each token of its draft."""
+        step has a row for each live sequence, and one for each token of its draft. Sampling masks have a place for
+        each kept token of each slot and, on a CPU, of the responses of the replica."""
         slot_group = int(-(-num_slots // self._layout.pp))  # pipeline stages work on different slot groups
         token_bytes = max(self._sizes.working_bytes, self._latent_prefill_bytes)
         num_rows = slot_group * (1 + schedule.draft_tokens)
@@ -716,6 +759,12 @@ class GenerationMemory(RankMemory[float]):
         self._add_capped_scores(tally, longest_pass, trains=False)
         if self._part.is_last:
             tally.add("logits", num_rows * self._model.padded_vocab_size * (self._size + _SAMPLING_BYTES))
+        if num_kept := self._workload.kept_tokens:
+            num_bytes = float(num_rows * num_kept * _KEPT_SAMPLE_BYTES)
+            if not self._is_fused:
+                places = num_slots * self._workload.max_response + self._rows * self._workload.sampled_lengths.mean
+                num_bytes += places * num_kept * _KEPT_TOKEN_BYTES
+            tally.add(SAMPLING_MASK_BYTES, num_bytes)
         return tally
 
     @cached_property

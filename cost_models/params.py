@@ -19,7 +19,8 @@ class StagePart(Generic[N]):
 
     `num_stages_to_end` counts the pipeline stages from its own to the last. `expert_params` are its parameters in
     experts, which are replicated only on every `spread`-th replica; `adapter_params` are the parameters of an adapter
-    and of the scalar head that is trained with it, 0 without an adapter. `num_full_layers` of its layers attend to all
+    and of the scalar head that is trained with it, 0 without an adapter, and `adapter_expert_params` those of them in
+    experts. `num_full_layers` of its layers attend to all
     tokens, `num_window_layers` use sliding-window attention, and `num_linear_layers` have a state.
     """
 
@@ -28,6 +29,7 @@ class StagePart(Generic[N]):
     num_stages_to_end: N
     expert_params: N
     adapter_params: N
+    adapter_expert_params: N
     num_window_layers: N
     num_full_layers: N
     num_linear_layers: N
@@ -37,7 +39,7 @@ class StagePart(Generic[N]):
         """The parameters that are trained: refits move them, and the optimizer has state for them."""
         has_adapter = self.adapter_params > 0
         num_params = where(has_adapter, self.adapter_params, self.num_params)
-        expert_params = where(has_adapter, 0 * self.expert_params, self.expert_params)
+        expert_params = where(has_adapter, self.adapter_expert_params, self.expert_params)
         return replace(self, num_params=num_params, expert_params=expert_params)
 
     def distinct_params(self, spread: N) -> N:
@@ -51,13 +53,16 @@ class StagePart(Generic[N]):
 
 
 @cache
-def stage_parts(model: ModelSpec, tp: int, pp: int, spread: int = 1, vpp: int = 1) -> tuple[StagePart[float], ...]:
+def stage_parts(
+    model: ModelSpec, tp: int, pp: int, spread: int = 1, vpp: int = 1, *, folded: int = 1
+) -> tuple[StagePart[float], ...]:
     """Return the parts of the pipeline stages that may be the fullest.
 
     They are the first, the last, and one of each size between them that holds more layers or parameters than the first.
     With several pipeline stages the last one repeats a tied embedding. Experts are spread over `spread` replicas
     (`Layout.expert_replicas`): a rank holds the same number of expert parameters whether tp shards each expert or
-    assigns whole ones.
+    assigns whole ones. That of adapters of experts differs, and whole experts are divided over `folded` ranks of a
+    replica (`Layout.fold_size`).
     """
     chunks_of_stages = [chunk_layers(model, pp, stage, vpp) for stage in range(pp)]
     first, *others = [_size(model, layers) for layers in chunks_of_stages]
@@ -65,7 +70,7 @@ def stage_parts(model: ModelSpec, tp: int, pp: int, spread: int = 1, vpp: int = 
     larger = {stage for size, stage in earliest.items() if size[0] > first[0] or size[1] > first[1]}
     stages = {0, pp - 1} | larger
     shard = model.shard(tp)
-    return tuple(_part(shard, chunks_of_stages[stage], pp, spread, stage) for stage in sorted(stages))
+    return tuple(_part(shard, chunks_of_stages[stage], pp, spread, stage, folded=folded) for stage in sorted(stages))
 
 
 def _size(model: ModelSpec, chunks: Sequence[range]) -> tuple[int, int]:
@@ -74,9 +79,11 @@ def _size(model: ModelSpec, chunks: Sequence[range]) -> tuple[int, int]:
 
 
 @cache
-def fullest_part(model: ModelSpec, tp: int, pp: int, spread: int = 1, vpp: int = 1) -> StagePart[float]:
+def fullest_part(
+    model: ModelSpec, tp: int, pp: int, spread: int = 1, vpp: int = 1, *, folded: int = 1
+) -> StagePart[float]:
     """Return the part of the pipeline stage with the most parameters."""
-    return max(stage_parts(model, tp, pp, spread, vpp), key=lambda part: part.num_params)
+    return max(stage_parts(model, tp, pp, spread, vpp, folded=folded), key=lambda part: part.num_params)
 
 
 @dataclass(frozen=True)
@@ -123,9 +130,10 @@ class ShardedModel(Generic[N]):
 @cache
 def sharded(model: ModelSpec, layout: Layout) -> ShardedModel[float]:
     """Return how a layout shards a model."""
-    axes = layout.tp, layout.pp, layout.expert_replicas
-    parts = stage_parts(model, *axes, layout.vpp)
-    return ShardedModel(model, layout, LayerCounts.of(model, layout.pp), fullest_part(model, *axes), parts)
+    axes, folded = (layout.tp, layout.pp, layout.expert_replicas), layout.fold_size
+    parts = stage_parts(model, *axes, layout.vpp, folded=folded)
+    fullest = fullest_part(model, *axes, folded=folded)
+    return ShardedModel(model, layout, LayerCounts.of(model, layout.pp), fullest, parts)
 
 
 def sharded_by_each(model: ModelSpec, layout: LayoutColumns) -> ShardedModel[FloatArray]:
@@ -159,7 +167,9 @@ def micro_batches_in_flight(layout: Degrees[N], num_behind: N, num_batches: N) -
     return where(vpp == 1, minimum(num_batches, num_behind), in_chunks)
 
 
-def _part(shard: ModelSpec, chunks: Sequence[range], pp: int, spread: int, stage: int) -> StagePart[float]:
+def _part(
+    shard: ModelSpec, chunks: Sequence[range], pp: int, spread: int, stage: int, *, folded: int
+) -> StagePart[float]:
     all_experts = sum(shard.expert_params_between(layers.start, layers.stop) for layers in chunks)
     num_params = sum(shard.params_between(layers.start, layers.stop) for layers in chunks)
     num_params += all_experts // spread - all_experts
@@ -169,18 +179,24 @@ def _part(shard: ModelSpec, chunks: Sequence[range], pp: int, spread: int, stage
         repeats = pp > 1 and shard.tied_embeddings and not shard.scalar_head
         num_params += shard.hidden_size + (shard.embedding_params if repeats else shard.head_params)
     num_layers = sum(map(len, chunks))
-    adapter_params = num_layers * shard.adapter_layer_params
-    num_params += adapter_params
+    adapter_params, of_experts = 0.0, 0.0
+    for layers in chunks if shard.adapter else ():
+        between = layers.start, layers.stop
+        of_experts += shard.adapter_expert_params_between(*between, folded) / spread
+        adapter_params += shard.adapter_params_between(*between) - shard.adapter_expert_params_between(*between)
+    adapter_params += of_experts
+    held_params = num_params + adapter_params
     if shard.adapter and stage == pp - 1:
         adapter_params += shard.trained_head_params
     num_window_layers = sum(shard.window.num_layers(each.start, each.stop) for each in chunks) if shard.window else 0
     num_attention_layers = sum(shard.attention_layers_between(each.start, each.stop) for each in chunks)
     return StagePart(
         num_layers,
-        float(num_params),
+        float(held_params),
         pp - stage,
         float(all_experts // spread),
         float(adapter_params),
+        of_experts,
         num_window_layers,
         num_attention_layers - num_window_layers,
         sum(shard.linear_layers_between(each.start, each.stop) for each in chunks),

@@ -35,7 +35,6 @@ from meshwright.cost_models.protocol import Bytes, Memo
 from meshwright.profiles.choice_table import Degrees, PassSettings
 from meshwright.profiles.elementwise import FloatArray, IntArray, N, maximum, minimum, sum_of, where
 from meshwright.profiles.frameworks import Framework
-from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.profiles.stages import Stage
 from meshwright.profiles.table import TimedPass
@@ -210,11 +209,14 @@ class Pipeline(Generic[N]):
         model, layout = self.shards.model, self.shards.layout
         experts = model.expert_params_between(0, model.num_layers) / model.num_layers
         held = experts / layout.tp / layout.expert_replicas
+        adapted = model.adapter_expert_params_between(0, model.num_layers) / model.num_layers
+        adapted_held = adapted / layout.expert_replicas
         return replace(
             self.shards.fullest,
             num_params=(model.layer_params - experts) / layout.tp + held,
             expert_params=held,
-            adapter_params=model.adapter_layer_params + 0 * held,
+            adapter_params=model.adapter_layer_params - adapted + adapted_held,
+            adapter_expert_params=adapted_held,
         )
 
     def update_addends(self, optimizer: tuple[N, N], source: Source) -> list[Addend[N]]:
@@ -283,7 +285,7 @@ class Pipeline(Generic[N]):
         num_exchanges = self._num_tensor_blocks * (1 + trains + trains * self.settings.is_recomputed)
         per_layer = num_exchanges * exchange
         if model.adapter:
-            per_layer = per_layer + self._adapter_seconds(model.adapter, num_tokens)
+            per_layer = per_layer + self._adapter_seconds(model.adapter.rank, num_tokens)
         elif trains:
             per_layer = per_layer + where(is_sequence_parallel, self._num_tensor_blocks * gathered, 0 * gathered)
         at_ends = (1 + trains) * exchange
@@ -306,21 +308,21 @@ class Pipeline(Generic[N]):
             return both
         return where(layout.sp & (layout.fold_size > 1), both - model.expert_layers_share, both)
 
-    def _adapter_seconds(self, adapter: Adapter, num_tokens: N) -> N:
+    def _adapter_seconds(self, rank: int, num_tokens: N) -> N:
         """Return the tensor-parallel seconds per layer for the low-rank activations of an adapter.
 
         A row-parallel linear shards A too, whose output is reduced forward; a column-parallel linear shards B, whose
         input gradient is reduced backward. Under sequence parallelism both have an all-gather and a reduce-scatter, one
-        of them forward.
+        of them forward. Adapters of routed experts have none, since the dispatcher sums the outputs.
         """
-        tensor, size = self.groups.tensor, num_tokens * adapter.rank * self.element_bytes
+        tensor, size = self.groups.tensor, num_tokens * rank * self.element_bytes
         trains, is_recomputed = self.stage.trains, self.settings.is_recomputed
 
-        def exchange(operation: str, forward: int, backward: int) -> N:
+        def exchange(operation: str, forward: float, backward: float) -> N:
             number = forward * (1 + trains * is_recomputed) + backward * trains
             return number * self.network.seconds(operation, tensor, size)[0]
 
-        columns, rows = adapter.num_column_parallel, adapter.num_row_parallel
+        columns, rows = self.shards.model.adapter_exchanges
         scattered = exchange(ALL_GATHER, columns, rows) + exchange(REDUCE_SCATTER, rows, columns)
         return where(self.shards.layout.sp, scattered, exchange(ALL_REDUCE, rows, columns))
 

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias
 
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.job.graph_losses import own_graph_violations
-from meshwright.planner.job.job import Job, resolve
+from meshwright.planner.job.job import SETTINGS_KEYS, Job, resolve
 from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.solver.result import Limits
@@ -29,7 +29,7 @@ from meshwright.profiles.documents import parse
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_shape import run_violations
 
-Axis: TypeAlias = Literal["algorithm", "time", "samples", "rollouts", "scores", "training", "logprobs", "model"]
+Axis: TypeAlias = Literal["algorithm", "time", "samples", "rollouts", "scores", "training", "logprobs", "mask", "model"]
 
 VOCABULARY = 32
 DENSE = {
@@ -118,6 +118,7 @@ FEATURES = (
     Feature("adapter", "training", "adapter"),
     Feature("generator", "logprobs", "old log-probabilities of the generator"),
     Feature("one_pass", "logprobs", "old log-probabilities of the training pass", workload={"num_minibatches": 1}),
+    Feature("mask", "mask", "sampling mask", workload={"kept_tokens": 8}),
     Feature("experts", "model", "experts"),
 )
 BY_NAME = {one.name: one for one in FEATURES}
@@ -160,25 +161,35 @@ def job_of(names: Combination) -> dict[str, Any]:
         "data": {"prompts": "prompts.jsonl", "tokenizer": "tokenizer"},
         **({"rewards": rewards} if rewards else {}),
         **({"tool": {"function": "calculator"}} if "turns" in names else {}),
-        **_old_logprobs(names, algorithm),
+        **_settings(names, algorithm),
+        **_old_logprobs(names),
     }
 
 
-def _old_logprobs(names: Combination, algorithm: str) -> dict[str, Any]:
-    """The source of the old log-probabilities; PPO has no penalty in the reward where they come with the update."""
+def _old_logprobs(names: Combination) -> dict[str, Any]:
+    """The source of the old log-probabilities."""
     if "one_pass" in names:
-        settings = {"ppo": {"kl_coefficient": 0.0}} if algorithm == "ppo" else {}
-        return {"old_logprobs": "training", **settings}
+        return {"old_logprobs": "training"}
     return {"old_logprobs": "generator"} if "generator" in names else {}
 
 
+def _settings(names: Combination, algorithm: str) -> dict[str, Any]:
+    """The settings of a preset: PPO has no penalty in the reward where the old log-probabilities come with the update,
+    and a sampling mask needs top_k."""
+    settings: dict[str, Any] = {}
+    if "one_pass" in names and algorithm == "ppo":
+        settings["kl_coefficient"] = 0.0
+    if "mask" in names:
+        settings["top_k"] = 8
+    return {SETTINGS_KEYS[algorithm]: settings} if settings and algorithm in SETTINGS_KEYS else {}
+
+
 def _models(names: Combination, algorithm: str, scores: set[str]) -> dict[str, Any]:
-    """The models of a job. With an adapter, a critic has one too; only attention has one in a model with experts."""
+    """The models of a job. With an adapter, a critic has one too."""
     policy = "experts" if "experts" in names else "dense"
     models: dict[str, Any] = {"actor": {"path": policy}}
     if "adapter" in names:
-        targets = {"targets": ["linear_qkv", "linear_proj"]} if "experts" in names else {}
-        models["actor"]["adapter"] = {"rank": 4, "alpha": 8.0, **targets}
+        models["actor"]["adapter"] = {"rank": 4, "alpha": 8.0}
     if algorithm == "ppo" or (algorithm == "own" and "dynamic" not in names):
         models["critic"] = {"path": "scalar"}
         if "adapter" in names:
@@ -354,9 +365,9 @@ and `tests/docs/test_combinations.py` holds it current.
 - `P`: planned only. `R`: refused. The sentences are [below](combinations.md#the-refusals).
 - `-`: no job can be written that has both.
 
-A pair is tried with every algorithm and kind of reward that it leaves open; one job that runs is enough. With experts,
-an adapter is on the attention alone. 200 random combinations of more features are accepted by `run`, or refused in one
-sentence before any rank starts; one in twenty of the accepted runs two steps (the same test).
+A pair is tried with every algorithm and kind of reward that it leaves open; one job that runs is enough. 200 random
+combinations of more features are accepted by `run`, or refused in one sentence before any rank starts; one in twenty of
+the accepted runs two steps (the same test).
 """
 
 

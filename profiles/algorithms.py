@@ -20,6 +20,7 @@ from meshwright.profiles.stages import (
     REWARD_ERROR,
     REWARD_SECONDS,
     REWARDS,
+    SAMPLING_MASK,
     TEACHER_LOGPROBS,
     TEACHERS,
     HostStage,
@@ -160,6 +161,21 @@ def _distillation(teachers: Iterable[Role], proximal: tuple[Stage, ...]) -> Stag
     inferences = (*map(_teacher_stage, teachers), *proximal)
     reads = (*_SEQUENCE_FIELDS, *(field for stage in inferences for field in stage.writes))
     return StageGraph((_GENERATE, *inferences, _training_stage(Role.ACTOR, *reads, *_SAMPLING_FIELDS)))
+
+
+def with_sampling_mask(graph: StageGraph) -> StageGraph:
+    """Return the graph of a preset in which generation writes the sampling mask, and every stage that computes
+    log-probabilities reads it. The mask of a response is complete when the response is, so these stages do not stream.
+    """
+    stages = []
+    for stage in graph.stages:
+        if stage.generates:
+            stages.append(replace(stage, writes=(*stage.writes, *SAMPLING_MASK)))
+        elif stage.role in (Role.CRITIC, Role.REWARD):
+            stages.append(stage)
+        else:
+            stages.append(replace(stage, reads=(*stage.reads, *SAMPLING_MASK), may_stream=False))
+    return replace(graph, stages=tuple(stages))
 
 
 PPO_GRAPH = graph_of("ppo")

@@ -23,7 +23,7 @@ from meshwright.profiles.experts import (
     experts_from_config,
     latent_from_config,
 )
-from meshwright.profiles.model_parts.adapter import ATTENTION_LINEARS, MLP_LINEARS, Adapter
+from meshwright.profiles.model_parts.adapter import ATTENTION_LINEARS, COLUMN_PARALLEL, MLP_LINEARS, Adapter, Linear
 from meshwright.profiles.model_parts.family_keys import FAMILIES, Family, NormPlaces
 from meshwright.profiles.model_parts.hf_config import (
     LongScaling,
@@ -164,9 +164,9 @@ class ModelSpec:
                 f"model {self.name} has layers with a state, whose projections are not adapted; train it without "
                 "adapter."
             )
-        if self.adapter and self.experts and not {*self.adapter.targets}.isdisjoint(MLP_LINEARS):
+        if self.adapts_experts and self.expert_bias:
             raise BadInput(
-                f"model {self.name} has experts, which are not adapted; set the adapter's targets to "
+                f"model {self.name} has experts with biases, which are not adapted; set the adapter's targets to "
                 f"{' and '.join(ATTENTION_LINEARS)}."
             )
         if self.adapter and self.latent:
@@ -312,23 +312,76 @@ class ModelSpec:
 
     @property
     def adapted_linears(self) -> tuple[tuple[int, int], ...]:
-        """(input size, output size) of each linear that has an adapter, in the order of the layer."""
-        if self.adapter is None:
-            return ()
-        hidden = self.hidden_size
-        sizes = {
-            "linear_qkv": (hidden, self.attention_size + 2 * self.kv_size),
-            "linear_proj": (self.attention_size, hidden),
-            "linear_fc1": (hidden, self.up_size),
-            "linear_fc2": (self.ffn_size, hidden),
-        }
-        return tuple(sizes[name] for name in sizes if name in self.adapter.targets)
+        """(input size, output size) of each linear that has an adapter, in the order of a layer with a plain MLP."""
+        return self.adapted_attention + self.adapted_mlp(self.ffn_size)
 
     @property
-    def adapter_layer_params(self) -> int:
-        """Adapter parameters in one decoder layer; 0 without an adapter."""
+    def adapted_attention(self) -> tuple[tuple[int, int], ...]:
+        """The same of the attention alone."""
+        sizes: dict[Linear, tuple[int, int]] = {
+            "linear_qkv": (self.hidden_size, self.attention_size + 2 * self.kv_size),
+            "linear_proj": (self.attention_size, self.hidden_size),
+        }
+        return tuple(size for name, size in sizes.items() if self.adapter and name in self.adapter.targets)
+
+    def adapted_mlp(self, width: int) -> tuple[tuple[int, int], ...]:
+        """The same of an MLP, or of an expert, of this width; nothing of a width of 0."""
+        sizes: dict[Linear, tuple[int, int]] = {
+            "linear_fc1": (self.hidden_size, (1 + self.gated_mlp) * width),
+            "linear_fc2": (width, self.hidden_size),
+        }
+        return tuple(size for name, size in sizes.items() if width and self.adapter and name in self.adapter.targets)
+
+    @property
+    def adapts_experts(self) -> bool:
+        """True if the adapter is on linears of experts."""
+        targets = self.adapter.targets if self.adapter else ()
+        return self.experts is not None and not {*targets}.isdisjoint(MLP_LINEARS)
+
+    @property
+    def adapter_exchanges(self) -> tuple[float, float]:
+        """Linears of a layer, on average, whose low-rank activations tensor parallelism exchanges: column-parallel and
+        row-parallel ones. Those of routed experts are not among them."""
+        if not self.adapter:
+            return 0.0, 0.0
+        shared = self.expert_layers_share if self.experts and self.experts.shared_ffn_size else 0.0
+        share = self.dense_layers_share + shared
+        counted = {name: share if name in MLP_LINEARS else 1.0 for name in self.adapter.targets}
+        columns = sum(counted[name] for name in counted if name in COLUMN_PARALLEL)
+        return columns, sum(counted.values()) - columns
+
+    @property
+    def adapter_layer_params(self) -> float:
+        """Adapter parameters in one decoder layer, the mean over layers if they differ; 0 without an adapter."""
+        if not self.experts and not self.layer_kinds:
+            return self.adapter_params_between(0, 1)
+        return self.adapter_params_between(0, self.num_layers) / self.num_layers
+
+    def adapter_params_between(self, first: int, last: int) -> int:
+        """Adapter parameters in layers `first` to `last` - 1, those of routed experts included."""
+        shared = self.experts.shared_ffn_size if self.experts else 0
+        blocks = (
+            (self.adapted_attention, self.attention_layers_between(first, last)),
+            (self.adapted_mlp(self.ffn_size), self.dense_layers_between(first, last)),
+            (self.adapted_mlp(shared), self.expert_layers_between(first, last)),
+        )
         rank = self.adapter.rank if self.adapter else 0
-        return sum(rank * (inner + outer) for inner, outer in self.adapted_linears)
+        plain = sum(number * rank * (inner + outer) for linears, number in blocks for inner, outer in linears)
+        return plain + round(self.adapter_expert_params_between(first, last))
+
+    def adapter_expert_params_between(self, first: int, last: int, folded: int = 1) -> float:
+        """Adapter parameters of the routed experts in layers `first` to `last` - 1.
+
+        Of a shard of tp = `folded` ranks that hold experts whole, it is the share of one rank: each of its experts has
+        all of A and B, and it has fewer experts.
+        """
+        if not self.experts or not self.adapter:
+            return 0
+        linears = self.adapted_mlp(self.experts.ffn_size)
+        replicated = self.hidden_size * len(linears)  # the matrix at the hidden state, which tp does not shard
+        sharded = sum(inner + outer for inner, outer in linears) - replicated
+        of_expert = self.adapter.rank * (sharded + replicated / folded)
+        return self.expert_layers_between(first, last) * self.experts.num_experts * of_expert
 
     @property
     def attention_elements(self) -> int:
@@ -436,7 +489,7 @@ class ModelSpec:
         all."""
         if self.adapter is None:
             return self.num_params
-        return self.num_layers * self.adapter_layer_params + self.trained_head_params
+        return self.adapter_params_between(0, self.num_layers) + self.trained_head_params
 
     @property
     def trained_head_params(self) -> int:

@@ -33,6 +33,12 @@ RESPONSE_LENGTHS, SAMPLED_LENGTHS, SEQUENCE_DIGESTS = "response_lengths", "sampl
 """Fields that generation reports for each sequence of a wave, in addition to what stages read: the number of tokens
 after the prompt, the number of sampled ones among them, and a hash that is equal for sequences with equal tokens."""
 
+KEPT_TOKENS, KEPT_COUNTS = "kept_tokens", "kept_counts"
+"""Fields with the sampling mask: the tokens that a sequence could have sampled at each of its positions, one set after
+another, and the size of the set of each position, which is 0 where no token was sampled."""
+
+SAMPLING_MASK = (KEPT_TOKENS, KEPT_COUNTS)
+
 TOOL_TOKEN_VERSION = -1
 """Value of the field "versions" for tool tokens; sampled tokens have the version of the weights that sampled them."""
 
@@ -125,7 +131,8 @@ class HostStage:
 
 
 class FieldType(NamedTuple):
-    """The values of one field of the experience: one per token, or with `per_sequence` one per sequence.
+    """The values of one field of the experience: one per token, or with `per_sequence` one per sequence. `KEPT_TOKENS`
+    has several per sampled token.
 
     `dtype` is the name of a torch dtype.
     """
@@ -147,6 +154,8 @@ _FIELD_TYPES = {
     TOTAL_SCORES: FieldType(per_sequence=True),
     REWARD_ERROR: FieldType("uint8"),
     "versions": FieldType("int32"),
+    KEPT_TOKENS: FieldType("int32"),
+    KEPT_COUNTS: FieldType("int32"),
 }
 
 

@@ -21,6 +21,12 @@ from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.speculation import NO_DRAFTS, DraftRound, Speculation
 
 _IMAGES = "images of the prompts, for models that read them; prompt lengths include the tokens of images"
+_KEPT_TOKENS = (
+    "size limit of the set of tokens that top_k and top_p leave for a position, which is kept with each sample; all "
+    "log-probabilities are then those of the distribution over the set (keep sampling mask); 0 keeps none"
+)
+MAX_KEPT_TOKENS = 1024
+"""Largest size of a set of tokens that is kept for a position."""
 _BEST_OF = "samples of each prompt that are generated and scored, of which the best group_size are trained on"
 
 
@@ -71,6 +77,7 @@ class Workload(Document):
     speculation: Speculation | None = Field(
         default=None, description="acceptance of drafted tokens; without it no plan decodes speculatively"
     )
+    kept_tokens: int = Field(default=0, ge=0, le=MAX_KEPT_TOKENS, description=_KEPT_TOKENS)
     num_minibatches: int = Field(default=1, gt=0, description="optimizer updates per pass over the batch")
     num_epochs: int = Field(default=1, gt=0, description="passes over the batch per step")
 

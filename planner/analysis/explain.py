@@ -19,6 +19,7 @@ from meshwright.planner.analysis.optional_features import (
     EngineChoice,
     HostRewards,
     QuantisedCopy,
+    SamplingMask,
     SkippedLogprobs,
     adapter_summary,
     best_samples,
@@ -26,6 +27,7 @@ from meshwright.planner.analysis.optional_features import (
     engine_choice,
     host_rewards,
     quantised_copy,
+    sampling_mask,
     skipped_logprobs,
 )
 from meshwright.planner.plan.evaluate import Task, ranks_of, resident_bytes, tasks
@@ -99,13 +101,14 @@ class Explanation:
     best: BestSamples | None = None
     quantised: QuantisedCopy | None = None
     old_logprobs: SkippedLogprobs | None = None
+    mask: SamplingMask | None = None
 
     @property
     def sentences(self) -> Iterator[str]:
-        """Report lines on the choice of an engine, adapters, 8-bit floats, old log-probabilities, best-of-n, rewards on
-        hosts and latencies of calls, where the plan has them."""
+        """Report lines on the choice of an engine, adapters, 8-bit floats, old log-probabilities, sampling masks,
+        best-of-n, rewards on hosts and latencies of calls, where the plan has them."""
         copies = (self.adapter, self.critic_adapter, self.quantised)
-        for part in (self.engine, *copies, self.old_logprobs, self.best, self.rewards, self.latencies):
+        for part in (self.engine, *copies, self.old_logprobs, self.mask, self.best, self.rewards, self.latencies):
             yield from part.sentences if part else ()
 
 
@@ -141,6 +144,7 @@ def explain(plan: Plan) -> Explanation:
         best=best_samples(plan),
         quantised=quantised_copy(plan),
         old_logprobs=skipped_logprobs(plan),
+        mask=sampling_mask(plan),
     )
 
 

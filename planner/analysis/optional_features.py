@@ -1,6 +1,6 @@
 """Summaries of the optional features of a plan: adapter, generation weights in 8-bit floats, old log-probabilities
-without a pass of their own, best-of-n, rewards on hosts, the latencies that a job does not state, evaluations, and the
-choice of an engine. Each is None for a plan without the feature.
+without a pass of their own, sampling masks, best-of-n, rewards on hosts, the latencies that a job does not state,
+evaluations, and the choice of an engine. Each is None for a plan without the feature.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from meshwright.cost_models.sampling_waves import WAVE_REWARDS, processes_all_sa
 from meshwright.planner.job.evaluation import HELD_OUT
 from meshwright.planner.job.job import Facts, Job
 from meshwright.planner.job.rewards_and_tools import HostWorkers
+from meshwright.planner.plan.cost_queries import field_bytes
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.plan import Edge, EngineOption, Plan
 from meshwright.planner.plan.reward_workers import LATENCY, UNDER_WAY, host_seconds, reward_tail_of
 from meshwright.profiles.algorithms import OldLogprobs
 from meshwright.profiles.frameworks import NOT_RUN, EngineName
 from meshwright.profiles.packing import rows_per_replica
-from meshwright.profiles.stages import GENERATE, Role
+from meshwright.profiles.stages import GENERATE, KEPT_TOKENS, SAMPLING_MASK, Role
 from meshwright.profiles.workload import Workload
 
 _BYTES_PER_GIB = 2**30
@@ -149,6 +150,35 @@ def skipped_logprobs(plan: Plan) -> SkippedLogprobs | None:
     """Return the source of the old log-probabilities; None if the actor computes them in a pass of its own."""
     source = plan.facts.old_logprobs
     return None if source == "recompute" else SkippedLogprobs(source=source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingMask:
+    """The sampling mask of a plan: the size limit of a set of tokens, the stages that are `readers` of the sets, and
+    the bytes that each of them gets in a step if every set has that size."""
+
+    kept_tokens: int
+    readers: tuple[str, ...]
+    num_bytes: float
+
+    @property
+    def sentences(self) -> Iterator[str]:
+        """Report lines."""
+        yield (
+            f"sampling mask: log-probabilities are over the at most {self.kept_tokens} tokens that top_k and top_p "
+            f"left at each position; up to {self.num_bytes / _BYTES_PER_GIB:.3f} GiB a step go to each of "
+            f"{', '.join(self.readers)}"
+        )
+
+
+def sampling_mask(plan: Plan) -> SamplingMask | None:
+    """Return the sampling mask of a plan, else None."""
+    workload = plan.facts.workload
+    if not workload.kept_tokens:
+        return None
+    readers = tuple(stage.name for stage in plan.graph.stages if KEPT_TOKENS in stage.reads)
+    num_bytes = sum(field_bytes(workload, field) for field in SAMPLING_MASK)
+    return SamplingMask(kept_tokens=workload.kept_tokens, readers=readers, num_bytes=num_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import TypeAlias, get_args
 
 from meshwright.planner.job.algorithm_settings import LearningSettings
 from meshwright.planner.job.custom_graph import OwnGraph, is_same_graph
-from meshwright.profiles.algorithms import GROUP_ALGORITHMS, Algorithm, OldLogprobs, graph_of
+from meshwright.profiles.algorithms import GROUP_ALGORITHMS, Algorithm, OldLogprobs, graph_of, with_sampling_mask
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import ENVIRONMENT, TEACHERS, Role, StageGraph
 from meshwright.profiles.workload import Workload
@@ -41,6 +41,7 @@ def graph_for(
         has_filter=workload.best_of is not None,
         old_logprobs=old_logprobs,
     )
+    graph = with_sampling_mask(graph) if workload.kept_tokens else graph
     return replace(graph, selects_samples=True) if workload.selects_samples else graph
 
 
@@ -89,6 +90,18 @@ def require_reference(settings_key: str, settings: LearningSettings, roles: Coll
             f"{settings_key}.kl_coefficient={coefficient:g} penalises the distance from a reference, and models.ref "
             "names none; name one, or use 0"
         )
+
+
+def require_limited_sets(kept_tokens: int, settings: LearningSettings, settings_key: str) -> None:
+    """Raises ValueError if the sets of a sampling mask, of the tokens that the filters leave at a position, may have
+    more than `kept_tokens` tokens."""
+    if not kept_tokens or 0 < settings.top_k <= kept_tokens:
+        return
+    raise ValueError(
+        f"workload.kept_tokens={kept_tokens}: {settings_key}.top_k={settings.top_k} leaves "
+        f"{'more tokens' if settings.top_k else 'all tokens, and top_p any number of them'}; use a top_k of 1 to "
+        f"{kept_tokens}, or raise kept_tokens"
+    )
 
 
 def require_teacher_weights(weights: Sequence[float], roles: Iterable[Role]) -> None:
@@ -150,10 +163,20 @@ def _violations(
             f"{' or '.join(GROUP_ALGORITHMS)}, or remove it"
         )
     yield from _filter_violations(algorithm, described, workload)
+    yield from _mask_violations(algorithm, described, workload)
     if algorithm in GROUP_ALGORITHMS and workload.group_size == 1:
         yield (
             f"workload.group_size=1: algorithm={algorithm} compares the samples of a prompt with each other; use 2 or "
             "more"
+        )
+
+
+def _mask_violations(algorithm: AnyAlgorithm, described: str, workload: Workload) -> Iterator[str]:
+    """The rule about a sampling mask: only stages of presets read it."""
+    if workload.kept_tokens and isinstance(algorithm, OwnGraph):
+        yield (
+            f"workload.kept_tokens={workload.kept_tokens}: {described} has stages that do not read the sets of kept "
+            "tokens; name a preset, or use 0"
         )
 
 

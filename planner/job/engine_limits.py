@@ -59,6 +59,7 @@ def engine_violations(facts: Facts) -> Iterator[str]:
 
 def sglang_violations(facts: Facts) -> Iterator[str]:
     """Yield a sentence for each thing that the facts of a job ask of SGLang and that `run` does not do with it."""
+    yield from _mask_violations(facts)
     if facts.cluster.kind != "cuda":
         yield f"it does not install without CUDA, and the cluster is {facts.cluster.kind}; {_OURS}."
     if facts.models.actor.adapter:
@@ -75,6 +76,7 @@ def vllm_violations(facts: Facts) -> Iterator[str]:
     actor = facts.models.spec(Role.ACTOR)
     if facts.cluster.kind != "cpu":
         yield f"it is started on CPUs only, and the cluster is {facts.cluster.kind}; {_OURS}, or export the plan."
+    yield from _mask_violations(facts)
     families = (*VLLM_FAMILIES, *VLLM_EXPERT_FAMILIES)
     if actor.architecture not in {f"{family}ForCausalLM" for family in families}:
         yield f"it was tried with {', '.join(families)}, and the actor is {actor.architecture}; {_OURS}."
@@ -100,3 +102,9 @@ def vllm_violations(facts: Facts) -> Iterator[str]:
         )
     if facts.generation_weights:
         yield f"its weights have the job's precision, and generation_weights is {facts.generation_weights}; {_OURS}."
+
+
+def _mask_violations(facts: Facts) -> Iterator[str]:
+    """A sentence if a job keeps sampling masks: this project asks no engine in another process for them."""
+    if facts.workload.kept_tokens:
+        yield f"it is not asked which tokens top_k and top_p leave, and the job keeps these sets; {_OURS}."

@@ -21,6 +21,7 @@ from meshwright.planner.job.algorithm_rules import (
     AnyAlgorithm,
     graph_for,
     presets_with_graph,
+    require_limited_sets,
     require_ref_is_base,
     require_reference,
     require_roles,
@@ -191,6 +192,7 @@ class Job(Document):
         if isinstance(self.algorithm, OwnGraph) and self.preset:
             require_roles(self.preset, self.models.roles, self.workload, has_environment=bool(self.rewards))
         require_reference(self.own_key, self.settings, self.models.roles)
+        require_limited_sets(self.workload.kept_tokens, self.settings, self.own_key)
         if isinstance(self.settings, Distill):
             require_teacher_weights(self.settings.teacher_weights, self.models.roles)
         job = self._without_default_penalty()

@@ -20,7 +20,7 @@ from meshwright.planner.plan.reward_workers import min_reward_wait
 from meshwright.profiles.frameworks import EAGER
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.stages import GENERATE, Stage, field_type
+from meshwright.profiles.stages import GENERATE, KEPT_TOKENS, Stage, field_type
 from meshwright.profiles.table import Table
 from meshwright.profiles.workload import Workload
 
@@ -113,7 +113,10 @@ def stage_transfers(facts: Facts, model: CostModel) -> tuple[StageTransfer, ...]
 
 
 def field_bytes(workload: Workload, field: str) -> float:
-    """Bytes of one field for a whole batch."""
+    """Bytes of one field for a whole batch. Sets of kept tokens are counted at their size limit, since how many tokens
+    `top_p` leaves follows from the weights."""
     values = field_type(field)
     per_sequence = 1 if values.per_sequence else workload.mean_tokens
+    if field == KEPT_TOKENS:
+        per_sequence = workload.kept_tokens * workload.sampled_lengths.mean
     return float(workload.batch_size * per_sequence * values.num_bytes)

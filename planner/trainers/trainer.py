@@ -18,6 +18,7 @@ from meshwright.profiles.algorithms import Algorithm, OldLogprobs
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import EngineName
 from meshwright.profiles.stages import TEACHERS, Role
+from meshwright.profiles.workload import Workload
 
 ConfigValue: TypeAlias = str | int | float | bool | tuple[float, float] | None
 """The value of a trainer's key."""
@@ -142,7 +143,7 @@ class OtherTrainer:
         among `unsupported_roles`, and for a source of old log-probabilities that is not among `old_logprobs`.
 
         Unsupported are judges behind a URL, several rewards together, multi-turn rollouts, dynamic sampling, best-of
-        sampling, adapters, teachers and a job's own graph.
+        sampling, sampling masks, adapters, teachers and a job's own graph.
         """
         if facts.generation_weights and not self.supports_fp8:
             raise BadInput(
@@ -189,10 +190,7 @@ def _unsupported_features(facts: Facts) -> Iterator[str]:
         yield f"several rewards together ({', '.join(reward.name for reward in facts.rewards)}) are"
     if turns := facts.workload.turns:
         yield f"rollouts of up to {turns.number.max} turns with a tool (workload.turns) are"
-    if facts.workload.dynamic_sampling:
-        yield "waves of prompts until enough groups have non-zero reward variance (workload.dynamic_sampling) are"
-    if facts.workload.best_of:
-        yield f"the best {facts.workload.group_size} of {facts.workload.best_of} samples (workload.best_of) are"
+    yield from _unsupported_samples(facts.workload)
     for role, spec in facts.models.by_name.items():
         if spec.adapter:
             yield f"the {role}'s adapter of rank {spec.adapter.rank} is"
@@ -200,3 +198,13 @@ def _unsupported_features(facts: Facts) -> Iterator[str]:
         yield "the job's own graph (algorithm.stages) is"
     if facts.algorithm == "distill":
         yield f"distillation from teachers ({', '.join(role for role in TEACHERS if role in facts.graph.roles)}) is"
+
+
+def _unsupported_samples(workload: Workload) -> Iterator[str]:
+    """The same for what a workload says of its samples."""
+    if workload.dynamic_sampling:
+        yield "waves of prompts until enough groups have non-zero reward variance (workload.dynamic_sampling) are"
+    if workload.best_of:
+        yield f"the best {workload.group_size} of {workload.best_of} samples (workload.best_of) are"
+    if workload.kept_tokens:
+        yield f"the sampling mask of up to {workload.kept_tokens} tokens a position (workload.kept_tokens) is"

@@ -21,7 +21,7 @@ Linear: TypeAlias = Literal["linear_qkv", "linear_proj", "linear_fc1", "linear_f
 ATTENTION_LINEARS: tuple[Linear, ...] = ("linear_qkv", "linear_proj")
 MLP_LINEARS: tuple[Linear, ...] = ("linear_fc1", "linear_fc2")
 
-_COLUMNS = ("linear_qkv", "linear_fc1")
+COLUMN_PARALLEL: tuple[Linear, ...] = ("linear_qkv", "linear_fc1")
 _MAX_RANK = 2**14
 _TARGETS = "adapted linears: linear_qkv, linear_proj (attention), linear_fc1, linear_fc2 (MLP); default all"
 
@@ -48,7 +48,7 @@ class Adapter(Document):
     @property
     def num_column_parallel(self) -> int:
         """Number of target linears that are column-parallel: tensor parallelism shards their outputs."""
-        return sum(name in _COLUMNS for name in self.targets)
+        return sum(name in COLUMN_PARALLEL for name in self.targets)
 
     @property
     def num_row_parallel(self) -> int:

@@ -17,6 +17,7 @@ from meshwright.planner.analysis.optional_features import (
     engine_choice,
     host_rewards,
     quantised_copy,
+    sampling_mask,
     skipped_logprobs,
 )
 from meshwright.planner.analysis.plan_summary import NextLayout, PlanSummary
@@ -60,6 +61,7 @@ def print_plan(plan: Plan, path: Path) -> None:
         adapter_summary(plan, Role.CRITIC),
         quantised_copy(plan),
         skipped_logprobs(plan),
+        sampling_mask(plan),
         rewards,
         latencies,
         sampled_waves(plan),

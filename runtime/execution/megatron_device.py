@@ -22,7 +22,7 @@ from meshwright.planner.job.job import Job
 from meshwright.planner.plan.layout_and_schedule_rules import in_flight
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.packing import assigned_rows, micro_batches
-from meshwright.profiles.stages import GENERATE, Role, Stage, field_type
+from meshwright.profiles.stages import GENERATE, KEPT_TOKENS, Role, Stage, field_type
 from meshwright.profiles.trace import FREED_BYTES
 from meshwright.runtime.device import host
 from meshwright.runtime.device.used_memory import peak_bytes, reset_peak
@@ -33,6 +33,7 @@ from meshwright.runtime.inference.engine_process import EngineProcess
 from meshwright.runtime.inference.in_flight import GenerationState
 from meshwright.runtime.inference.slots import ResumedSample
 from meshwright.runtime.messages.experience import StepExperience
+from meshwright.runtime.messages.sampling_masks import padded_sets
 from meshwright.runtime.messages.streaming import Streaming
 from meshwright.runtime.model.adapters import without_adapter
 from meshwright.runtime.records.results import InstructionResult
@@ -206,7 +207,14 @@ class StageRunner:
         copy, lengths = self._copies[stage.name], batch.lengths()
         replica_rows = self._rows_of_replica(stage, batch.rows, lengths)
         groups = micro_batches(replica_rows, lengths, self._plan.placement(stage.name).schedule)
-        packed = [MicroBatch.pack(batch.experience.get("tokens", row) for row in group) for group in groups]
+        has_mask = KEPT_TOKENS in stage.reads
+        packed = [
+            MicroBatch.pack(
+                (batch.experience.get("tokens", row) for row in group),
+                kept=[padded_sets(batch.experience, row) for row in group] if has_mask else (),
+            )
+            for group in groups
+        ]
         if copy.spec.scalar_head:
             outputs = forward_scalars(copy.decoder, copy.mesh, packed)
         else:

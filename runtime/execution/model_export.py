@@ -54,8 +54,9 @@ def write_models(models: Iterable[TrainedModel], job: Job, directory: Path, targ
     It gets the configuration and generation settings that the model started from, and the job's tokenizer if the model
     has none. Weights have the type they are computed in; those of a bf16 model are the fp32 main weights rounded to
     bf16, with which the last tokens were sampled. An adapter is merged into the weights and also written by itself to
-    `ADAPTER`. Relative paths of the job start at `directory`. Collective over the world, on a shared file system;
-    `target` appears once it is complete. Raises BadInput if it exists.
+    `ADAPTER`, unless it is on experts, for which PEFT's format depends on how `transformers` stacks them. Relative
+    paths of the job start at `directory`. Collective over the world, on a shared file system; `target` appears once it
+    is complete. Raises BadInput if it exists.
     """
     if target.exists():
         raise BadInput(f"{target} exists already; export overwrites nothing, so name another directory.")
@@ -76,7 +77,8 @@ def write_models(models: Iterable[TrainedModel], job: Job, directory: Path, targ
                 config_from=source,
                 tokenizer=directory / job.data.tokenizer if job.data else None,
             )
-            if adapter := trained.spec.adapter:
+            adapter = trained.spec.adapter
+            if adapter and not trained.spec.adapts_experts:
                 adapter_directory = partial / trained.role.value / ADAPTER
                 save_adapter(
                     trained.model, trained.spec, adapter, trained.mesh, adapter_directory, base=os.path.abspath(source)

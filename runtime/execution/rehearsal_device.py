@@ -22,7 +22,7 @@ from meshwright.planner.program.program import MoveWeights
 from meshwright.planner.simulation.sampled_durations import sample_lengths
 from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.packing import assigned_rows, generation_rows
-from meshwright.profiles.stages import GENERATE, Stage, field_type
+from meshwright.profiles.stages import GENERATE, KEPT_TOKENS, Stage, field_type
 from meshwright.profiles.trace import instruction_name
 from meshwright.runtime.messages.experience import Experience, StepExperience
 from meshwright.runtime.messages.streaming import Streaming, TokenChunk
@@ -182,6 +182,7 @@ class RehearsalDevice:
             for row in rows:
                 values = field_type(field)
                 size = 1 if values.per_sequence else self._length(batch, row)
+                size *= self._plan.facts.workload.kept_tokens if field == KEPT_TOKENS else 1
                 batch.experience.put(field, row, torch.zeros(size, dtype=getattr(torch, values.dtype)))
 
     def _length(self, batch: StepExperience, row: int) -> int:

@@ -116,6 +116,7 @@ RULES = MappingProxyType(
         "workload.response": _AT_ONCE,
         "workload.images": _AT_ONCE,
         "workload.turns": _AT_ONCE,
+        "workload.kept_tokens": _RESAMPLE,
         "workload.speculation": _AT_ONCE,
         "workload.dynamic_sampling": Rule(Effect.NONE, "which prompts come next follows from it"),
         "workload.dynamic_sampling.acceptance": _AT_ONCE,
@@ -188,6 +189,8 @@ def sampling_digests(plan: Plan, job: Job) -> SamplingDigests:
     """
     settings = job.settings.model_dump(mode="json")
     sampling = {key: settings[key] for key, rule in _SETTING_RULES.items() if rule.effect is Effect.RESAMPLE}
+    if job.workload.kept_tokens:
+        sampling["kept_tokens"] = job.workload.kept_tokens
     return SamplingDigests(digest(plan), hashlib.sha256(json.dumps(sampling, sort_keys=True).encode()).hexdigest())
 
 

@@ -172,7 +172,8 @@ class ForwardPasses:
 
 
 SampleTokens = Callable[[Tensor, Tensor], Tensor]
-"""Samples tokens and log-probabilities [2, B] float64 from logits [B, V / tp] and random numbers [B]."""
+"""Samples tokens, log-probabilities and sampling masks [2 + K, B] float64 from logits [B, V / tp] and random numbers
+[B]."""
 
 
 class StepsPerSync:
@@ -223,8 +224,9 @@ class MultiStepDecoding:
     def run(self, group: LiveGroup, sampled: Tensor, max_rounds: int | None, version: int) -> tuple[int, Tensor]:
         """Sample until an end token, at most `max_rounds` rounds if given.
 
-        `sampled` [2, B] are the tokens and log-probabilities sampled last, which are not recorded yet. Return the
-        number of rounds recorded, as sampled by policy `version`, and the [2, B] sampled last, not recorded either.
+        `sampled` [2 + K, B] are the tokens, log-probabilities and sampling masks sampled last, which are not recorded
+        yet. Return the number of rounds recorded, as sampled by policy `version`, and the [2 + K, B] sampled last, not
+        recorded either.
         """
         records, rows, slots = group.records, group.rows, group.first_slot + group.rows
         cached, positions = records.cached(rows) + 1, records.num_sampled[rows] + 1
@@ -249,8 +251,8 @@ class MultiStepDecoding:
         return len(recorded), sampled
 
     def _one_by_one(self, rows: StepRows, sampled: Tensor, uniforms: Tensor) -> tuple[Reals, Tensor]:
-        """Check every round: return what was sampled before the first end token [rounds, 2, B], and what was sampled
-        next."""
+        """Check every round: return what was sampled before the first end token [rounds, 2 + K, B], and what was
+        sampled next."""
         recorded = list[Reals]()
         while len(recorded) < len(uniforms):
             tokens = sampled[0].numpy().astype(int)
@@ -263,8 +265,8 @@ class MultiStepDecoding:
         return np.array(recorded), sampled
 
     def run_together(self, rows: StepRows, first: Tensor, uniforms: Tensor) -> tuple[Reals, Tensor]:
-        """Check once after the last round: return what was sampled before the first end token [rounds, 2, B], and what
-        was sampled next."""
+        """Check once after the last round: return what was sampled before the first end token [rounds, 2 + K, B], and
+        what was sampled next."""
         step, rounds = self._passes.multi_step(rows, len(uniforms)), [first]
         for number in uniforms.to(first.device):
             rounds.append(self._sample(step(rounds[-1][0].long()), number))

@@ -71,6 +71,7 @@ class Generator(ReplicaEngine):
         seed: int,
         top_k: int = 0,
         top_p: float = 1.0,
+        keeps_mask: bool = False,
         stop_strings: StopStrings | None = None,
         recomputes_cache: bool = False,
         use_cuda_graphs: bool = True,
@@ -84,14 +85,14 @@ class Generator(ReplicaEngine):
         a cache of `num_blocks` KV blocks. The default is enough blocks for every slot to hold the longest sequence; the
         minimum is enough for one.
 
-        `Sampling` documents the distribution that is sampled and `Stopping` what ends a response. Sequences in flight
-        keep keys and values of older weights, so the distribution of their later tokens is that of no single version;
-        with `recomputes_cache` the keys and values are recomputed with the new weights. One row of every `group_size`
-        rows of a prompt is prefilled; the others share its blocks. With `tool_turns` rollouts are multi-turn, and a
-        tool answers between two turns. A decode round verifies drafts of at most `draft_tokens` tokens of each
-        sequence, from the responses in `history` and those in flight; it samples the same tokens as without drafts, and
-        counts in `acceptance` how many are accepted. Drafts go neither with turns nor with layers that have a recurrent
-        state, which cannot be rolled back.
+        `Sampling` documents the distribution that is sampled, and what `keeps_mask` keeps with a token; `Stopping`
+        documents what ends a response. Sequences in flight keep keys and values of older weights, so the distribution
+        of their later tokens is that of no single version; with `recomputes_cache` the keys and values are recomputed
+        with the new weights. One row of every `group_size` rows of a prompt is prefilled; the others share its blocks.
+        With `tool_turns` rollouts are multi-turn, and a tool answers between two turns. A decode round verifies drafts
+        of at most `draft_tokens` tokens of each sequence, from the responses in `history` and those in flight; it
+        samples the same tokens as without drafts, and counts in `acceptance` how many are accepted. Drafts go neither
+        with turns nor with layers that have a recurrent state, which cannot be rolled back.
         """
         assert not (draft_tokens and tool_turns), "rollouts with turns are not decoded speculatively"
         blocks_per_row = num_blocks_for(max_tokens)
@@ -105,9 +106,12 @@ class Generator(ReplicaEngine):
         self._stopping = Stopping(
             eos_tokens=eos_tokens, max_response=max_response, strings=stop_strings, call_end=call_end
         )
-        self._sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+        self._sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, keeps_mask=keeps_mask)
+        kept_size = self._sampling.kept_size(spec.vocab_size)
         self._seed, self._uniforms = seed, Uniforms(seed, num_slots)
         self._flight: Flight[Prompt, LiveGroup, Response] = Flight(LiveGroup.split(num_slots, mesh.layout.pp))
+        for group in self._flight.groups:
+            group.keep_sets(kept_size)
         self._cache = allocate_cache(
             spec,
             model.layers,
@@ -121,14 +125,14 @@ class Generator(ReplicaEngine):
         step, replays = PackedStep(model, mesh, self._cache), use_cuda_graphs and can_replay(model)
         self._step: DecodeRunner = GraphedDecodeStep(step, model) if replays else step
         self._prefills = (GraphedPrefills(step, model) if replays else Prefills(step)) if step.can_prefill else None
-        self._relay = PipelineLink(mesh, parameter.device)
+        self._relay = PipelineLink(mesh, parameter.device, kept_size=kept_size)
         self._passes = ForwardPasses(
             step, self._step, model, mesh, self._relay, prefills=self._prefills, verifies=draft_tokens > 0
         )
         self._prompts, self._lockstep = SharedPrompts(group_size), ExpertLockstep(model, mesh)
         self._sampled: dict[int, Tensor | None] = {}
-        """The sampled tokens and log-probabilities [2, B] of groups that are in a forward pass, by first slot; None
-        where the last stage has not sent them yet."""
+        """The sampled tokens, log-probabilities and sampling masks [2 + K, B] of groups that are in a forward pass, by
+        first slot; None where the last stage has not sent them yet."""
         assert not (draft_tokens and self._cache.states), "a recurrent state cannot be rolled back after a draft"
         self._history = history or ResponseHistory()
         self._drafter = Drafter(draft_tokens, self._history) if draft_tokens else None
@@ -289,7 +293,8 @@ class Generator(ReplicaEngine):
         num_covered = self.scheduler.allocate_ahead(slots, cached, count)
         assert num_covered == count, f"{num_covered} of {count} rounds have blocks"
         uniforms = self._uniforms.at(slots, records.sample_ids[rows], records.num_sampled[rows])
-        first = torch.zeros(2, len(rows), dtype=torch.float64, device=self._cache.keys.device)
+        num_values = 2 + self._sampling.kept_size(self._spec.vocab_size)
+        first = torch.zeros(num_values, len(rows), dtype=torch.float64, device=self._cache.keys.device)
         sampled, _ = self._ahead.run_together(StepRows(slots, cached, cached), first, uniforms.repeat(count, 1))
         return sampled.tolist()
 
@@ -306,8 +311,10 @@ class Generator(ReplicaEngine):
         if drafts:
             responses = self._record_verified(group, sampled.cpu().numpy(), drafts, version)
         else:
-            tokens, logprobs = sampled.cpu().numpy()
-            responses, freed = group.record(tokens.astype(int), logprobs, version=version, finish=self._finish)
+            tokens, logprobs, *kept = sampled.cpu().numpy()
+            responses, freed = group.record(
+                tokens.astype(int), logprobs, version=version, finish=self._finish, kept=kept
+            )
             self.scheduler.release(freed)
         if self.tool_turns:
             self._flight.num_held += self.tool_turns.begin_calls(group, self.scheduler)
@@ -320,7 +327,7 @@ class Generator(ReplicaEngine):
     ) -> Sequence[Response]:
         """Append the verified tokens to the live sequences of a group; return the responses that end with them.
 
-        `sampled` [2, B + D] are tokens and log-probabilities.
+        `sampled` [2 + K, B + D] are tokens, log-probabilities and sampling masks.
         """
         assert self._drafter
         kept, before = drafts.num_kept(sampled[0].astype(np.int64)), group.records.num_sampled[group.rows]
@@ -399,9 +406,9 @@ class Generator(ReplicaEngine):
     def sample_next(
         self, group: LiveGroup, continuing: Numbers, admitted: ScheduledBatch, parts: Sequence[Sequence[PrefillPart]]
     ) -> Tensor | None:
-        """Return the next tokens of the group and their log-probabilities, [2, B] float64: of the rows that continue,
-        then of the admitted sequences. `parts` are the prefill batches of the latter. None except on the last
-        stage."""
+        """Return the next tokens of the group, their log-probabilities and sampling masks, [2 + K, B] float64: of the
+        rows that continue, then of the admitted sequences. `parts` are the prefill batches of the latter. None except
+        on the last stage."""
         records, prefilled = group.records, [admitted.sequences[index] for index in admitted.prefilled]
         steps = StepRows(group.first_slot + continuing, records.cached(continuing), records.last(continuing))
         drafts = self._drafts.get(group.first_slot)
@@ -453,8 +460,8 @@ class Generator(ReplicaEngine):
         self._relay.flush()
 
     def _sample_group(self, logits: Tensor, group: LiveGroup, drafts: VerifiedRows | None) -> Tensor:
-        """Return tokens and log-probabilities [2, B] float64 for all rows of the group, from logits [B, V / tp]; with
-        drafts of D tokens [2, B + D], from as many logits."""
+        """Return tokens, log-probabilities and sampling masks [2 + K, B] float64 for all rows of the group, from logits
+        [B, V / tp]; with drafts of D tokens [2 + K, B + D], from as many logits."""
         records, rows = group.records, group.rows
         sample_ids, positions = records.sample_ids[rows], records.num_sampled[rows]
         if drafts:
@@ -465,11 +472,10 @@ class Generator(ReplicaEngine):
 
     @torch.inference_mode()
     def _sample(self, shards: Tensor, uniforms: Tensor) -> Tensor:
-        """Return tokens and log-probabilities [2, B] float64, sampled from logits [B, V / tp] with uniform numbers [B].
-        Runs on the last stage."""
+        """Return tokens, log-probabilities and sampling masks [2 + K, B] float64, sampled from logits [B, V / tp] with
+        uniform numbers [B]. Runs on the last stage."""
         logits = _gather_vocabulary(shards, self._mesh)[:, : self._spec.vocab_size]
-        tokens, logprobs = self._sampling.sample(logits, uniforms.to(logits.device))
-        return torch.stack([tokens.double(), logprobs.double()])
+        return self._sampling.sample_rows(logits, uniforms.to(logits.device))
 
 
 def _to_host(sampled: Tensor | None) -> object:

@@ -23,6 +23,7 @@ from meshwright.profiles.documents import SCHEMA_VERSION, require_version, write
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.untrusted_text import json_value, require_file
 from meshwright.runtime.inference.slots import Finish, PartialResponse, Prompt, Response, ResumedSample
+from meshwright.runtime.messages.sampling_masks import KEPT_BYTES, split_sets
 
 _METADATA_KEY = "in_flight"
 """Key of the metadata of the files."""
@@ -329,7 +330,8 @@ def _unpack_prompts(name: str, tensors: Mapping[str, Tensor]) -> list[Prompt]:
 
 
 def _pack_sampled(name: str, sequences: Sequence[PartialResponse | ResumedSample], tensors: dict[str, Tensor]) -> None:
-    """Put first periods and lengths, [2, R], and concatenated tokens, log-probabilities and versions into `tensors`.
+    """Put first periods and lengths, [2, R], and concatenated tokens, log-probabilities, versions and, if there are
+    any, the sizes and tokens of sampling masks into `tensors`.
 
     The first period is 0 for a sample that was resumed under another plan.
     """
@@ -347,6 +349,10 @@ def _pack_sampled(name: str, sequences: Sequence[PartialResponse | ResumedSample
     tensors[f"{name}/sampled/versions"] = torch.tensor(
         [v for sequence in sequences for v in sequence.versions], dtype=torch.int64
     )
+    kept = [one for sequence in sequences for one in sequence.kept]
+    if kept:
+        tensors[f"{name}/sampled/kept"] = torch.frombuffer(bytearray(b"".join(kept)), dtype=torch.int32)
+        tensors[f"{name}/sampled/kept_counts"] = torch.tensor([len(one) // KEPT_BYTES for one in kept])
 
 
 def _unpack_partials(name: str, tensors: Mapping[str, Tensor]) -> list[PartialResponse]:
@@ -355,12 +361,17 @@ def _unpack_partials(name: str, tensors: Mapping[str, Tensor]) -> list[PartialRe
 
 
 def _unpack_sampled(name: str, tensors: Mapping[str, Tensor]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the first period of each sequence, and its tokens, log-probabilities and versions."""
+    """Yield the first period of each sequence, and its tokens, log-probabilities, versions and sampling masks."""
     firsts, lengths = tensors[f"{name}/sampled/facts"].tolist()
     names = "tokens", "logprobs", "versions"
     parts = (tensors[f"{name}/sampled/{each}"].split(lengths) for each in names)
+    counts = tensors.get(f"{name}/sampled/kept_counts")
+    kept = [] if counts is None else split_sets(tensors[f"{name}/sampled/kept"], counts)
+    end = 0
     for first, *values in zip(firsts, *parts, strict=True):
-        yield first, {each: tuple(value.tolist()) for each, value in zip(names, values, strict=True)}
+        begin, end = end, end + len(values[0])
+        sampled = {each: tuple(value.tolist()) for each, value in zip(names, values, strict=True)}
+        yield first, {**sampled, "kept": tuple(kept[begin:end])}
 
 
 def _path(directory: Path, rank: int) -> Path:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -29,7 +30,8 @@ _BLOCK_BITS = 24
 class Sampling:
     """The policy, softmax(logits / temperature) over all tokens, and the filters with which tokens are sampled from it.
 
-    Filters do not change the policy: a token's log-probability is the policy's, whatever the filters excluded. It is
+    Unless sets are kept, filters do not change the policy: a token's log-probability is the policy's, whatever the
+    filters excluded. It is
     what the trainer computes for the same token, so that a fresh token has importance weight 1 against the policy that
     sampled it, and neither a loss nor a weight depends on how a plan samples. Log-probabilities renormalised over the
     tokens that the filters leave would put the policy's total probability S of these tokens into every ratio
@@ -37,9 +39,11 @@ class Sampling:
 
     This is an approximation. With q = policy / S the distribution that is sampled from, E_q[A grad log policy] is
     E_q[A grad log q] + E_q[A] grad log S. The second term, which would raise S, is zero if advantages have mean zero
-    under q, and the critic learns the returns of q. Ratios of stale tokens ignore how S has changed since. An exact
-    method keeps the set of unfiltered tokens of each position, and the trainer renormalises over it: the "keep sampling
-    mask" of DeepSeek-V3.2 (arXiv:2512.02556, section 3.1).
+    under q, and the critic learns the returns of q. Ratios of stale tokens ignore how S has changed since.
+
+    With `keeps_mask` the method is exact: the set of unfiltered tokens of each position is kept with the sample, the
+    policy is renormalised over it here, and so it is in the trainer (the "keep sampling mask" of DeepSeek-V3.2,
+    arXiv:2512.02556, section 3.1). Of tokens that tie with the last of the set only as many are kept as `top_k` says.
     """
 
     temperature: float = 1.0
@@ -49,6 +53,48 @@ class Sampling:
     top_p: float = 1.0
     """Sample only from the fewest most likely tokens whose probabilities reach p, with ties, after top_k and
     renormalised."""
+    keeps_mask: bool = False
+    """Return the set of tokens that the filters leave with each token, and log-probabilities over it; needs `top_k`."""
+
+    def kept_size(self, num_tokens: int) -> int:
+        """Return the number of places for kept tokens of each position, of `num_tokens` tokens in all; 0 if no sets are
+        kept."""
+        return min(self.top_k, num_tokens) if self.keeps_mask else 0
+
+    def sample_rows(self, logits: Tensor, uniform: Tensor) -> Tensor:
+        """Return [2 + K, B] float64: tokens, their log-probabilities and, where sets are kept, the K places of each
+        set; arguments are those of `sample`."""
+        if not self.keeps_mask:
+            tokens, logprobs = self.sample(logits, uniform)
+            return torch.stack([tokens.double(), logprobs.double()])
+        tokens, logprobs, kept = self.sample_kept(logits, uniform)
+        return torch.cat([tokens.double()[None], logprobs.double()[None], kept.T.double()])
+
+    def sample_kept(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return tokens [B] int64, their log-probabilities [B] fp32 over the kept sets, and these sets [B, K] int64 in
+        the order of the vocabulary, with -1 in free places; arguments are those of `sample`.
+
+        The tokens are those of `sample`, unless tokens tie at the end of a set.
+        """
+        num_tokens = logits.shape[-1]
+        size = self.kept_size(num_tokens)
+        if self.temperature == 0.0:
+            tokens = logits.argmax(dim=-1)
+            kept = F.pad(tokens.unsqueeze(1), (0, size - 1), value=-1)
+            return tokens, torch.zeros_like(tokens, dtype=torch.float32), kept
+        scaled = logits.float() if self.temperature == 1.0 else logits.float() / self.temperature
+        policy, likeliest = scaled.softmax(dim=-1), scaled.topk(size)
+        probabilities = likeliest.values.double().softmax(dim=-1)
+        is_left = probabilities.cumsum(dim=-1) - probabilities < self.top_p
+        kept = likeliest.indices.masked_fill(~is_left, num_tokens).sort(dim=-1).values
+        is_left = kept < num_tokens
+        weights = policy.gather(1, kept.clamp(max=num_tokens - 1)).double().masked_fill_(~is_left, 0.0)
+        cumulative = weights.cumsum(dim=-1)
+        kept_sum, last = cumulative[:, -1:], is_left.sum(dim=-1, keepdim=True) - 1
+        place = torch.searchsorted(cumulative, kept_sum * uniform.unsqueeze(1), right=True).minimum(last)
+        logprobs = (weights.gather(1, place) / kept_sum).log_()
+        tokens = kept.gather(1, place).squeeze(1)
+        return tokens, logprobs.squeeze(1).float(), kept.masked_fill(~is_left, -1)
 
     def sample(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
         """Return tokens [B] int64 and their log-probabilities [B] fp32, from logits [B, V] and uniform numbers [B] in

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Numbers = NDArray[np.int64]
 Reals = NDArray[np.float64]
+Places = NDArray[np.int32]
 
 _INITIAL_CAPACITY = 64
 """Initial capacity of a row in tokens."""
@@ -33,9 +34,11 @@ NO_LIMIT = 2**62
 
 
 class Records:
-    """A row for each slot: tokens [rows, capacity], their log-probabilities and the versions that sampled them."""
+    """A row for each slot: tokens [rows, capacity], their log-probabilities, the versions that sampled them, and their
+    sampling masks of `kept_size` places."""
 
-    def __init__(self, num_rows: int) -> None:
+    def __init__(self, num_rows: int, kept_size: int = 0) -> None:
+        self._kept: Places = np.full((num_rows, _INITIAL_CAPACITY, kept_size), -1, dtype=np.int32)
         self._tokens: Numbers = np.zeros((num_rows, _INITIAL_CAPACITY), dtype=np.int64)
         self._logprobs: Reals = np.zeros((num_rows, _INITIAL_CAPACITY))
         self._versions: Numbers = np.zeros((num_rows, _INITIAL_CAPACITY), dtype=np.int64)
@@ -57,25 +60,38 @@ class Records:
             0,
         )
 
-    def extend(self, row: int, tokens: tuple[int, ...], logprobs: tuple[float, ...], versions: tuple[int, ...]) -> None:
-        """Append several tokens to a row."""
+    def extend(
+        self,
+        row: int,
+        tokens: tuple[int, ...],
+        logprobs: tuple[float, ...],
+        versions: tuple[int, ...],
+        kept: tuple[bytes, ...] = (),
+    ) -> None:
+        """Append several tokens to a row; `kept` are their sampling masks, if there are any."""
         first = int(self.num_sampled[row])
         end = first + len(tokens)
         self._reserve(end)
         self._tokens[row, first:end], self._logprobs[row, first:end] = tokens, logprobs
         self._versions[row, first:end], self.num_sampled[row] = versions, end
+        self._kept[row, first:end] = -1
+        for position, one in enumerate(kept, first):
+            places = np.frombuffer(one, dtype=np.int32)
+            self._kept[row, position, : len(places)] = places
         self._last[row] = tokens[-1]
 
-    def add(self, rows: Numbers, tokens: Numbers, logprobs: Reals, version: int) -> None:
-        """Append one token to each of the rows."""
+    def add(self, rows: Numbers, tokens: Numbers, logprobs: Reals, version: int, kept: Sequence[Reals] = ()) -> None:
+        """Append one token to each of the rows; `kept` [K, rows] are their sampling masks, if there are any."""
         positions = self.num_sampled[rows]
         self._reserve(int(positions.max(initial=0)) + 1)
         self._tokens[rows, positions], self._logprobs[rows, positions] = tokens, logprobs
         self._versions[rows, positions] = version
+        if len(kept):
+            self._kept[rows, positions] = np.stack(kept, axis=-1)
         self.num_sampled[rows], self._last[rows] = positions + 1, tokens
 
     def add_several(self, rows: Numbers, sampled: Reals, version: int) -> None:
-        """Append the tokens and log-probabilities of several rounds, [rounds, 2, rows]."""
+        """Append the tokens, log-probabilities and sampling masks of several rounds, [rounds, 2 + K, rows]."""
         count = len(sampled)
         if not count:
             return
@@ -83,6 +99,7 @@ class Records:
         self._reserve(int(positions.max()) + 1)
         self._tokens[rows, positions], self._logprobs[rows, positions] = sampled[:, 0], sampled[:, 1]
         self._versions[rows, positions] = version
+        self._kept[rows, positions] = sampled[:, 2:].swapaxes(1, 2)
         self.num_sampled[rows] += count
         self._last[rows] = sampled[-1, 0]
 
@@ -107,6 +124,12 @@ class Records:
     def versions(self, row: int) -> list[int]:
         return self._values(self._versions, row)
 
+    def kept(self, row: int) -> tuple[bytes, ...]:
+        """Return the sampling mask of each token of a row, as in a `PartialResponse`."""
+        if not self._kept.shape[2]:
+            return ()
+        return tuple(places[places >= 0].tobytes() for places in self._kept[row, : self.num_sampled[row]])
+
     def _values(self, values: Numbers | Reals, row: int) -> list:  # type: ignore[type-arg]
         return values[row, : self.num_sampled[row]].tolist()
 
@@ -116,6 +139,7 @@ class Records:
             padding = (0, 0), (0, max(capacity, num_tokens - capacity))
             self._tokens, self._versions = np.pad(self._tokens, padding), np.pad(self._versions, padding)
             self._logprobs = np.pad(self._logprobs, padding)
+            self._kept = np.pad(self._kept, (*padding, (0, 0)), constant_values=-1)
 
 
 Age: TypeAlias = tuple[int, int, int]
@@ -151,7 +175,7 @@ class Prompt:
 @dataclass(frozen=True, kw_only=True)
 class PartialResponse:
     """A sequence without a slot: a prompt and the tokens after it so far. Tokens, log-probabilities and versions have
-    the same length."""
+    the same length, and so have sampling masks where they are kept."""
 
     prompt: Prompt
     tokens: tuple[int, ...] = ()
@@ -160,6 +184,9 @@ class PartialResponse:
     """Version of the weights that sampled each token; it never decreases. Tool tokens have `TOOL_TOKEN_VERSION`. If the
     cache is kept over a weight update, a token attends to keys and values of older weights: its log-probability is the
     one it was sampled with, and belongs to no single version."""
+    kept: tuple[bytes, ...] = ()
+    """The sampling mask of each token: the numbers of the tokens that the filters left, int32 in the order of the
+    vocabulary; no bytes for a tool token."""
     first_period: int = 0
     """The period of the generator in which the first token was sampled."""
 
@@ -200,12 +227,19 @@ class ResumedSample:
     versions: tuple[int, ...]
     finish: Finish | None
     """None if the response has not ended."""
+    kept: tuple[bytes, ...] = ()
+    """The sampling masks, as in a response; empty where none are kept."""
 
     def with_prompt(self, prompt: Prompt, period: int) -> PartialResponse | Response:
         """Return the response if it has ended, else the partial response to resume, whose prompt is admitted again
         in period `period` of the generator."""
         partial = PartialResponse(
-            prompt=prompt, tokens=self.tokens, logprobs=self.logprobs, versions=self.versions, first_period=period
+            prompt=prompt,
+            tokens=self.tokens,
+            logprobs=self.logprobs,
+            versions=self.versions,
+            kept=self.kept,
+            first_period=period,
         )
         return Response(**vars(partial), finish=self.finish) if self.finish else partial
 
@@ -262,8 +296,10 @@ class LiveSequence:
 
     def _fields(self) -> dict[str, Any]:
         records = self.records
-        columns = (tuple(values(self.row)) for values in (records.tokens, records.logprobs, records.versions))
-        names = "tokens", "logprobs", "versions"
+        columns = (
+            tuple(values(self.row)) for values in (records.tokens, records.logprobs, records.versions, records.kept)
+        )
+        names = "tokens", "logprobs", "versions", "kept"
         return {"prompt": self.prompt, "first_period": self.first_period, **dict(zip(names, columns, strict=True))}
 
 
@@ -277,6 +313,10 @@ class LiveGroup(SlotGroup[LiveSequence]):
         self._added: list[int] = []
         """Rows of sequences that became live after `_rows` was last extended."""
         self._free = list(range(num_slots))  # a heap
+
+    def keep_sets(self, kept_size: int) -> None:
+        """Keep a sampling mask of `kept_size` places with each token from now on; the group must be empty."""
+        self.records = Records(self.num_slots, kept_size)
 
     @property
     def rows(self) -> Numbers:
@@ -300,7 +340,7 @@ class LiveGroup(SlotGroup[LiveSequence]):
         max_tokens = NO_LIMIT if prompt.max_response is None else prompt.max_response
         self.records.start(row, num_prompt=len(prompt.tokens), max_tokens=max_tokens, sample_id=prompt.sample_id)
         if partial.tokens:
-            self.records.extend(row, partial.tokens, partial.logprobs, partial.versions)
+            self.records.extend(row, partial.tokens, partial.logprobs, partial.versions, partial.kept)
         sequence = LiveSequence(
             prompt=prompt,
             slot=self.first_slot + row,
@@ -319,13 +359,14 @@ class LiveGroup(SlotGroup[LiveSequence]):
         *,
         version: int,
         finish: Callable[[LiveGroup], Mapping[int, Finish]],
+        kept: Sequence[Reals] = (),
     ) -> tuple[list[Response], list[int]]:
-        """Append one token, sampled by policy `version`, to every live sequence.
+        """Append one token, sampled by policy `version`, to every live sequence; `kept` [K, B] are the sampling masks.
 
         `finish` returns which sequences end now, by their index among the live ones, and why. Return the ended
         responses, in the order of the live sequences, and the slots that are free again.
         """
-        self.records.add(self.rows, tokens, logprobs, version)
+        self.records.add(self.rows, tokens, logprobs, version, kept)
         return self._end(finish(self))
 
     def record_several(
@@ -340,15 +381,15 @@ class LiveGroup(SlotGroup[LiveSequence]):
         """Append `kept` [B] tokens, sampled by policy `version`, to the live sequences; a sequence that ends with one
         of them drops the rest.
 
-        `sampled` [2, S] are tokens and log-probabilities; those of live sequence i begin at `starts[i]`. `finish`
-        returns which of the sequences with the given indices end with their last token, and why. Returns the same as
-        `record`.
+        `sampled` [2 + K, S] are tokens, log-probabilities and sampling masks; those of live sequence i begin at
+        `starts[i]`. `finish` returns which of the sequences with the given indices end with their last token, and why.
+        Returns the same as `record`.
         """
         finished: dict[int, Finish] = {}
         for offset in range(int(kept.max(initial=0))):
             indices = np.array([i for i in (kept > offset).nonzero()[0].tolist() if i not in finished], dtype=np.int64)
-            tokens, logprobs = sampled[:, starts[indices] + offset]
-            self.records.add(self.rows[indices], tokens.astype(np.int64), logprobs, version)
+            tokens, logprobs, *masks = sampled[:, starts[indices] + offset]
+            self.records.add(self.rows[indices], tokens.astype(np.int64), logprobs, version, masks)
             finished |= finish(self, indices)
         return self._end(finished)
 

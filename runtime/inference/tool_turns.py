@@ -276,6 +276,7 @@ class ToolTurns:
             tokens=partial.tokens + tool_tokens,
             logprobs=partial.logprobs + (0.0,) * len(tool_tokens),
             versions=partial.versions + (TOOL_TOKEN_VERSION,) * len(tool_tokens),
+            kept=partial.kept + (b"",) * len(tool_tokens) if partial.kept else (),
         )
 
     def _call(self, tools: ToolWorkers, sample_id: int, call: ToolCall) -> None:

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from meshwright.profiles.model_parts.adapter import Adapter, Linear
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.runtime.model.hf_checkpoint import OUTPUT
+from meshwright.runtime.model.hf_checkpoint import OUTPUT, expert_of
 
 DOWN, UP = "adapter_down", "adapter_up"
 """Names of the parameters A [rank, inputs] and B [outputs, rank] of a linear."""
@@ -102,10 +102,7 @@ class AdaptedColumnParallelLinear(_Adapted, ColumnParallelLinear):
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
         """The sharded state, in which B is sharded as the weight is: if each rank holds its shards of gate and up
         concatenated, the two are saved separately."""
-        state = _sharded(self, prefix, sharded_offsets, metadata, {"weight": 0, "bias": 0, UP: 0})
-        if self.weight.partition_stride > 1:
-            state[f"{prefix}{UP}"] = apply_swiglu_sharded_factory(state[f"{prefix}{UP}"], sharded_offsets)
-        return state
+        return _column_state(self, prefix, sharded_offsets, metadata)
 
 
 class AdaptedRowParallelLinear(_Adapted, RowParallelLinear):
@@ -124,6 +121,68 @@ class AdaptedRowParallelLinear(_Adapted, RowParallelLinear):
         else:
             reduce = reduce_from_tensor_model_parallel_region
         return self._add_adapter(super().forward(input_), input_, partial(reduce, group=self.tp_group))
+
+    def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
+        """The sharded state, in which A is sharded as the weight is."""
+        return _sharded(self, prefix, sharded_offsets, metadata, {"weight": 1, DOWN: 1})
+
+
+class _AdaptedExpert(_Adapted):
+    """A linear of an expert with an adapter.
+
+    The token dispatcher gives all ranks that share an expert the same tokens, sums their outputs, and sums their
+    gradients of the tokens. So nothing is communicated between A and B: each rank adds the product of its shards, and
+    the replicated one of A and B has a part of its gradient on each rank, which megatron sums by its mark. Ranks that
+    hold experts whole have whole gradients, and no other rank has the same parameters.
+    """
+
+    is_expert: bool
+    tp_group: Any
+
+    def _allocate_expert_adapter(self, replicated: str) -> None:
+        """Allocates the adapter, whose parameter `replicated` is on all ranks that share the expert."""
+        self._allocate_adapter()
+        is_shared = self.tp_group.size() > 1
+        for name in (DOWN, UP):
+            parameter = getattr(self, name)
+            parameter.allreduce = self.weight.allreduce  # False if it is on some replicas only
+            if not is_shared or name != replicated:
+                dim, stride = (0, self.weight.partition_stride) if name == UP else (1, 1)
+                set_tensor_model_parallel_attributes(parameter, True, dim, stride if is_shared else 1)
+            parameter.sequence_parallel = is_shared and name == replicated
+
+    def _add_expert_adapter(
+        self, linear_output: tuple[Tensor, Tensor | None], input_: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        return self._add_adapter(linear_output, input_, lambda low: low)
+
+
+class AdaptedExpertColumns(_AdaptedExpert, ColumnParallelLinear):
+    """The first linear of an expert with an adapter, of which ranks that share the expert have shards of B."""
+
+    def __init__(self, *sizes: int, **options: Any) -> None:
+        super().__init__(*sizes, **options)
+        self._allocate_expert_adapter(DOWN)
+
+    def forward(self, input_: Tensor, *others: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        """The output [T, outputs / etp] and no bias, for tokens [T, inputs]."""
+        return self._add_expert_adapter(super().forward(input_, *others, **options), input_)
+
+    def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
+        """The sharded state; see `AdaptedColumnParallelLinear`."""
+        return _column_state(self, prefix, sharded_offsets, metadata)
+
+
+class AdaptedExpertRows(_AdaptedExpert, RowParallelLinear):
+    """The second linear of an expert with an adapter, of which ranks that share the expert have shards of A."""
+
+    def __init__(self, *sizes: int, **options: Any) -> None:
+        super().__init__(*sizes, **options)
+        self._allocate_expert_adapter(UP)
+
+    def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
+        """This rank's part of the output [T, outputs] and no bias, for [T, inputs / etp]."""
+        return self._add_expert_adapter(super().forward(input_), input_)
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
         """The sharded state, in which A is sharded as the weight is."""
@@ -151,8 +210,9 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def init_adapter(parameters: Mapping[str, nn.Parameter], seed: int, *, tp: int, tp_rank: int) -> None:
-    """Initialises the adapters among a rank's parameters, named as in the whole model.
+def init_adapter(parameters: Mapping[str, nn.Parameter], seed: int, *, tp: int, tp_rank: int, etp: int = 0) -> None:
+    """Initialises the adapters among a rank's parameters, named as in the whole model; those of experts are sharded
+    over `etp` ranks, which is tp if it is 0.
 
     B is zero and A uniform within +-1 / sqrt(inputs), with the same numbers in every layout.
     """
@@ -162,7 +222,9 @@ def init_adapter(parameters: Mapping[str, nn.Parameter], seed: int, *, tp: int, 
             parameter.zero_()
         elif kind == DOWN:
             rank, width = parameter.shape
-            num_shards, shard = (tp, tp_rank) if getattr(parameter, "tensor_model_parallel", False) else (1, 0)
+            num_ranks = etp if etp and expert_of(name) is not None else tp
+            is_sharded = getattr(parameter, "tensor_model_parallel", False)
+            num_shards, shard = (num_ranks, tp_rank % num_ranks) if is_sharded else (1, 0)
             whole = _uniform(f"{seed}/{module}", (rank, num_shards * width))
             parameter.copy_(whole[:, shard * width : (shard + 1) * width])
 
@@ -184,8 +246,16 @@ def _uniform(key: str, shape: tuple[int, int]) -> Tensor:
     return torch.empty(shape).uniform_(-bound, bound, generator=torch.Generator().manual_seed(seed))
 
 
+def _column_state(module: Any, prefix: str, offsets: Any, metadata: Any) -> dict[str, Any]:
+    """The sharded state of a linear whose outputs are sharded."""
+    state = _sharded(module, prefix, offsets, metadata, {"weight": 0, "bias": 0, UP: 0})
+    if module.weight.partition_stride > 1:
+        state[f"{prefix}{UP}"] = apply_swiglu_sharded_factory(state[f"{prefix}{UP}"], offsets)
+    return state
+
+
 def _sharded(
-    module: AdaptedColumnParallelLinear | AdaptedRowParallelLinear,
+    module: Any,
     prefix: str,
     offsets: Any,
     metadata: Any,

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 
 from meshwright.profiles.layout import Layout
@@ -57,9 +56,10 @@ class SequenceShard:
         """Position of each of this rank's tokens in its row, [S] int64."""
         return torch.cat(self._positions(self._rank))
 
-    def select(self, values: Tensor) -> Tensor:
-        """This rank's shard [S] of values [T], one for each token; zero for padding."""
-        return F.pad(values, (0, 1))[self._token_indices(self._rank).to(values.device)]
+    def select(self, values: Tensor, *, padding: int = 0) -> Tensor:
+        """This rank's shard [S, ...] of values [T, ...], one for each token; `padding` stands for padding."""
+        padded = torch.cat([values, values.new_full((1, *values.shape[1:]), padding)])
+        return padded[self._token_indices(self._rank).to(values.device)]
 
     def gather_values(self, local: Tensor) -> Tensor:
         """Gathers values [T] of all tokens from each rank's shard [S]; not differentiable."""

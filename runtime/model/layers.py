@@ -42,7 +42,13 @@ from meshwright.profiles.experts import Experts
 from meshwright.profiles.model_parts.adapter import Linear
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.device import host
-from meshwright.runtime.model.adapters import AdaptedColumnParallelLinear, AdaptedRowParallelLinear, linear_class
+from meshwright.runtime.model.adapters import (
+    AdaptedColumnParallelLinear,
+    AdaptedExpertColumns,
+    AdaptedExpertRows,
+    AdaptedRowParallelLinear,
+    linear_class,
+)
 from meshwright.runtime.model.attention import CoreAttention, Rotate, shards_of_heads, torch_varlen_kernel
 from meshwright.runtime.model.gated_delta import GatedDelta
 from meshwright.runtime.model.kernel_choice import PLAIN, ChosenKernels
@@ -183,8 +189,14 @@ def _rows(spec: ModelSpec, name: Linear, *, has_bias: bool) -> type:
 
 
 def _experts(spec: ModelSpec, experts: Experts) -> ModuleSpec:
-    linears = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
-    shared = ModuleSpec(module=_SharedExperts, submodules=linears) if experts.shared_ffn_size else None
+    of_shared = MLPSubmodules(
+        linear_fc1=_columns(spec, "linear_fc1", has_bias=False), linear_fc2=_rows(spec, "linear_fc2", has_bias=False)
+    )
+    shared = ModuleSpec(module=_SharedExperts, submodules=of_shared) if experts.shared_ffn_size else None
+    linears = MLPSubmodules(
+        linear_fc1=linear_class(ColumnParallelLinear, AdaptedExpertColumns, spec, "linear_fc1"),
+        linear_fc2=linear_class(RowParallelLinear, AdaptedExpertRows, spec, "linear_fc2"),
+    )
     if spec.expert_bias:
         linears = MLPSubmodules(linear_fc1=_BiasedColumnParallelLinear, linear_fc2=_BiasedExpertRows)
     routed = ModuleSpec(module=_ScaledInputs if experts.scales_inputs else SequentialMLP, submodules=linears)

@@ -7,7 +7,7 @@ https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/tensor_par
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -27,18 +27,26 @@ def token_logprobs(
     vocab_size: int,
     temperature: float = 1.0,
     with_entropy: bool = False,
+    kept: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probability of each target and, if `with_entropy`, the entropy of its distribution.
 
     `logits` [S, B, V / tp] are this rank's columns of the padded vocabulary, of which the first `vocab_size` over all
     ranks are tokens; `targets` [B, S] int64 are tokens, already shifted. Both results are [B, S] fp32 in nats, the same
-    on every rank of `group`, of softmax(logits / temperature) over the tokens without padding.
+    on every rank of `group`, of softmax(logits / temperature) over the tokens without padding. With `kept` [B, S, K]
+    int64, the sampling mask, they are of the softmax over the tokens of each position's set alone, whose free places
+    are -1; both results are 0 where the set is empty.
 
     It is differentiable in `logits`. Only some tokens are converted to fp32 at a time; the backward pass recomputes the
     probabilities from the logits and one or two saved numbers per token.
     """
     columns = logits.shape[-1]
     first = group.rank() * columns
+    shape = logits.shape[:2]
+    if kept is not None:
+        of_rows = _KeptShard(kept.transpose(0, 1).flatten(0, 1), first, temperature, group)
+        logprobs, entropies = _KeptLogprobs.apply(logits.flatten(0, 1), targets.T.reshape(-1), of_rows)
+        return logprobs.view(shape).T, entropies.view(shape).T if with_entropy else None
     shard = _VocabShard(
         group=group,
         num_tokens=min(max(vocab_size - first, 0), columns),
@@ -46,7 +54,6 @@ def token_logprobs(
         with_entropy=with_entropy,
     )
     logprobs, entropies = _TokenLogprobs.apply(logits.flatten(0, 1), targets.T.reshape(-1) - first, shard)
-    shape = logits.shape[:2]
     return logprobs.view(shape).T, entropies.view(shape).T if with_entropy else None
 
 
@@ -121,6 +128,64 @@ class _TokenLogprobs(torch.autograd.Function):
         row_values = grad_logprobs, grad_entropies, normalizers, entropies
         gradient = _gradient_by_kernel if runs_triton_kernels(logits.device) else _gradient_by_chunks
         return gradient(logits, targets, ctx.shard, row_values), None, None
+
+
+class _KeptShard(NamedTuple):
+    """The sampling masks [N, K] of flat rows, this rank's first token, and the parameters of the softmax."""
+
+    kept: Tensor
+    first: int
+    temperature: float
+    group: dist.ProcessGroup
+
+    def columns(self, num_columns: int) -> tuple[Tensor, Tensor]:
+        """The columns [N, K] of kept tokens among this rank's, and which of them it has; others have column 0."""
+        columns = self.kept - self.first
+        owned = (self.kept >= 0) & (columns >= 0) & (columns < num_columns)
+        return columns.masked_fill(~owned, 0), owned
+
+
+class _KeptLogprobs(torch.autograd.Function):
+    """The autograd function over flat rows with sampling masks: logits [N, V / tp], and targets [N] as numbers of the
+    whole vocabulary.
+
+    Only the logits of kept tokens are read, and only they have a gradient. With z = logits / temperature and
+    p = softmax(z) over the set: dL/dz = onehot(target) - p and dH/dz = -p (log p + H) for tokens of the set.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, shard: _KeptShard) -> tuple[Tensor, Tensor]:
+        columns, owned = shard.columns(logits.shape[-1])
+        scaled = (logits.gather(1, columns).float() / shard.temperature).masked_fill_(~owned, -torch.inf)
+        highest = scaled.amax(-1)
+        dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=shard.group)
+        highest = highest.masked_fill_(highest == -torch.inf, 0.0)  # of an empty set
+        scaled -= highest.unsqueeze(-1)
+        weights = scaled.exp()
+        chosen = owned & (shard.kept == targets.unsqueeze(-1))
+        terms = weights, torch.where(chosen, scaled, 0.0), torch.where(owned, weights * scaled, 0.0)
+        sums = torch.stack([term.sum(-1) for term in terms])
+        dist.all_reduce(sums, group=shard.group)
+        total, target, weighted = sums
+        is_empty = total == 0.0
+        normalizers = total.masked_fill(is_empty, 1.0).log()
+        entropies = normalizers - torch.where(is_empty, 0.0, weighted / total)
+        ctx.save_for_backward(logits, targets, highest + normalizers, entropies)
+        ctx.shard = shard
+        return target - normalizers, entropies
+
+    @staticmethod
+    def backward(ctx: Any, grad_logprobs: Tensor, grad_entropies: Tensor) -> tuple[Tensor | None, ...]:
+        logits, targets, normalizers, entropies = ctx.saved_tensors
+        shard = ctx.shard
+        columns, owned = shard.columns(logits.shape[-1])
+        logp = logits.gather(1, columns).float() / shard.temperature - normalizers.unsqueeze(-1)
+        p = logp.exp()
+        of_logprobs = (shard.kept == targets.unsqueeze(-1)).float() - p
+        of_entropies = -p * (logp + entropies.unsqueeze(-1))
+        slopes = grad_logprobs.unsqueeze(-1) * of_logprobs + grad_entropies.unsqueeze(-1) * of_entropies
+        slopes = torch.where(owned, slopes / shard.temperature, 0.0).to(logits.dtype)
+        return torch.zeros_like(logits).scatter_add_(1, columns, slopes), None, None
 
 
 def _by_kernel(logits: Tensor, targets: Tensor, shard: _VocabShard) -> tuple[Tensor, Tensor, Tensor]:

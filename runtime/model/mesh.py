@@ -68,6 +68,17 @@ class Mesh:
         sets = _slices(self.layout, self.first_rank, _EXPERT_REPLICA_AXES if of_experts else _WEIGHT_REPLICA_AXES)
         return next(ranks for ranks in sets if rank in ranks)
 
+    def expert_holders(self, rank: int, ep_rank: int) -> Sequence[int]:
+        """The ranks of the mesh that are on the pipeline stage of its member `rank` and hold the experts, or shards of
+        them, at `ep_rank` of the expert-parallel axis."""
+        layout, stage = self.layout, self.layout.coordinates(rank - self.first_rank).pp
+        places = ((index, layout.coordinates(index)) for index in range(layout.num_ranks))
+        return [
+            self.first_rank + index
+            for index, place in places
+            if place.pp == stage and layout.ep_rank(place.tp, place.dp) == ep_rank
+        ]
+
     @property
     def ep_rank(self) -> int:
         """Rank along the expert-parallel axis; meaningless on a rank that is not a member."""

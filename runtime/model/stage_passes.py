@@ -24,7 +24,9 @@ from meshwright.runtime.model.model_shard import Decoder
 class PipelineLink:
     """Sends hidden states from this rank to the next stage, and sampled tokens from the last stage to all others."""
 
-    def __init__(self, mesh: Mesh, device: torch.device) -> None:
+    def __init__(self, mesh: Mesh, device: torch.device, *, kept_size: int = 0) -> None:
+        """Each sampled token comes with `kept_size` places of its sampling mask."""
+        self._sampled_values = 2 + kept_size
         self._ranks = dist.get_process_group_ranks(mesh.groups.pp)
         self._position = self._ranks.index(dist.get_rank())
         self._device = device
@@ -39,13 +41,15 @@ class PipelineLink:
         return self._receive(shape, dtype, self._ranks[self._position - 1])
 
     def send_sampled(self, sampled: Tensor) -> None:
-        """Sends sampled tokens and their log-probabilities [2, B] float64 from the last stage to all others."""
+        """Sends sampled tokens, their log-probabilities and sampling masks [2 + K, B] float64 from the last stage to
+        all others."""
         for rank in self._ranks[:-1]:
             self._send(sampled, rank)
 
     def receive_sampled(self, num_rows: int) -> Tensor:
-        """On any stage but the last, waits for sampled tokens and their log-probabilities, [2, num_rows] float64."""
-        return self._receive((2, num_rows), torch.float64, self._ranks[-1])
+        """On any stage but the last, waits for sampled tokens, their log-probabilities and sampling masks,
+        [2 + K, num_rows] float64."""
+        return self._receive((self._sampled_values, num_rows), torch.float64, self._ranks[-1])
 
     def flush(self) -> None:
         """Waits until all sends have completed."""

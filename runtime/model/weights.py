@@ -212,7 +212,7 @@ def _write_stacks(model: ModelChunks, spec: ModelSpec, mesh: Mesh, path: Path, f
     tensors: dict[str, Tensor] = {}
     for first in range(0, len(file.parameters), spec.experts.num_experts):
         parameters = file.parameters[first : first + spec.experts.num_experts]
-        mine = torch.stack([local[parameter].detach() for parameter in parameters if parameter in local])
+        mine = torch.stack([merge_adapter(local, one, spec.adapter) for one in parameters if one in local])
         gathered = [torch.empty_like(mine) for _ in range(ranks.size())] if dist.get_rank() == writer else None
         dist.gather(mine, gathered, dst=writer, group=ranks)
         if gathered is None:

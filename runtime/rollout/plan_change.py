@@ -17,6 +17,7 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import GENERATE
 from meshwright.runtime.inference.in_flight import GenerationState, InFlightState
 from meshwright.runtime.inference.slots import Finish, PartialResponse, Response, ResumedSample
+from meshwright.runtime.messages.sampling_masks import kept_sets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +160,7 @@ def _in_flight_samples(sequences: Iterable[PartialResponse]) -> Iterator[tuple[i
                 tokens=sequence.tokens,
                 logprobs=sequence.logprobs,
                 versions=sequence.versions,
+                kept=sequence.kept,
                 finish=sequence.finish if isinstance(sequence, Response) else None,
             ),
         )
@@ -182,6 +184,7 @@ def _delivered_samples(
                     tokens=tuple(fields["tokens"][row][first:].tolist()),
                     logprobs=tuple(fields["behaviour_logprobs"][row][first - 1 : -1].tolist()),
                     versions=tuple(fields["versions"][row][first - 1 : -1].tolist()),
+                    kept=tuple(kept_sets(fields, row)[first - 1 : -1]),
                     finish=Finish.LENGTH if fields["truncated"][row] else Finish.EOS,
                 ),
             )

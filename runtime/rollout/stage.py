@@ -47,6 +47,7 @@ from meshwright.runtime.inference.slots import Finish, Prompt, Response, Resumed
 from meshwright.runtime.inference.stopping import StopStrings
 from meshwright.runtime.inference.tool_turns import RolloutTurn, ToolTurns, TurnLimits
 from meshwright.runtime.messages.experience import StepExperience, digest_of
+from meshwright.runtime.messages.sampling_masks import put_sets
 from meshwright.runtime.messages.streaming import ChunkSender, Streaming, TokenChunk
 from meshwright.runtime.rollout.admission import Admission, replica_share
 from meshwright.runtime.rollout.prompts import PromptData
@@ -339,6 +340,7 @@ class GenerationStage:
             temperature=self._job.settings.temperature,
             top_k=self._job.settings.top_k,
             top_p=self._job.settings.top_p,
+            keeps_mask=workload.kept_tokens > 0,
             stop_strings=self._data.stop,
             seed=self._data.seed,
             recomputes_cache=self._plan.facts.cache_after_refit == "recompute",
@@ -469,3 +471,5 @@ def _put_response(batch: StepExperience, row: int, response: Response) -> None:
     batch.experience.put("truncated", row, torch.tensor([response.finish is Finish.LENGTH], dtype=torch.uint8))
     batch.experience.put("behaviour_logprobs", row, torch.tensor(logprobs))
     batch.experience.put("versions", row, torch.tensor(versions, dtype=torch.int32))
+    if response.kept:
+        put_sets(batch.experience, row, [b""] * before + list(response.kept) + [b""] * after)

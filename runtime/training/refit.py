@@ -79,7 +79,10 @@ class RefitCopy:
         self._group = group_of(ranks)
         per_rank: list[list[SliceTransfer]] = [[]] * len(ranks)
         if dist.get_rank() in ranks:
-            receives = [_choose_source(op, source_mesh, target_mesh, self._target.dtype) for op in plan.recv_ops]
+            receives = [
+                _choose_source(op, source_mesh, target_mesh, self._target.dtype, self._target.num_experts)
+                for op in plan.recv_ops
+            ]
             dist.all_gather_object(per_rank, receives, group=self._group)
         self._split_transfers([transfer for transfers in per_rank for transfer in transfers])
 
@@ -186,6 +189,8 @@ class _Side:
     def __init__(self, model: ModelChunks | None, mesh: Mesh, *, tied_twice: bool = False) -> None:
         """With `tied_twice` the copy of a tied embedding on the last stage is listed too, under the same name."""
         self.pg_collection = mesh.groups if mesh.is_member else ProcessGroupCollection()
+        experts = model_chunks_of(model)[0].spec.experts if model is not None else None
+        self.num_experts = experts.num_experts if experts else 0
         self.dtype: torch.dtype = model.config.params_dtype if model is not None else torch.float32
         self._parameters: dict[str, nn.Parameter] = {}
         self._quantised = dict(named_quantised_weights(model)) if model is not None else {}
@@ -234,14 +239,20 @@ class _Side:
             self._received.clear()
 
 
-def _choose_source(op: TransferOp, source_mesh: Mesh, target_mesh: Mesh, dtype: torch.dtype) -> SliceTransfer:
+def _choose_source(
+    op: TransferOp, source_mesh: Mesh, target_mesh: Mesh, dtype: torch.dtype, num_experts: int
+) -> SliceTransfer:
     """The transfer for a slice that this rank needs, from itself if it holds it, else spread over source replicas.
 
     The planner may name the same replica for all targets; every other replica that holds the same shard, and every
-    context-parallel rank of one, can serve it as well.
+    context-parallel rank of one, can serve it as well. Of a parameter of an expert that is not sharded, the planner
+    names a rank of any replica, which may hold other experts; it is served by ranks that hold the expert.
     """
-    rank = dist.get_rank()
-    holders = source_mesh.holders(op.peer_rank, of_experts=expert_of(op.param_name) is not None)
+    rank, expert = dist.get_rank(), expert_of(op.param_name)
+    if expert is not None and all(part == slice(None) for part in op.peer_slice):
+        holders = source_mesh.expert_holders(op.peer_rank, expert * source_mesh.layout.ep // num_experts)
+    else:
+        holders = source_mesh.holders(op.peer_rank, of_experts=expert is not None)
     target_replica = target_mesh.dp_rank * target_mesh.layout.cp + target_mesh.cp_rank
     return SliceTransfer(
         parameter=op.param_name,

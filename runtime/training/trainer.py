@@ -24,6 +24,7 @@ from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from torch import Tensor, nn
 
 from meshwright.runtime.device import host
+from meshwright.runtime.messages.sampling_masks import concatenated_sets
 from meshwright.runtime.model.context_parallel import num_padding_tokens, num_tokens_of_rank, sequence_shard
 from meshwright.runtime.model.logprobs import token_logprobs
 from meshwright.runtime.model.mesh import Mesh
@@ -46,14 +47,24 @@ class MicroBatch:
     """Tokens of each row; they sum to T."""
     fields: Mapping[str, Tensor] = field(default_factory=dict)
     """Per-token inputs of a loss by name, [T] each; a forward pass needs none."""
+    kept: Tensor | None = None
+    """The sampling mask of each token's next token, [T, K] int32, with -1 in free places; None where none is kept."""
 
     @classmethod
-    def pack(cls, rows: Iterable[Tensor], fields: Mapping[str, Iterable[Tensor]] | None = None) -> Self:
-        """Packs rows: the tokens of each row, [T_row], and for every field the values of each row, [T_row]."""
+    def pack(
+        cls,
+        rows: Iterable[Tensor],
+        fields: Mapping[str, Iterable[Tensor]] | None = None,
+        kept: Sequence[Tensor] = (),
+    ) -> Self:
+        """Packs rows: the tokens of each row, [T_row], for every field the values of each row, [T_row], and the
+        sampling masks of each row, [T_row, K_row], if there are any."""
         rows = tuple(rows)
         packed = {name: torch.cat(tuple(values)) for name, values in (fields or {}).items()}
         tokens = torch.cat(rows)
-        return cls(tokens, F.pad(tokens[1:], (0, 1)), tuple(map(len, rows)), packed)
+        return cls(
+            tokens, F.pad(tokens[1:], (0, 1)), tuple(map(len, rows)), packed, concatenated_sets(kept) if kept else None
+        )
 
     def shard(self, mesh: Mesh) -> MicroBatch:
         """This rank's shard under context parallelism, zero where padded; without it, the micro-batch itself."""
@@ -61,7 +72,12 @@ class MicroBatch:
         if shard is None:
             return self
         fields = {name: shard.select(values) for name, values in self.fields.items()}
-        return MicroBatch(shard.select(self.tokens), shard.select(self.next_tokens), (shard.num_tokens,), fields)
+        kept = None if self.kept is None else shard.select(self.kept, padding=-1)
+        return MicroBatch(shard.select(self.tokens), shard.select(self.next_tokens), (shard.num_tokens,), fields, kept)
+
+    def kept_on(self, device: torch.device) -> Tensor | None:
+        """The sampling masks [1, T, K] int64 on a device; None where none are kept."""
+        return None if self.kept is None else self.kept.to(device).long().unsqueeze(0)
 
     def split_rows(self, values: Tensor) -> tuple[Tensor, ...]:
         """Splits values [T], one for each token, into those of each row."""
@@ -78,12 +94,18 @@ def forward_logprobs(
     """Log-probabilities [T] fp32 of each micro-batch, on the ranks of the last pipeline stage; elsewhere an empty list.
 
     Element t of a row is log p(token t + 1 | tokens up to t); the last element of a row has no next token and is zero.
+    With sampling masks, p is the distribution over the set of each position.
     """
 
     def logprobs(logits: Tensor, micro_batch: MicroBatch) -> Tensor:
-        next_tokens = micro_batch.shard(mesh).next_tokens.to(logits.device).unsqueeze(0)
+        shard = micro_batch.shard(mesh)
         next_logprobs, _ = token_logprobs(
-            logits, next_tokens, mesh.groups.tp, vocab_size=model.spec.vocab_size, temperature=temperature
+            logits,
+            shard.next_tokens.to(logits.device).unsqueeze(0),
+            mesh.groups.tp,
+            vocab_size=model.spec.vocab_size,
+            temperature=temperature,
+            kept=shard.kept_on(logits.device),
         )
         ends = torch.tensor(micro_batch.lengths, device=logits.device).cumsum(0) - 1
         return _unshard(next_logprobs[0], micro_batch, mesh).index_fill(0, ends, 0.0)

@@ -25,9 +25,10 @@ from meshwright.planner.job.algorithm_settings import (
 from meshwright.planner.job.graph_losses import StageLoss
 from meshwright.profiles.algorithms import BEHAVIOUR_LOGPROBS, OldLogprobs
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.stages import TEACHER_LOGPROBS
+from meshwright.profiles.stages import KEPT_TOKENS, TEACHER_LOGPROBS
 from meshwright.profiles.workload import Workload
 from meshwright.runtime.messages.experience import StepExperience
+from meshwright.runtime.messages.sampling_masks import padded_sets
 from meshwright.runtime.model.logprobs import token_logprobs
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.training.advantages import (
@@ -93,6 +94,7 @@ class TrainingBatch:
         self._settings, self._workload, self._lengths = settings, workload, lengths
         self._loss = loss or StageLoss(is_distillation=isinstance(settings, Distill))
         self._tokens = experience.padded("tokens", rows, width)
+        self._masks = experience if KEPT_TOKENS in reads else None
         self._scores = torch.cat([batch.score(row) for row in rows])
         self._num_response_tokens = int((totals - prompts).sum())
         self._truncated = torch.cat([experience.get("truncated", row) for row in rows]).bool()
@@ -229,7 +231,8 @@ class TrainingBatch:
         """A micro-batch of these rows; for their split see `profiles.packing.micro_batches`."""
         ends = [(row, self._lengths[row]) for row in rows]
         fields = {name: [values[row, :end] for row, end in ends] for name, values in self._fields.items()}
-        return MicroBatch.pack([self._tokens[row, :end] for row, end in ends], fields)
+        kept = [padded_sets(self._masks, row) for row in rows] if self._masks else []
+        return MicroBatch.pack([self._tokens[row, :end] for row, end in ends], fields, kept)
 
 
 def _teacher_fields(fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -297,6 +300,7 @@ def _actor_share(
         vocab_size=vocab_size,
         temperature=settings.temperature,
         with_entropy=True,
+        kept=micro_batch.kept_on(output.device),
     )
     fields = _fields(micro_batch, output.device)
     mean = MaskedMean(divisor, fields.get("loss_weights"))

@@ -89,6 +89,7 @@ def build_copies(
                     job.settings.seed,
                     tp=placement.layout.tp,
                     tp_rank=mesh.tp_rank,
+                    etp=placement.layout.etp,
                 )
             if is_trained:
                 trainer = build_trainer(model, mesh, role, job, kernels)

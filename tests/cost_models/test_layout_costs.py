@@ -14,7 +14,14 @@ from meshwright.planner.plan.steps_ahead import search_cases, steps_ahead_patter
 from meshwright.planner.search.legal_choices import legal_choice_table
 from meshwright.profiles.choice_table import ChoiceTable
 from meshwright.profiles.stages import Stage
-from tests.planner.jobs import critic_free_facts, image_facts, mixed_facts, mixture_facts, small_facts
+from tests.planner.jobs import (
+    adapted_facts,
+    critic_free_facts,
+    image_facts,
+    mixed_facts,
+    mixture_facts,
+    small_facts,
+)
 from tests.planner.plans import long_facts
 from tests.seeds import cases
 
@@ -26,14 +33,17 @@ MOST = 400
 JOBS = {
     "small": small_facts(),
     "experts": mixture_facts(small_facts()),
+    "adapted experts": adapted_facts(mixture_facts(small_facts())),
     "long": long_facts(),
     "two kinds": mixed_facts(),
     "no critic": critic_free_facts("grpo"),
     "images": image_facts(),
 }
 
+FIRST = tuple(name for name in JOBS if name != "adapted experts")
 
-@pytest.mark.parametrize("name", JOBS)
+
+@cases("name", JOBS, few=FIRST)
 def test_the_sums_of_a_layout_are_those_of_the_terms_of_each_schedule(name: str) -> None:
     facts, model = facts_and_model(name)
     for stage, choices in tables_of(facts):
@@ -47,7 +57,7 @@ def test_the_sums_of_a_layout_are_those_of_the_terms_of_each_schedule(name: str)
             assert held.weights == sum(t.amount for t in memory.resident.terms if t.name == "weights")
 
 
-@pytest.mark.parametrize("name", JOBS)
+@cases("name", JOBS, few=FIRST)
 def test_a_table_of_choices_costs_what_each_choice_costs_alone(name: str) -> None:
     facts, model = facts_and_model(name)
     num_compared = 0

@@ -181,3 +181,50 @@ def test_the_least_that_training_takes_is_below_what_it_takes(
     least, plain = (model.lower_bound_seconds(stage, spec, 8, 0) for spec in (adapted, llama))
     assert least == pytest.approx(plain * 2 / 3)
     assert least < model.seconds(query("actor_train", "dp8", model=adapted)).total
+
+
+@pytest.fixture
+def experts(llama: ModelSpec) -> ModelSpec:
+    """Llama with 8 experts of a quarter of its width, a shared one, and an adapter on all linears."""
+    mixed = Experts(
+        num_experts=8, experts_per_token=2, ffn_size=llama.ffn_size // 4, shared_ffn_size=llama.ffn_size // 4
+    )
+    return replace(llama, experts=mixed, adapter=Adapter(rank=16, alpha=32.0))
+
+
+@pytest.mark.parametrize("timed_pass", [TimedPass.FORWARD, TimedPass.TRAIN, TimedPass.DECODE])
+def test_adapters_of_experts_take_seconds_that_grow_with_the_linears_and_the_rank(
+    shard: Callable[[ModelSpec], AnalyticShard], experts: ModelSpec, timed_pass: TimedPass
+) -> None:
+    adapters = (
+        Adapter(rank=16, alpha=1.0, targets=ATTENTION_LINEARS),
+        Adapter(rank=16, alpha=1.0, targets=(*ATTENTION_LINEARS, "linear_fc1")),
+        Adapter(rank=16, alpha=1.0),
+        Adapter(rank=256, alpha=1.0),
+    )
+    seconds = [shard(replace(experts, adapter=one)).time(timed_pass, 8, 1024).layer for one in adapters]
+    assert seconds == sorted(set(seconds))
+
+
+@pytest.mark.parametrize(
+    ("layout", "others"), [("dp8,ep8", 1), ("dp8", 8), ("tp2,dp4,ep4,sp", 1), ("tp2,dp4,ep8,etp1,sp", 1)]
+)
+def test_adapters_of_experts_are_held_and_trained_by_those_who_hold_the_experts(
+    model: AnalyticModel, query: Callable[..., StageQuery], experts: ModelSpec, layout: str, others: int
+) -> None:
+    """Each rank has one expert or all; its state is sharded over the `others` that hold the same."""
+    cut = Layout.parse(layout)
+    [part] = stage_parts(experts, cut.tp, 1, cut.expert_replicas, folded=cut.fold_size)
+    assert part.adapter_expert_params == pytest.approx(
+        experts.shard(cut.tp).adapter_expert_params_between(0, experts.num_layers, cut.fold_size) / cut.expert_replicas
+    )
+    memory = model.memory(query("actor_train", layout, model=experts)).resident
+    assert memory.amount("gradients") == pytest.approx(4 * part.adapter_params)
+    plain = part.adapter_params - part.adapter_expert_params
+    expected = 8 * (plain / cut.dp + part.adapter_expert_params / others)
+    assert memory.amount("moments") == pytest.approx(expected)
+
+
+def test_the_adapter_of_experts_is_a_small_part_of_them_and_grows_with_their_number(experts: ModelSpec) -> None:
+    more = replace(experts, experts=replace(experts.experts, num_experts=16))  # type: ignore[type-var]
+    assert 0 < experts.trainable_params < more.trainable_params < 0.05 * more.num_params

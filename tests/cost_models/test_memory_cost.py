@@ -10,7 +10,7 @@ from meshwright.cost_models.generation_cost import ENGINE_SLEEP, ENGINE_WAKE
 from meshwright.cost_models.memory_cost import offloaded_state, optimizer_state, weight_copy
 from meshwright.cost_models.params import StagePart, sharded
 from meshwright.cost_models.protocol import StageQuery, bytes_of
-from meshwright.profiles.algorithms import PPO_GRAPH
+from meshwright.profiles.algorithms import PPO_GRAPH, with_sampling_mask
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.experts import Experts, LatentAttention
 from meshwright.profiles.frameworks import GRAPH, EngineName, engine_named
@@ -306,6 +306,46 @@ def test_a_scalar_head_has_no_logits(ask: Callable[..., Memory], llama: ModelSpe
     assert "logits" in terms(ask("ref_logprob"))
 
 
+@pytest.mark.parametrize(
+    ("stage", "cluster"),
+    [
+        *(
+            (stage, "a100")
+            for stage in ("actor_generate", "ref_logprob", "actor_train", "reward_score", "critic_train")
+        ),
+        *((stage, "local") for stage in ("actor_generate", "ref_logprob", "reward_score")),
+    ],
+)
+def test_a_larger_sampling_mask_takes_more_memory_in_the_stages_that_read_it(
+    stage: str,
+    cluster: str,
+    a100s: Callable[[int], Cluster],
+    fixed: Workload,
+    query: Callable[..., StageQuery],
+) -> None:
+    """On a CPU the sets of the whole batch count too. The model is so small that a refit needs less than a pass."""
+    small = replace(
+        query(stage, "tp1").model,
+        num_layers=1,
+        hidden_size=64,
+        ffn_size=64,
+        vocab_size=512,
+        num_heads=2,
+        num_kv_heads=2,
+    )
+    graph, found = with_sampling_mask(PPO_GRAPH), []
+    for kept_tokens in (0, 32, 64, 512):
+        workload = fixed.model_copy(update={"kept_tokens": kept_tokens})
+        machine = a100s(4) if cluster == "a100" else local_cluster(8)
+        slots = {"slots": 16} if stage == "actor_generate" else {}
+        asked = replace(query(stage, "tp2,dp4", model=small, **slots), stage=graph.by_name[stage])
+        memory = AnalyticModel(machine, workload, "bf16").memory(asked)
+        found.append(terms(memory).get("sampling mask", 0.0))
+    reads = stage not in ("reward_score", "critic_train")
+    assert (found == sorted(set(found))) == reads
+    assert reads or found == [0.0] * 4
+
+
 @pytest.mark.parametrize("setting", [{"batches_in_flight": 3}, {"overcommit": 64}], ids=str)
 def test_sequences_that_run_on_keep_their_cache_between_turns(
     ask: Callable[..., Memory], setting: dict[str, int]
@@ -392,6 +432,7 @@ PART = StagePart(
     num_stages_to_end=1.0,
     expert_params=0.0,
     adapter_params=0.0,
+    adapter_expert_params=0.0,
     num_window_layers=0.0,
     num_full_layers=4.0,
     num_linear_layers=0.0,

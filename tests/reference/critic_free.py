@@ -21,8 +21,11 @@ from tests.reference.ppo import (
     Scorer,
     adamw,
     descend,
+    entropy_of,
     explains,
     language_model,
+    log_policy,
+    masks_of,
     of_tokens,
     picked,
     response_logits,
@@ -71,6 +74,7 @@ class CriticFreeSettings:
     normalise_by_std: bool = False
     group_baseline: bool = False
     old_logprobs: str = "recompute"
+    kept_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ class Compared:
     weights: list[Tensor]
     draws_explained: float
     minibatches: list[list[int]]
+    masks: list[Tensor | None] = field(default_factory=list)
     teachers: list[list[Tensor]] = field(default_factory=list)
     actor_updates: list[dict[str, float]] = field(default_factory=list)
 
@@ -125,13 +130,15 @@ class CriticFreeReference:
         s = self.settings
         cut = [row.is_cut(s) for row in rows]
         drawn_from = [sampled_logits(self._policies, row) for row in rows]
+        masks = masks_of(drawn_from, s)
         behaviour, proximal = (
-            [of_tokens(of_row, row, s) for of_row, row in zip(logits, rows, strict=True)]
+            [of_tokens(of_row, row, s, mask) for of_row, row, mask in zip(logits, rows, masks, strict=True)]
             for logits in (drawn_from, response_logits(self.actor, rows))
         )
         ref = None
         if self.ref is not None:
-            ref = [of_tokens(of_row, row, s) for of_row, row in zip(response_logits(self.ref, rows), rows, strict=True)]
+            of_rows = zip(response_logits(self.ref, rows), rows, masks, strict=True)
+            ref = [of_tokens(of_row, row, s, mask) for of_row, row, mask in of_rows]
         scores = [] if self.reward is None else scores_of(self.reward, rows)
         if s.old_logprobs == "generator":
             proximal = behaviour
@@ -148,6 +155,7 @@ class CriticFreeReference:
             weights=ratios if s.decoupled else [torch.ones_like(ratio) for ratio in ratios],
             draws_explained=float(explained.double().mean()),
             minibatches=[],
+            masks=masks,
         )
 
     def _advantages(
@@ -177,9 +185,10 @@ class CriticFreeReference:
 
     def _update(self, rows: Sequence[Row], compared: Compared, chosen: Sequence[int]) -> dict[str, float]:
         s, some = self.settings, [rows[index] for index in chosen]
-        logits = torch.cat(response_logits(self.actor, some)) / s.temperature
-        log_p = logits.log_softmax(-1)
-        entropy = -(log_p.exp() * log_p).sum(-1)
+        masks = [compared.masks[index] for index in chosen]
+        of_rows = zip(response_logits(self.actor, some), masks, strict=True)
+        log_p = torch.cat([log_policy(logits, s, mask) for logits, mask in of_rows])
+        entropy = entropy_of(log_p)
         log_pi = log_p.gather(-1, torch.cat([row.response for row in some])[:, None])[:, 0]
         old, advantages, weights = (
             picked(x, chosen) for x in (compared.proximal, compared.advantages, compared.weights)

@@ -29,7 +29,10 @@ class DistilledReference(CriticFreeReference):
     def _experience(self, rows: Sequence[Row]) -> Compared:
         drawn, s = super()._experience(rows), self.settings
         teachers = [
-            [of_tokens(of_row, row, s) for of_row, row in zip(response_logits(model, rows), rows, strict=True)]
+            [
+                of_tokens(of_row, row, s, mask)
+                for of_row, row, mask in zip(response_logits(model, rows), rows, drawn.masks, strict=True)
+            ]
             for model in self.teachers
         ]
         weights = s.teacher_weights or (1.0,) * len(teachers)

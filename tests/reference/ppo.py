@@ -65,6 +65,8 @@ class Settings:
     seed: int
     old_logprobs: str = "recompute"
     """The source of the log-probabilities before the updates, as the key of a job."""
+    kept_tokens: int = 0
+    """If not 0, every distribution is over the tokens that the filters left when the token was drawn."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ class Learnt:
     draws_explained: float
     """Share of the tokens that the sampled distribution and the hashed number lead to."""
     minibatches: list[list[int]]
+    masks: list[Tensor | None] = field(default_factory=list)
     actor_updates: list[dict[str, float]] = field(default_factory=list)
     critic_updates: list[dict[str, float]] = field(default_factory=list)
 
@@ -150,8 +153,9 @@ class Reference:
         s = self.settings
         cut = [row.is_cut(s) for row in rows]
         drawn_from = [sampled_logits(self._policies, row) for row in rows]
+        masks = masks_of(drawn_from, s)
         behaviour, proximal, ref = (
-            [of_tokens(of_row, row, s) for of_row, row in zip(logits, rows, strict=True)]
+            [of_tokens(of_row, row, s, mask) for of_row, row, mask in zip(logits, rows, masks, strict=True)]
             for logits in (drawn_from, response_logits(self.actor, rows), response_logits(self.ref, rows))
         )
         explained = torch.cat([explains(logits, row, s) for logits, row in zip(drawn_from, rows, strict=True)])
@@ -178,13 +182,15 @@ class Reference:
             weights=ratios if s.decoupled else [torch.ones_like(ratio) for ratio in ratios],
             draws_explained=float(explained.double().mean()),
             minibatches=[],
+            masks=masks,
         )
 
     def _update_actor(self, rows: Sequence[Row], learnt: Learnt, chosen: Sequence[int]) -> dict[str, float]:
         s, some = self.settings, [rows[index] for index in chosen]
-        logits = torch.cat(response_logits(self.actor, some)) / s.temperature
-        log_p = logits.log_softmax(-1)
-        entropy = -(log_p.exp() * log_p).sum(-1)
+        masks = [learnt.masks[index] for index in chosen]
+        of_rows = zip(response_logits(self.actor, some), masks, strict=True)
+        log_p = torch.cat([log_policy(logits, s, mask) for logits, mask in of_rows])
+        entropy = entropy_of(log_p)
         log_pi = log_p.gather(-1, torch.cat([row.response for row in some])[:, None])[:, 0]
         old, advantages, weights = (picked(x, chosen) for x in (learnt.proximal, learnt.advantages, learnt.weights))
         ratio, held = (log_pi - old).exp(), truncated(log_pi, old, s)
@@ -207,6 +213,11 @@ class Reference:
         loss = 0.5 * torch.maximum((values - returns).square(), (held - returns).square()).mean()
         grad_norm = descend(self.critic, self._critic_adam, loss, s)
         return {"value_loss": float(loss.detach()), "value": float(values.detach().mean()), "grad_norm": grad_norm}
+
+
+def masks_of(drawn_from: Sequence[Tensor], s: Settings) -> list[Tensor | None]:
+    """The tokens [R, V] that the filters left for each row, by the logits that it was drawn from; None for all."""
+    return [filtered(logits, s) if s.kept_tokens else None for logits in drawn_from]
 
 
 def rewards_of(score: Tensor, pi: Tensor, pi_ref: Tensor, is_cut: bool, s: Settings) -> Tensor:
@@ -240,20 +251,38 @@ def whitened(advantages: Sequence[Tensor]) -> list[Tensor]:
     return [(a - together.mean()) / (together.var(correction=0) + 1e-8).sqrt() for a in advantages]
 
 
-def of_tokens(logits: Tensor, row: Row, s: Settings) -> Tensor:
-    """log pi [R] of the response under softmax(logits / temperature), over all tokens whatever was filtered."""
-    return (logits / s.temperature).log_softmax(-1).gather(-1, row.response[:, None])[:, 0]
+def of_tokens(logits: Tensor, row: Row, s: Settings, kept: Tensor | None = None) -> Tensor:
+    """log pi [R] of the response under softmax(logits / temperature): over all tokens whatever was filtered, or over
+    the tokens that a mask [R, V] marks."""
+    return log_policy(logits, s, kept).gather(-1, row.response[:, None])[:, 0]
 
 
-def explains(logits: Tensor, row: Row, s: Settings) -> Tensor:
-    """Whether [R] each token is the inverse of the cumulative filtered distribution at its hashed number in [0, 1)."""
+def log_policy(logits: Tensor, s: Settings, kept: Tensor | None = None) -> Tensor:
+    """The logarithms [R, V] of softmax(logits / temperature) over all tokens or over marked ones; others have -inf."""
+    scaled = logits / s.temperature
+    return (scaled if kept is None else scaled.masked_fill(~kept, -torch.inf)).log_softmax(-1)
+
+
+def entropy_of(log_p: Tensor) -> Tensor:
+    """The entropies [R] of distributions by their logarithms [R, V]."""
+    left = log_p > -torch.inf
+    return -torch.where(left, log_p.exp() * torch.where(left, log_p, 0.0), 0.0).sum(-1)
+
+
+def filtered(logits: Tensor, s: Settings) -> Tensor:
+    """The tokens [R, V] that the filters leave at each place."""
     kept = logits / s.temperature
     if s.top_k:
         kept = kept.masked_fill(kept < kept.topk(s.top_k).values[:, -1:], -torch.inf)
     likeliest = kept.softmax(-1).sort(descending=True)
     before = likeliest.values.cumsum(-1) - likeliest.values
     nucleus = torch.zeros_like(before, dtype=torch.bool).scatter(-1, likeliest.indices, before < s.top_p)
-    probabilities = kept.masked_fill(~nucleus, -torch.inf).softmax(-1)
+    return nucleus & (kept > -torch.inf)
+
+
+def explains(logits: Tensor, row: Row, s: Settings) -> Tensor:
+    """Whether [R] each token is the inverse of the cumulative filtered distribution at its hashed number in [0, 1)."""
+    probabilities = log_policy(logits, s, filtered(logits, s)).exp()
     upper = probabilities.cumsum(-1).gather(-1, row.response[:, None])[:, 0]
     own = probabilities.gather(-1, row.response[:, None])[:, 0]
     number = torch.tensor([uniform(s.seed, row.draw, place) for place in range(len(row.response))], dtype=upper.dtype)

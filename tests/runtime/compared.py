@@ -86,4 +86,5 @@ def settings_of(asked: RunRequest) -> CriticFreeSettings:
         end_tokens=frozenset(END_TOKENS),
         decoupled=asked.plan.staleness > 0,
         old_logprobs=asked.plan.facts.old_logprobs,
+        kept_tokens=workload.kept_tokens,
     )

@@ -127,7 +127,7 @@ def _train(
     spec = replace(read_model(directory, scalar_head=scalar), adapter=adapter)
     model = build_model(spec, mesh, recompute=how.recompute, trainable=True)
     load_weights(model, spec, mesh, directory)
-    init_adapter(dict(named_global_parameters(model)), 0, tp=mesh.layout.tp, tp_rank=mesh.tp_rank)
+    init_adapter(dict(named_global_parameters(model)), 0, tp=mesh.layout.tp, tp_rank=mesh.tp_rank, etp=mesh.layout.etp)
     # AdamW divides a gradient by its own size: with its usual epsilon, rounding decides where the gradient is nothing.
     trainer = Trainer(model, mesh, learning_rate=1e-3, weight_decay=0.1, max_grad_norm=0.5, epsilon=1e-4)
     loss = functools.partial(value_loss if scalar else language_loss, spec, mesh)

@@ -311,3 +311,8 @@ def test_a_filter_that_cannot_be_is_refused(stages: Sequence[Mapping[str, Any]],
 def test_a_filter_needs_more_samples_than_it_keeps() -> None:
     with pytest.raises(BadInput, match=r"missing key 'workload\.best_of': keep_best keeps some samples of a prompt"):
         job_of(FILTERED)
+
+
+def test_a_graph_of_its_own_keeps_no_sampling_mask() -> None:
+    with pytest.raises(BadInput, match=r"workload\.kept_tokens=8: the job's own graph has stages that do not read the"):
+        job_of(WHOLE, workload={**JOB["workload"], "kept_tokens": 8})

@@ -80,6 +80,17 @@ def test_rollouts_of_several_turns_are_not_written_for_any_trainer() -> None:
             trainer.require_exportable(told)
 
 
+def test_sampling_masks_are_not_written_for_any_trainer() -> None:
+    facts = random_plan(0).facts
+    keeping = facts.model_copy(update={"workload": facts.workload.model_copy(update={"kept_tokens": 64})})
+    for trainer in TRAINERS.values():
+        sentence = (
+            rf"sampling mask of up to 64 tokens a position \(workload.kept_tokens\) is not written for {trainer.name}"
+        )
+        with pytest.raises(BadInput, match=sentence):
+            trainer.require_exportable(keeping)
+
+
 def test_a_distillation_is_not_written_for_any_trainer() -> None:
     facts = distill_facts(2)
     for trainer in TRAINERS.values():

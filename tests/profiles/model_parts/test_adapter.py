@@ -52,11 +52,38 @@ def test_linears_are_cut_along_their_outputs_or_their_inputs() -> None:
     assert Adapter(rank=4, alpha=2.0, targets=("linear_fc2",)).num_column_parallel == 0
 
 
-def test_experts_are_not_adapted_and_attention_beside_them_is(adapted: ModelSpec) -> None:
-    experts = Experts(num_experts=4, experts_per_token=2, ffn_size=32)
-    with pytest.raises(BadInput, match=r"has experts, which are not adapted; set .* to linear_qkv and linear_proj\."):
-        replace(adapted, experts=experts)
-    assert replace(adapted, experts=experts, adapter=Adapter(rank=8, alpha=8.0, targets=ATTENTION_LINEARS)).adapter
+MIXED = Experts(num_experts=4, experts_per_token=2, ffn_size=32, shared_ffn_size=48, num_dense_layers=1)
+
+
+def test_experts_with_biases_are_not_adapted_and_attention_beside_them_is(adapted: ModelSpec) -> None:
+    sentence = r"has experts with biases, which are not adapted; set .* to linear_qkv and linear_proj\."
+    with pytest.raises(BadInput, match=sentence):
+        replace(adapted, experts=MIXED, expert_bias=True)
+    attention = Adapter(rank=8, alpha=8.0, targets=ATTENTION_LINEARS)
+    assert replace(adapted, experts=MIXED, expert_bias=True, adapter=attention).adapter
+
+
+def test_adapters_of_experts_are_counted_by_hand(adapted: ModelSpec) -> None:
+    """One dense layer of width 96, and two layers with 4 experts of width 32 and a shared one of width 48."""
+    mixed = replace(adapted, experts=MIXED)
+    attention, dense = 64 + 128 + 64 + 64, 64 + 192 + 96 + 64
+    routed, shared = 4 * (64 + 64 + 32 + 64), 64 + 96 + 48 + 64
+    assert mixed.adapter_expert_params_between(0, 3) == 2 * 8 * routed
+    assert mixed.adapter_params_between(0, 1) == 8 * (attention + dense)
+    assert mixed.adapter_params_between(1, 3) == 2 * 8 * (attention + routed + shared)
+    assert mixed.trainable_params == 3 * mixed.adapter_layer_params == mixed.adapter_params_between(0, 3)
+    alone = replace(mixed, adapter=Adapter(rank=8, alpha=8.0, targets=ATTENTION_LINEARS))
+    assert alone.adapter_expert_params_between(0, 3) == 0
+    assert not alone.adapts_experts
+    assert mixed.adapts_experts
+
+
+def test_ranks_that_hold_experts_whole_have_fewer_of_their_adapters(adapted: ModelSpec) -> None:
+    """With tp=2 either each of 4 experts has a half of B of its first linear and of A of its second, or a rank has two
+    whole experts."""
+    shard = replace(adapted, experts=MIXED).shard(2)
+    assert shard.adapter_expert_params_between(1, 2) == 8 * 4 * (64 + 32 + 16 + 64)
+    assert shard.adapter_expert_params_between(1, 2, folded=2) == 8 * 2 * (64 + 64 + 32 + 64)
 
 
 def test_latent_attention_is_not_adapted(adapted: ModelSpec) -> None:

@@ -39,7 +39,7 @@ PROMPTS = tuple(
 
 
 def open_generator(
-    directory: Path, layout: str, num_slots: int, *, top_k: int = 0, top_p: float = 1.0
+    directory: Path, layout: str, num_slots: int, *, top_k: int = 0, top_p: float = 1.0, keeps_mask: bool = False
 ) -> tuple[Generator, Decoder, Mesh] | None:
     """A generator on this rank, its model and mesh; None on a rank that the layout leaves out."""
     mesh = build_mesh(Layout.parse(layout), 0)
@@ -60,6 +60,7 @@ def open_generator(
         seed=5,
         top_k=top_k,
         top_p=top_p,
+        keeps_mask=keeps_mask,
     )
     return generator, model, mesh
 
@@ -319,18 +320,28 @@ def test_rounds_that_are_looked_at_together_draw_the_same_and_hold_as_many_block
             torch.testing.assert_close(values, other_values, atol=1e-5, rtol=1e-5)
 
 
-def generate_cut(directory: Path, layout: str) -> tuple[Response, ...] | None:
-    """Responses drawn from the likeliest tokens only."""
+def generate_cut(directory: Path, layout: str) -> tuple[tuple[Response, ...], tuple[Response, ...]] | None:
+    """Responses drawn from the likeliest tokens only, without their sets and with them."""
     opened = open_generator(directory, layout, 5, top_k=6, top_p=0.8)
-    return opened and opened[0].generate(PROMPTS)
+    keeping = open_generator(directory, layout, 5, top_k=6, top_p=0.8, keeps_mask=True)
+    return opened and keeping and (opened[0].generate(PROMPTS), keeping[0].generate(PROMPTS))
 
 
 def test_a_cut_distribution_is_drawn_from_alike_at_every_layout(directory: Path, alone: tuple[Response, ...]) -> None:
-    reference, *_ = run_on_ranks(4, generate_cut, directory, "tp1")
-    assert reference is not None
+    first, *_ = run_on_ranks(4, generate_cut, directory, "tp1")
+    assert first is not None
+    reference, with_sets = first
+    assert [response.tokens for response in with_sets] == [response.tokens for response in reference]
+    for plain, keeping in zip(reference, with_sets, strict=True):
+        assert plain.kept == ()
+        assert len(keeping.kept) == len(keeping.tokens)
+        assert all(4 <= len(one) <= 6 * 4 for one in keeping.kept)
+        assert all(p <= k + 1e-6 for p, k in zip(plain.logprobs, keeping.logprobs, strict=True))
     assert [response.tokens for response in reference] != [response.tokens for response in alone]
     for layout in ("tp2", "tp2,pp2"):
-        for answer in filter(None, run_on_ranks(4, generate_cut, directory, layout)):
-            assert [response.tokens for response in answer] == [response.tokens for response in reference]
-            for found, expected in zip(answer, reference, strict=True):
-                assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+        for answers in filter(None, run_on_ranks(4, generate_cut, directory, layout)):
+            for answer, known in zip(answers, first, strict=True):
+                assert [response.tokens for response in answer] == [response.tokens for response in known]
+                assert [response.kept for response in answer] == [response.kept for response in known]
+                for found, expected in zip(answer, known, strict=True):
+                    assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-4)

@@ -129,3 +129,26 @@ def test_rows_of_one_message_are_not_saved_with_all_of_it(tmp_path: Path) -> Non
     assert kept is not None
     assert all(values.untyped_storage().nbytes() == values.nbytes for values in kept.experience[4]["tokens"].values())
     assert found.stat().st_size < 8000
+
+
+def test_sampling_masks_in_flight_are_read_as_they_were_written(tmp_path: Path) -> None:
+    """Of a live sequence, of a paused one with a tool token, and of an ended one."""
+    written = state_in_flight()
+    assert written.generation is not None
+    flight = written.generation.in_flight
+    assert flight is not None
+    first, second = (torch.tensor(numbers, dtype=torch.int32).numpy().tobytes() for numbers in ([4, 9], [1, 4, 5]))
+    kept = replace(
+        flight,
+        live=((replace(flight.live[0][0], kept=(first,)),), ()),
+        paused=(replace(flight.paused[0], kept=(second, b"")),),
+        ended=(replace(flight.ended[0], kept=(second,)),),
+    )
+    state = replace(written, generation=replace(written.generation, in_flight=kept))
+    write_in_flight_state(tmp_path, 0, pack_in_flight_state(state))
+    found = read_in_flight_state(tmp_path, 0, ONE)
+    assert found is not None
+    assert found.generation is not None
+    assert found.generation.in_flight is not None
+    for field in ("live", "paused", "ended"):
+        assert getattr(found.generation.in_flight, field) == getattr(kept, field)

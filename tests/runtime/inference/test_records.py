@@ -52,3 +52,31 @@ def test_several_rounds_at_once_are_as_one_by_one() -> None:
     for row in rows.tolist():
         for values in ("tokens", "logprobs", "versions"):
             assert getattr(at_once, values)(row) == getattr(one_by_one, values)(row)
+
+
+def test_rows_keep_the_sets_that_their_tokens_were_sampled_from() -> None:
+    """In rounds one by one, in rounds at once, and in what a row continues from; a tool token has no set."""
+    draw = np.random.default_rng(0)
+    rounds = draw.integers(0, 50, (90, 5, 3)).astype(float)
+    rounds[:, 3:][draw.random((90, 2, 3)) < 0.3] = -1
+    rows, one_by_one, at_once = np.array([4, 0, 2]), Records(5, 3), Records(5, 3)
+    before = (np.array([7, 9], dtype=np.int32).tobytes(), b"")
+    for records in (one_by_one, at_once):
+        records.start(0, num_prompt=1, max_tokens=NO_LIMIT, sample_id=0)
+        records.extend(0, (7, 8), (0.5, 0.5), (1, -1), before)
+    for tokens, logprobs, *kept in rounds:
+        one_by_one.add(rows, tokens.astype(int), logprobs, 3, kept)
+    at_once.add_several(rows, rounds, 3)
+    for index, row in enumerate(rows.tolist()):
+        expected = [np.array([k for k in kept if k >= 0], dtype=np.int32).tobytes() for kept in rounds[:, 2:, index]]
+        assert at_once.kept(row) == one_by_one.kept(row) == (*(before if row == 0 else ()), *expected)
+    at_once.start(0, num_prompt=1, max_tokens=NO_LIMIT, sample_id=1)
+    at_once.extend(0, (3,), (0.0,), (-1,), (b"",))
+    assert at_once.kept(0) == (b"",)
+
+
+def test_without_sets_a_row_has_none() -> None:
+    records = Records(1)
+    records.start(0, num_prompt=1, max_tokens=NO_LIMIT, sample_id=0)
+    records.add(np.array([0]), np.array([4]), np.zeros(1), 0)
+    assert records.kept(0) == ()

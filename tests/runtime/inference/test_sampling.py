@@ -1,5 +1,7 @@
 """Sampling: the draw depends on seed, row and position, and follows the distribution."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -123,3 +125,38 @@ def test_a_token_without_probability_is_never_drawn() -> None:
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf]]).expand(1000, 3)
     tokens, _ = Sampling().sample(logits, torch.linspace(0, 1 - 1e-12, 1000, dtype=torch.float64))
     assert set(tokens.tolist()) == {1}
+
+
+@given(st.integers(0, 1000), st.floats(0.3, 3.0), st.integers(1, 16), st.floats(0.05, 1.0))
+@settings(max_examples=50)
+def test_the_kept_set_is_what_the_filters_leave_and_the_token_is_the_one_of_the_filters_alone(
+    seed: int, temperature: float, top_k: int, top_p: float
+) -> None:
+    logits = torch.randn(64, 12, generator=torch.Generator().manual_seed(seed)) * 3
+    uniform = torch.from_numpy(uniforms(seed, np.arange(64), np.zeros(64, dtype=np.int64)))
+    plain = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+    keeping = replace(plain, keeps_mask=True)
+    tokens, logprobs, kept = keeping.sample_kept(logits, uniform)
+    assert torch.equal(tokens, plain.sample(logits, uniform)[0])
+    assert kept.shape == (64, min(top_k, 12))
+    scaled = logits.double() / temperature
+    for row in range(64):
+        of_row = kept[row][kept[row] >= 0]
+        assert of_row.tolist() == sorted(scaled[row].topk(len(of_row)).indices.tolist())
+        assert int(tokens[row]) in of_row.tolist()
+        expected = scaled[row, int(tokens[row])] - scaled[row, of_row].logsumexp(-1)
+        assert float(logprobs[row]) == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_of_tokens_that_tie_only_as_many_are_kept_as_top_k_says() -> None:
+    sampling = Sampling(top_k=2, keeps_mask=True)
+    tokens, logprobs, kept = sampling.sample_kept(torch.ones(1000, 5), torch.rand(1000))
+    assert kept.shape == (1000, 2)
+    assert (kept == tokens[:, None]).any(dim=1).all()
+    torch.testing.assert_close(logprobs, torch.full((1000,), 0.5).log())
+
+
+def test_a_greedy_token_is_alone_in_its_set() -> None:
+    sampling = Sampling(temperature=0.0, top_k=3, keeps_mask=True)
+    tokens, logprobs, kept = sampling.sample_kept(torch.tensor([[0.0, 2.0, 1.0, 0.5]]), torch.zeros(1))
+    assert (tokens.tolist(), logprobs.tolist(), kept.tolist()) == ([1], [0.0], [[1, -1, -1]])

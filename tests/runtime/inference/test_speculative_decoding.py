@@ -83,7 +83,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("tp1", {}),
         ("tp1", {"temperature": 0.0}),
-        ("tp1", {"top_k": 5, "top_p": 0.8, "num_slots": 3}),
+        ("tp1", {"top_k": 5, "top_p": 0.8, "keeps_mask": True, "num_slots": 3}),
         ("pp2", {}),
         ("tp2", {}),
         ("tp2,pp2", {"num_slots": 5}),
@@ -100,6 +100,8 @@ def test_drafts_change_no_token_and_save_rounds(directory: Path, layout: str, se
             assert tokens_of(one) == tokens_of(other)
             for response, expected in zip(other, one, strict=True):
                 assert response.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+                assert response.kept == expected.kept
+                assert bool(response.kept) == settings.get("keeps_mask", False)
         assert drafted[1][1] < 0.7 * plain[1][1]
         assert all(count > 0 for count in drafted[2])
 

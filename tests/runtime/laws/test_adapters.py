@@ -24,6 +24,7 @@ from meshwright.runtime.model.model_shard import named_global_parameters
 from tests.runtime.adapting import adapted_job
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.execution.test_train import read_lines
+from tests.runtime.laws.test_experts import mixture, write_mixture_job
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.small_job import OF_TIME, request, write_job
 from tests.runtime.updates import How, assert_updates_are_those_of_one_rank
@@ -177,3 +178,43 @@ def test_an_adapter_is_trained_alike_with_sequences_and_pipelines_cut(tmp_path: 
 def test_attention_beside_experts_is_trained_alike_wherever_they_are(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "model", "Mixtral", num_local_experts=4, num_experts_per_tok=2)
     assert_updates_are_those_of_one_rank(directory, MIXED, tmp_path, adapter=ATTENTION_ALONE)
+
+
+EXPERTS = [
+    How("tp2,sp", 2, "full"),
+    How("tp2,dp2,ep2,sp", 1),
+    How("tp2,dp2,ep2,etp1,sp", 1, "full"),
+    How("pp2,dp2,ep2", 1),
+]
+
+
+@pytest.mark.check_all
+@pytest.mark.parametrize("family", ["Mixtral", "Qwen2Moe", "Glm4Moe", "Llama4"])
+def test_experts_are_adapted_alike_wherever_they_are(tmp_path: Path, family: str) -> None:
+    """Routed ones, shared ones and dense layers before them."""
+    assert_updates_are_those_of_one_rank(mixture(tmp_path / "model", family), EXPERTS, tmp_path, adapter=ALL)
+
+
+@pytest.mark.check_all
+@pytest.mark.parametrize("family", ["Mixtral", "Qwen2Moe", "Llama4"])
+def test_a_run_adapts_experts_and_is_resumed_where_they_are_divided_otherwise(tmp_path: Path, family: str) -> None:
+    """At first two replicas hold half of the experts each, then two ranks of one half of each expert, and half of them
+    whole in the end; the reference is the actor without its adapter."""
+    job, out = adapted_job(write_mixture_job(tmp_path, family)), tmp_path / "out"
+    stages = ("actor_generate", "actor_logprob", "actor_train")
+    for number, layout in enumerate(("dp2,ep2", "tp2", "tp2,ep2,etp1"), start=1):
+        sharded = layout.startswith("tp2")
+        pins = [f"{stage}.layout={layout}{',sp' if sharded and stage != stages[0] else ''}" for stage in stages]
+        asked = request(job, out, *pins, f"ref_logprob.layout={layout}", steps=number, resume=number > 1)
+        assert asked.plan.facts.models.actor.adapts_experts
+        assert run_plan(asked)
+    lines = read_lines(out / "metrics.jsonl")
+    assert len(lines) == 3
+    assert all(line["generator_gap"] < 1e-4 for line in lines)
+    assert any(line["kl_to_ref"] != 0 for line in lines)
+    (written,) = [path for path in export_models(out, tmp_path / "exported", models={}) if path.name == "actor"]
+    assert not (written / "adapter").exists()
+    before, after = _weights(tmp_path / "actor"), _weights(written)
+    moved = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
+    assert any("experts" in name for name in moved)
+    assert not any("router" in name or name.endswith("mlp.gate.weight") for name in moved)

@@ -84,7 +84,7 @@ def drawn(seed: int) -> frozenset[str]:
     for axis, least, most in (("algorithm", 1, 1), ("time", 0, 2), ("samples", 0, 1), ("scores", 0, 2)):
         of_axis = [one.name for one in RULES.FEATURES if one.axis == axis]
         names.update(rng.sample(of_axis, rng.randint(least, most)))
-    names.update(name for name in ("groups", "adapter", "experts") if rng.random() < 0.4)
+    names.update(name for name in ("groups", "adapter", "experts", "mask") if rng.random() < 0.4)
     return frozenset(names)
 
 

@@ -20,6 +20,7 @@ from meshwright.planner.search.legal_choices import legal_choices
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.layout import Layout
+from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.execution.train import run_plan
 from meshwright.runtime.inference.slots import Response
@@ -458,6 +459,12 @@ MOVES: list[tuple[Place, Place]] = [
 @cases(("source", "target"), MOVES, few=2)
 def test_experts_are_moved_to_those_who_hold_them(tmp_path: Path, source: Place, target: Place) -> None:
     check_refit(mixture(tmp_path / "model"), source, target)
+
+
+@pytest.mark.check_all
+@pytest.mark.parametrize(("source", "target"), MOVES[2:])
+def test_adapters_of_experts_are_moved_to_those_who_hold_them(tmp_path: Path, source: Place, target: Place) -> None:
+    check_refit(mixture(tmp_path / "model", "Qwen2Moe"), source, target, Adapter(rank=4, alpha=32.0))
 
 
 @pytest.mark.check_all

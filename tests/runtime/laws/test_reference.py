@@ -193,6 +193,7 @@ def settings_of_ppo(asked: RunRequest) -> Settings:
         end_tokens=frozenset(END_TOKENS),
         decoupled=asked.plan.staleness > 0,
         old_logprobs=asked.plan.facts.old_logprobs,
+        kept_tokens=workload.kept_tokens,
     )
 
 

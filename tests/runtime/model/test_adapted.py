@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 from meshwright.profiles.layout import Layout
@@ -18,6 +19,7 @@ from meshwright.runtime.model.model_shard import build_model, named_global_param
 from meshwright.runtime.model.weights import load_weights, save_weights
 from meshwright.runtime.training.trainer import MicroBatch, forward_logprobs
 from tests.runtime.checkpoints import BIASED_LLAMA, expected_logprobs, tokens, write_checkpoint
+from tests.runtime.laws.test_experts import mixture
 from tests.runtime.ranks import run_on_ranks
 
 ADAPTER = Adapter(rank=4, alpha=6.0)
@@ -32,7 +34,7 @@ def _answers(directory: Path, layout: str, *, moved: bool, out: Path | None = No
     spec = replace(read_model(directory), adapter=ADAPTER)
     model = build_model(spec, mesh, trainable=True)
     load_weights(model, spec, mesh, directory)
-    init_adapter(dict(named_global_parameters(model)), 0, tp=mesh.layout.tp, tp_rank=mesh.tp_rank)
+    init_adapter(dict(named_global_parameters(model)), 0, tp=mesh.layout.tp, tp_rank=mesh.tp_rank, etp=mesh.layout.etp)
     for name, parameter in named_global_parameters(model) if moved else ():
         if name.endswith("adapter_up"):  # the same at every layout, so that each answers alike
             nn.init.constant_(parameter, 0.02)
@@ -68,6 +70,19 @@ def test_what_is_written_answers_in_transformers_as_the_adapted_model_does(
 ) -> None:
     options = BIASED_LLAMA if family == "Llama" else {}
     directory = write_checkpoint(tmp_path / "model", family, **options)
+    found = _of_last_stage(run_on_ranks(4, _written, directory, layout, tmp_path / "out"))
+    expected = expected_logprobs(tmp_path / "out", tokens())
+    assert (expected - expected_logprobs(directory, tokens())).abs().max() > 1e-3
+    for adapted, alone in found:
+        torch.testing.assert_close(adapted, expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(alone, expected_logprobs(directory, tokens()), atol=1e-5, rtol=0)
+
+
+@pytest.mark.check_all
+@pytest.mark.parametrize("layout", ["tp1", "tp2", "tp2,ep2,etp1", "pp2,dp2,ep2"])
+@pytest.mark.parametrize("family", ["Mixtral", "Qwen2Moe", "Glm4Moe", "Llama4"])
+def test_adapted_experts_answer_in_transformers_as_here(tmp_path: Path, layout: str, family: str) -> None:
+    directory = mixture(tmp_path / "model", family)
     found = _of_last_stage(run_on_ranks(4, _written, directory, layout, tmp_path / "out"))
     expected = expected_logprobs(tmp_path / "out", tokens())
     assert (expected - expected_logprobs(directory, tokens())).abs().max() > 1e-3
@@ -129,3 +144,64 @@ def test_a_sum_is_rounded_once_and_what_has_no_adapter_stays() -> None:
     for name in ("linear_fc1.bias", "linear_fc2.weight"):
         assert torch.equal(merge_adapter(held, name, ADAPTER), held[name])
     assert torch.equal(merge_adapter(held, "linear_fc1.weight", None), held["linear_fc1.weight"])
+
+
+def _expert_gradients(directory: Path, out: Path) -> dict[str, tuple[Tensor, Tensor]] | None:
+    """Each parameter of the adapters of MLPs and experts with its gradient, on one rank; the merged model is written to
+    `out`."""
+    mesh = build_mesh(Layout(), 0)
+    if not mesh.is_member:
+        return None
+    spec = replace(read_model(directory), adapter=ADAPTER)
+    model = build_model(spec, mesh, trainable=True)
+    load_weights(model, spec, mesh, directory)
+    named = dict(named_global_parameters(model))
+    init_adapter(named, 0, tp=1, tp_rank=0)
+    draw = torch.Generator().manual_seed(2)
+    for name, parameter in named.items():
+        if name.endswith("adapter_up"):
+            nn.init.normal_(parameter, std=0.05, generator=draw)
+    save_weights(model, spec, mesh, out, config_from=directory)
+    rows, length = tokens().shape
+    logits = model(tokens().view(1, -1), (length,) * rows)[..., : spec.vocab_size]  # type: ignore[operator]
+    _squares(logits.view(rows, length, -1)).backward()
+    return {
+        name: (parameter.detach(), parameter.grad)
+        for name, parameter in named.items()
+        if is_adapter_parameter(name) and ".mlp." in name and parameter.grad is not None
+    }
+
+
+def _squares(logits: Tensor) -> Tensor:
+    """The sum of the squares of log-probabilities of next tokens, from logits [B, S, V]."""
+    logprobs = logits.log_softmax(-1)[:, :-1].gather(-1, tokens()[:, 1:, None])
+    return logprobs.square().sum() / 1000
+
+
+@pytest.mark.check_all
+@pytest.mark.parametrize("family", ["Mixtral", "Qwen2Moe"])
+def test_gradients_of_adapters_of_experts_follow_from_those_of_merged_weights_in_float64(
+    tmp_path: Path, family: str
+) -> None:
+    """With G the gradient of W + s B A: dA = s B^T G and dB = s G A^T."""
+    directory, out = mixture(tmp_path / "model", family), tmp_path / "out"
+    [found] = filter(None, run_on_ranks(1, _expert_gradients, directory, out))
+    model = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float64, experts_implementation="eager")
+    _squares(model(tokens()).logits).backward()
+    num_experts = 0
+    for module in {name.rpartition(".")[0] for name in found}:
+        layer, expert = int(module.split(".")[2]), module.partition("local_experts.")[2].partition(".")[0]
+        mlp = model.model.layers[layer].mlp
+        if expert:
+            stack = mlp.experts.gate_up_proj if module.endswith("fc1") else mlp.experts.down_proj
+            of_merged = stack.grad[int(expert)]
+        else:
+            linears = ["gate_proj", "up_proj"] if module.endswith("fc1") else ["down_proj"]
+            of_merged = torch.cat([mlp.shared_expert.get_submodule(name).weight.grad for name in linears])
+        num_experts += bool(expert)
+        (up, up_grad), (down, down_grad) = (found[f"{module}.adapter_{kind}"] for kind in ("up", "down"))
+        expected_up = ADAPTER.scale * of_merged @ down.double().T
+        expected_down = ADAPTER.scale * up.double().T @ of_merged
+        torch.testing.assert_close(up_grad.double(), expected_up, atol=2e-6, rtol=1e-4)
+        torch.testing.assert_close(down_grad.double(), expected_down, atol=2e-6, rtol=1e-4)
+    assert num_experts >= 8

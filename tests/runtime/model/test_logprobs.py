@@ -74,3 +74,71 @@ def _in_bf16() -> tuple[torch.dtype, torch.dtype]:
 
 def test_bf16_logits_give_fp32_logprobs_and_a_bf16_gradient() -> None:
     assert run_on_ranks(1, _in_bf16) == [(torch.float32, torch.bfloat16)]
+
+
+KEPT_TEMPERATURE = 0.7
+
+
+def _sets() -> Tensor:
+    """Sampling masks [B, S, K] of 2 to 6 tokens with the target among them, and one empty set."""
+    _, targets, *_ = _inputs()
+    draw = torch.Generator().manual_seed(5)
+    kept = torch.full((ROWS, LENGTH, 6), -1)
+    for row in range(ROWS):
+        for position in range(LENGTH):
+            others = torch.randperm(PADDED, generator=draw)
+            others = others[others != targets[row, position]][: int(torch.randint(1, 6, (), generator=draw))]
+            of_position = torch.cat([targets[row, position, None], others]).sort().values
+            kept[row, position, : len(of_position)] = of_position
+    kept[1, 2] = -1
+    return kept
+
+
+def _cut_over_sets() -> dict[int, tuple[Tensor, Tensor, Tensor] | None]:
+    """Log-probabilities, entropies and this rank's gradient, by tp."""
+    found: dict[int, tuple[Tensor, Tensor, Tensor] | None] = {}
+    for tp in (1, 2, 4):
+        mesh = build_mesh(Layout(tp=tp), 0)
+        if not mesh.is_member:
+            continue
+        logits, targets, first, second = _inputs()
+        shard = logits.chunk(tp, dim=-1)[mesh.tp_rank].clone().requires_grad_()
+        logprobs, entropies = token_logprobs(
+            shard,
+            targets,
+            mesh.groups.tp,
+            vocab_size=PADDED,
+            temperature=KEPT_TEMPERATURE,
+            with_entropy=True,
+            kept=_sets(),
+        )
+        assert entropies is not None
+        (logprobs * first + entropies * second).sum().backward()
+        assert shard.grad is not None
+        found[tp] = logprobs.detach(), entropies.detach(), shard.grad
+    return found
+
+
+def test_over_sampling_masks_it_agrees_with_the_softmax_of_masked_logits() -> None:
+    """In float64, with minus infinity for the tokens outside the sets; where a set is empty all is zero."""
+    logits, targets, first, second = _inputs()
+    whole, kept = logits.double().requires_grad_(), _sets()
+    is_kept = torch.zeros(ROWS, LENGTH, PADDED + 1, dtype=torch.bool).scatter_(-1, kept % (PADDED + 1), value=True)
+    is_kept = is_kept[..., :PADDED]
+    is_full = is_kept.any(-1)
+    masked = (whole.transpose(0, 1) / KEPT_TEMPERATURE).masked_fill(~is_kept & is_full[..., None], -torch.inf)
+    logp = masked.log_softmax(-1)
+    logprobs = torch.where(is_full, logp.gather(-1, targets[..., None])[..., 0], 0.0)
+    terms = torch.where(is_kept, logp.exp() * torch.where(is_kept, logp, 0.0), 0.0)
+    entropies = -terms.sum(-1)
+    (logprobs * first + entropies * second).sum().backward()
+    assert whole.grad is not None
+    answers = run_on_ranks(4, _cut_over_sets)
+    for tp in (1, 2, 4):
+        of_ranks = [answer[tp] for answer in answers if answer and tp in answer]
+        for found in of_ranks:
+            assert found is not None
+            torch.testing.assert_close(found[0].double(), logprobs.detach(), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(found[1].double(), entropies.detach(), atol=1e-5, rtol=1e-5)
+        gradient = torch.cat([found[2] for found in of_ranks if found], dim=-1)
+        torch.testing.assert_close(gradient.double(), whole.grad, atol=1e-5, rtol=1e-5)

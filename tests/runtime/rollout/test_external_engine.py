@@ -111,6 +111,14 @@ def test_settings_of_sampling_are_not_refused(setting: dict[str, Any], whole: tu
         require_engine(plan, changed, directory)
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_job_that_keeps_sampling_masks_is_refused(engine: str, whole: tuple[Plan, Job, Path]) -> None:
+    plan, job, directory = whole
+    workload = plan.facts.workload.model_copy(update={"kept_tokens": 8})
+    with pytest.raises(BadInput, match="it is not asked which tokens top_k and top_p leave, and the job keeps these"):
+        require_engine(with_facts(plan, engine=engine, workload=workload), job, directory)
+
+
 def test_a_job_that_does_not_say_where_the_engine_is_gets_the_key(whole: tuple[Plan, Job, Path]) -> None:
     with pytest.raises(BadInput, match=re.escape("give engines: {vllm: {python: PATH}}")):
         require_engine(*whole)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ from torch import Tensor
 
 import meshwright.runtime.training.refit as module
 from meshwright.profiles.layout import Layout
+from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.model_shape import read_model
+from meshwright.runtime.model.adapters import init_adapter
 from meshwright.runtime.model.mesh import build_mesh
-from meshwright.runtime.model.model_shard import build_model
+from meshwright.runtime.model.model_shard import build_model, named_global_parameters
 from meshwright.runtime.model.weights import load_weights
 from meshwright.runtime.training.refit import RefitCopy
 from meshwright.runtime.training.trainer import MicroBatch, Trainer, forward_logprobs, forward_scalars
@@ -25,21 +28,29 @@ from tests.runtime.updates import blocks, language_loss, value_loss
 Place = tuple[str, int]  # a layout and its first rank
 
 
-def _train_and_refit(directory: Path, source: Place, target: Place) -> tuple[Tensor | None, Tensor | None, int]:
+def _train_and_refit(
+    directory: Path, source: Place, target: Place, adapter: Adapter | None = None
+) -> tuple[Tensor | None, Tensor | None, int]:
     """What trained source and refit target answer, where this rank can say, and how many transfers it takes part in.
 
-    Twice an update and a refit, in small buckets; the target begins with weights of its own.
+    Twice an update and a refit, in small buckets; the target begins with weights of its own, or with an `adapter` of
+    zeros.
     """
     module.BUCKET_BYTES = 10_000
     source_mesh, target_mesh = (build_mesh(Layout.parse(layout), first) for layout, first in (source, target))
-    spec = read_model(directory)
+    spec = replace(read_model(directory), adapter=adapter)
     trained = trainer = refitted = None
     if source_mesh.is_member:
         trained = build_model(spec, source_mesh, trainable=True)
         load_weights(trained, spec, source_mesh, directory)
+        layout = source_mesh.layout
+        named = dict(named_global_parameters(trained))
+        init_adapter(named, 0, tp=layout.tp, tp_rank=source_mesh.tp_rank, etp=layout.etp)
         trainer = Trainer(trained, source_mesh, learning_rate=1e-2)
     if target_mesh.is_member:
         refitted = build_model(spec, target_mesh, seed=7)
+        if adapter:
+            load_weights(refitted, spec, target_mesh, directory)
     refit = RefitCopy(trained, source_mesh, refitted, target_mesh)
     for _ in range(2):
         if trainer is not None:
@@ -81,8 +92,8 @@ def test_a_critic_is_refit_with_its_head(tmp_path: Path) -> None:
     _check(directory, ("tp2,sp", 0), ("pp2", 2))
 
 
-def _check(directory: Path, source: Place, target: Place) -> None:
-    answers = run_on_ranks(4, _train_and_refit, directory, source, target)
+def _check(directory: Path, source: Place, target: Place, adapter: Adapter | None = None) -> None:
+    answers = run_on_ranks(4, _train_and_refit, directory, source, target, adapter)
     known = [answer for answer, _, _ in answers if answer is not None]
     moved = [answer for _, answer, _ in answers if answer is not None]
     assert len(known) == Layout.parse(source[0]).num_ranks // Layout.parse(source[0]).pp
