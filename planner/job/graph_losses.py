@@ -47,12 +47,14 @@ class StageLoss:
     `old_logprobs` is the field with the log-probabilities of the policy before the update: the actor's own, or for
     another policy those of its role. Its values come from `source`; with "training" they are those of the generator
     until the forward pass of the update has its own.
-    `advantages` and `function` are functions of the job's own, as module:function.
+    `is_rewarded`: the samples have scores of rewards, not of teachers. `advantages` and `function` are functions of the
+    job's own, as module:function.
     """
 
     old_logprobs: str = PROXIMAL
     source: OldLogprobs = "recompute"
     is_distillation: bool = False
+    is_rewarded: bool = True
     advantages: str | None = None
     function: str | None = None
 
@@ -71,11 +73,13 @@ def stage_loss(job: Job, stage: Stage) -> StageLoss:
             old_logprobs=old_logprobs_field(job),
             source=job.resolved_old_logprobs,
             is_distillation=learns_from_teachers,
+            is_rewarded=job.learns_from_rewards,
         )
     stated = next(own for own in job.algorithm.stages if own.name == stage.name)
     return StageLoss(
         old_logprobs=FIELD_OF_ROLE[stage.role] if is_policy else PROXIMAL,
         is_distillation=stated.loss == "distill" or learns_from_teachers,
+        is_rewarded=job.learns_from_rewards,
         advantages=stated.advantages,
         function=stated.loss if stated.loss not in (None, *LOSSES) else None,
     )
@@ -141,8 +145,9 @@ def _scoring_violations(job: Job, stages: Sequence[OwnStage]) -> Iterator[str]:
     scorers = _scorers(stages)
     if isinstance(job.settings, Distill) and scorers:
         yield (
-            f"{scorers[0].name} scores the samples, and the job's settings are {job.own_key}, which pays no rewards; "
-            "give the settings of another algorithm, and loss: distill to stages that learn from teachers."
+            f"{scorers[0].name} scores the samples, and the job's settings are {job.own_key}, which in a graph of the "
+            "job's own pays no rewards; give the settings of another algorithm, and loss: distill to stages that learn "
+            "from teachers."
         )
     if isinstance(job.settings, Distill) and not any(stage.role in TEACHERS for stage in stages):
         yield "the job's settings are distill, and no stage has a teacher's log-probabilities; add an inference of one."

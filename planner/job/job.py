@@ -21,14 +21,24 @@ from meshwright.planner.job.algorithm_rules import (
     AnyAlgorithm,
     graph_for,
     presets_with_graph,
+    require_distillation,
     require_ref_is_base,
     require_reference,
     require_roles,
     require_settings_of_graph,
-    require_teacher_weights,
+    require_teacher_top_k,
     require_trained_adapters,
 )
-from meshwright.planner.job.algorithm_settings import GRPO, PPO, RLOO, SETTINGS, Distill, LearningSettings, Reinforce
+from meshwright.planner.job.algorithm_settings import (
+    GRPO,
+    PPO,
+    RLOO,
+    SETTINGS,
+    TEACHER_TOP_K,
+    Distill,
+    LearningSettings,
+    Reinforce,
+)
 from meshwright.planner.job.custom_graph import OwnGraph
 from meshwright.planner.job.engine_environments import EngineEnvironments
 from meshwright.planner.job.evaluation import Evaluation, evaluation_violations
@@ -192,7 +202,7 @@ class Job(Document):
             require_roles(self.preset, self.models.roles, self.workload, has_environment=bool(self.rewards))
         require_reference(self.own_key, self.settings, self.models.roles)
         if isinstance(self.settings, Distill):
-            require_teacher_weights(self.settings.teacher_weights, self.models.roles)
+            require_distillation(self.settings, self.algorithm, self.models.roles, has_environment=bool(self.rewards))
         job = self._without_default_penalty()
         for sentence in job._old_logprobs_violations():
             raise ValueError(sentence)
@@ -233,6 +243,11 @@ class Job(Document):
         presets = self.presets
         named = presets if len(presets) == 1 else [one for one in presets if SETTINGS_KEYS[one] == self.own_key]
         return next(iter(named), None)
+
+    @property
+    def learns_from_rewards(self) -> bool:
+        """True unless teachers alone say what is learned."""
+        return not isinstance(self.settings, Distill) or bool(self.rewards) or Role.REWARD in self.models.roles
 
     @property
     def all_rewards(self) -> tuple[Reward, ...]:
@@ -370,6 +385,7 @@ class Facts(Document):
     controllers: bool = Field(default=False, description=_CONTROLLERS)
     cache_after_refit: CacheAfterRefit = Field(default="keep", description=_CACHE)
     old_logprobs: OldLogprobs = Field(default="recompute", description=OLD_LOGPROBS)
+    teacher_top_k: int | None = Field(default=None, gt=0, description=TEACHER_TOP_K)
     engine: EngineName = Field(default=EAGER, description="generation engine")
     generation_weights: GenerationWeights | None = Field(default=None, description=_GENERATION_WEIGHTS)
     rewards: tuple[RewardLoad, ...] = Field(default=(), max_length=16, description=_LOADS)
@@ -384,6 +400,7 @@ class Facts(Document):
         if self.generation_weights:
             require_quantisable(self.models.actor, self.cluster, self.precision, self.engine)
         require_ref_is_base(self.models.by_name, self.graph.train_stage, ref_is_base=self.ref_is_base)
+        require_teacher_top_k(self.teacher_top_k, self.algorithm, self.models.actor)
         for sentence in old_logprobs_violations(self.old_logprobs, self.algorithm, self.workload):
             raise ValueError(sentence)
         if self.workload.images and not self.models.actor.image_encoder:
@@ -403,6 +420,7 @@ class Facts(Document):
             has_environment=bool(self.rewards),
             ref_is_base=self.ref_is_base,
             old_logprobs=self.old_logprobs,
+            teacher_top_k=self.teacher_top_k,
         )
         return graph.with_quantised(GENERATE) if self.generation_weights else graph
 
@@ -452,6 +470,7 @@ def resolve(job: Job, directory: Path) -> Facts:
         controllers=job.controllers,
         cache_after_refit=job.cache_after_refit,
         old_logprobs=job.resolved_old_logprobs,
+        teacher_top_k=job.settings.teacher_top_k if isinstance(job.settings, Distill) else None,
         engine=own_engine_name if job.engine is None or job.engine == AUTO else job.engine,
         generation_weights=job.generation_weights,
         rewards=tuple(reward.load for reward in job.rewards),

@@ -102,7 +102,8 @@ def stage_transfers(facts: Facts, model: CostModel) -> tuple[StageTransfer, ...]
     transfers = []
     for producer, consumer, fields in facts.graph.edges:
         workload = facts.workload.candidates if processes_all_samples(facts.graph.by_name[consumer]) else facts.workload
-        num_bytes = sum(field_bytes(workload, field) for field in fields)
+        top_tokens = facts.graph.by_name[producer].top_tokens
+        num_bytes = sum(field_bytes(workload, field, top_tokens) for field in fields)
         cost = model.transfer_seconds(num_bytes)
         if producer == GENERATE:
             cost += min_reward_wait(facts, consumer)
@@ -112,8 +113,8 @@ def stage_transfers(facts: Facts, model: CostModel) -> tuple[StageTransfer, ...]
     return tuple(transfers)
 
 
-def field_bytes(workload: Workload, field: str) -> float:
-    """Bytes of one field for a whole batch."""
+def field_bytes(workload: Workload, field: str, top_tokens: int = 0) -> float:
+    """Bytes of one field for a whole batch, written by a stage with these `top_tokens`."""
     values = field_type(field)
-    per_sequence = 1 if values.per_sequence else workload.mean_tokens
-    return float(workload.batch_size * per_sequence * values.num_bytes)
+    prompt, response = workload.prompt_lengths.mean, workload.response_lengths.mean
+    return float(workload.batch_size * values.num_values(prompt, response, top_tokens) * values.num_bytes)
