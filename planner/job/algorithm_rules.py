@@ -126,15 +126,12 @@ def require_distillation(
             )
 
 
-def require_teacher_top_k(top_k: int | None, algorithm: AnyAlgorithm, actor: ModelSpec) -> None:
-    """Raises ValueError if teachers cannot report so many tokens of each prediction."""
+def teacher_top_k_violations(top_k: int | None, algorithm: AnyAlgorithm, vocab_size: int) -> Iterator[str]:
+    """One sentence for each reason why teachers cannot report so many tokens of each prediction."""
     if top_k and algorithm != "distill":
-        raise ValueError(f"teacher_top_k={top_k}: only algorithm=distill has teachers that report it; remove it")
-    if top_k and top_k > actor.vocab_size:
-        raise ValueError(
-            f"teacher_top_k={top_k} is more than the {actor.vocab_size} tokens of the vocabulary; use "
-            f"{actor.vocab_size} or less"
-        )
+        yield f"teacher_top_k={top_k}: only algorithm=distill has teachers that report it; remove it."
+    if top_k and top_k > vocab_size:
+        yield f"teacher_top_k={top_k} is more than the {vocab_size} tokens of the vocabulary; use {vocab_size} or less."
 
 
 def require_trained_adapters(roles: Iterable[Role], trained: Collection[Role]) -> None:

@@ -26,8 +26,8 @@ from meshwright.planner.job.algorithm_rules import (
     require_reference,
     require_roles,
     require_settings_of_graph,
-    require_teacher_top_k,
     require_trained_adapters,
+    teacher_top_k_violations,
 )
 from meshwright.planner.job.algorithm_settings import (
     GRPO,
@@ -400,7 +400,8 @@ class Facts(Document):
         if self.generation_weights:
             require_quantisable(self.models.actor, self.cluster, self.precision, self.engine)
         require_ref_is_base(self.models.by_name, self.graph.train_stage, ref_is_base=self.ref_is_base)
-        require_teacher_top_k(self.teacher_top_k, self.algorithm, self.models.actor)
+        for sentence in teacher_top_k_violations(self.teacher_top_k, self.algorithm, self.models.actor.vocab_size):
+            raise ValueError(sentence)
         for sentence in old_logprobs_violations(self.old_logprobs, self.algorithm, self.workload):
             raise ValueError(sentence)
         if self.workload.images and not self.models.actor.image_encoder:
@@ -457,6 +458,8 @@ def resolve(job: Job, directory: Path) -> Facts:
     by_name = {role.value: spec for role, spec in specs.items()}
     require_within_limits(by_name, cluster, job.workload, "job")
     require_none(position_violations(by_name, job.workload), "workload")
+    top_k = job.settings.teacher_top_k if isinstance(job.settings, Distill) else None
+    require_none(teacher_top_k_violations(top_k, job.algorithm, specs[Role.ACTOR].vocab_size), "distill")
     if judge:
         require_none(judge_violations(specs, judge, job.workload), "job")
     own_engine_name = own_engine(cluster.kind, has_experts=specs[Role.ACTOR].experts is not None)
@@ -470,7 +473,7 @@ def resolve(job: Job, directory: Path) -> Facts:
         controllers=job.controllers,
         cache_after_refit=job.cache_after_refit,
         old_logprobs=job.resolved_old_logprobs,
-        teacher_top_k=job.settings.teacher_top_k if isinstance(job.settings, Distill) else None,
+        teacher_top_k=top_k,
         engine=own_engine_name if job.engine is None or job.engine == AUTO else job.engine,
         generation_weights=job.generation_weights,
         rewards=tuple(reward.load for reward in job.rewards),

@@ -14,7 +14,7 @@ from meshwright.planner.plan.steps_ahead import search_cases, steps_ahead_patter
 from meshwright.planner.search.legal_choices import legal_choice_table
 from meshwright.profiles.choice_table import ChoiceTable
 from meshwright.profiles.stages import Stage
-from tests.planner.jobs import critic_free_facts, image_facts, mixed_facts, mixture_facts, small_facts
+from tests.planner.jobs import critic_free_facts, distill_facts, image_facts, mixed_facts, mixture_facts, small_facts
 from tests.planner.plans import long_facts
 from tests.seeds import cases
 
@@ -30,6 +30,7 @@ JOBS = {
     "two kinds": mixed_facts(),
     "no critic": critic_free_facts("grpo"),
     "images": image_facts(),
+    "distributions": distill_facts(2, small_facts(), 8),
 }
 
 

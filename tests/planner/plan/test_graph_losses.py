@@ -109,7 +109,11 @@ def test_a_stage_says_how_it_learns() -> None:
             "reward_pass writes marks; an inference of the reward computes one field: let it write scores.",
         ),
         ((GENERATE, ACTOR_PASS, training("actor")), "grpo", "no stage scores the samples, and the job's settings are"),
-        ((GENERATE, SCORE, ACTOR_PASS, ACTOR), "distill", "reward_pass scores the samples, .* distill, which pays no"),
+        (
+            (GENERATE, SCORE, ACTOR_PASS, ACTOR),
+            "distill",
+            "reward_pass scores the samples, .* distill, which in a graph of the job's own",
+        ),
         ((GENERATE, ACTOR_PASS, training("actor")), "distill", "no stage has a teacher's log-probabilities; add an"),
         (
             (GENERATE, SCORE, {**ACTOR, "reads": ["tokens", "scores"]}),

@@ -89,6 +89,11 @@ CASES = {
         },
         settings={"teacher_top_k": 5},
     ),
+    "top 5, cp2": Case(
+        2,
+        {"actor_generate": Where("0:2", "dp2"), "other": Where("0:2", "cp2", rows(1))},
+        settings={"teacher_top_k": 5},
+    ),
     "forward, two teachers on tp2, a student on pp2, one ahead": Case(
         2,
         {

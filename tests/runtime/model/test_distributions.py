@@ -1,4 +1,4 @@
-"""Distributions that are cut to a teacher's likeliest tokens are those of the whole vocabulary, however it is sharded."""
+"""Distributions cut to a teacher's likeliest tokens are those of the whole vocabulary, however it is sharded."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def weights_of(logprobs: Tensor) -> Tensor:
 
 
 def _cut(tp: int, top_k: int) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-    """A teacher's distributions, a student's log-probabilities of their tokens, and its gradient; two rows at a time."""
+    """A teacher's distributions, a student's log-probabilities of their tokens, and its gradient, by two rows each."""
     mesh = build_mesh(Layout(tp=tp), 0)
     if not mesh.is_member:
         return None
