@@ -649,18 +649,19 @@ class RankMemory(Generic[N]):
         chunk_bytes = _FP32_BYTES * copies * minimum(elements, _LOGIT_CHUNK_ELEMENTS)
         gradients = trains * (2 if self._model.logits_cap else 1)
         if self._stage.top_tokens:
-            gradients += trains  # log-probabilities of sampled tokens and of distributions have a gradient each
-            self._add_distributions(tally, tokens)
+            self._add_distributions(tally, tokens, trains=trains)
         num_bytes = elements * (1 + gradients) * self._size + chunk_bytes
         if trains and self._logit_bytes:
             num_bytes = elements * self._logit_bytes
         tally.add("logits", where(self._part.is_last, num_bytes, 0 * num_bytes))
 
-    def _add_distributions(self, tally: TermSums[N], tokens: N) -> None:
-        """Add the outcomes of the teachers' distributions of a micro-batch, one more than the tokens of each."""
-        per_outcome = _STUDENT_OUTCOME_BYTES if self._stage.trains else _TEACHER_OUTCOME_BYTES
+    def _add_distributions(self, tally: TermSums[N], tokens: N, *, trains: bool) -> None:
+        """Add the outcomes of the teachers' distributions of a micro-batch, one more than the tokens of each, and in
+        training their gradient of the logits, which is beside that of the sampled tokens."""
+        per_outcome = _STUDENT_OUTCOME_BYTES if trains else _TEACHER_OUTCOME_BYTES
         outcomes = tokens * self._stage.num_distributions * (self._stage.top_tokens + 1)
-        tally.add(DISTRIBUTIONS, where(self._part.is_last, per_outcome * outcomes, 0 * outcomes))
+        num_bytes = per_outcome * outcomes + trains * tokens * self._sizes.vocab_size * self._size
+        tally.add(DISTRIBUTIONS, where(self._part.is_last, num_bytes, 0 * num_bytes))
 
     def _experience_bytes(self) -> float:
         """Return the bytes of the teachers' distributions over a whole batch of responses of mean length, which a rank
