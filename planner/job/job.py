@@ -247,7 +247,11 @@ class Job(Document):
     @property
     def learns_from_rewards(self) -> bool:
         """True unless teachers alone say what is learned."""
-        return not isinstance(self.settings, Distill) or bool(self.rewards) or Role.REWARD in self.models.roles
+        if not isinstance(self.settings, Distill):
+            return True
+        if isinstance(self.algorithm, OwnGraph):
+            return bool(self.algorithm.scorers)
+        return bool(self.rewards) or Role.REWARD in self.models.roles
 
     @property
     def all_rewards(self) -> tuple[Reward, ...]:

@@ -130,11 +130,43 @@ def test_a_student_may_be_an_adapter(tmp_path: Path) -> None:
 
 
 @pytest.mark.check_all
-def test_a_rehearsal_takes_the_time_of_the_plan(tmp_path: Path) -> None:
-    plan = request(write_distilled(tmp_path), tmp_path / "run").plan
+@pytest.mark.parametrize("top_k", [None, 4])
+def test_a_rehearsal_takes_the_time_of_the_plan(top_k: int | None, tmp_path: Path) -> None:
+    settings = {"actor_learning_rate": 3e-3, **({"teacher_top_k": top_k} if top_k else {})}
+    plan = request(write_distilled(tmp_path, distill=settings), tmp_path / "run").plan
     assert isinstance(plan, Plan)
     found = rehearse(plan, Planned(plan), steps=2, speed=2 / plan.period_seconds)
     assert found.steps.mean == pytest.approx(plan.period_seconds, rel=0.25)
+
+
+@pytest.mark.check_all
+def test_a_graph_of_the_job_s_own_learns_from_rewards_and_teachers_as_the_preset_does(tmp_path: Path) -> None:
+    path, told = write_distilled(tmp_path), []
+    job = yaml.safe_load(path.read_text())
+    job["distill"] |= {"distillation_weight": 0.5}
+    job["workload"]["group_size"] = 4
+    job["rewards"] = [{"name": "short", "function": "tests.runtime.rewarding:is_short"}]
+    path.write_text(yaml.safe_dump(job))
+    preset = request(path, tmp_path / "preset", steps=2)
+    stages = [
+        {"name": stage.name, "role": stage.role.value, "reads": [*stage.reads], "writes": [*stage.writes]}
+        for stage in preset.plan.graph.stages
+    ]
+    for stage, kind in zip(stages, ("generation", "inference", "inference", "training"), strict=True):
+        stage["kind"] = kind
+    assert stages[2]["name"] == "actor_logprob"
+    stages[2]["name"] = "last_logprob"  # no preset has a stage of this name
+    hosts = [
+        {"name": host.name, "kind": "environment", "reads": [*host.reads], "writes": [*host.writes]}
+        for host in preset.plan.graph.host_stages
+    ]
+    path.write_text(yaml.safe_dump(job | {"algorithm": {"stages": [stages[0], *hosts, *stages[1:]]}}))
+    for asked in (preset, request(path, tmp_path / "own", steps=2)):
+        ran(replace(asked, allowed_modules=REWARDING))
+        told.append(lines(asked.out))
+    for one, other in zip(*told, strict=True):
+        for name in ("kl_to_teachers", "score", "policy_loss", "actor_grad_norm"):
+            assert one[name] == pytest.approx(other[name], abs=1e-5), name
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from meshwright.planner.plan import layout_and_schedule_rules
 from meshwright.profiles.schedule import Schedule
 from meshwright.runtime.execution.request import RunRequest
 from tests.reference.distillation import DistilledReference
@@ -127,7 +128,9 @@ def requests(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRequest]:
     directory = tmp_path_factory.mktemp("job")
     shape = {"vocab_size": VOCAB_SIZE, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 4}
     write_checkpoint(directory / "large", "Qwen2", seed=7, tie_word_embeddings=True, **shape)
-    return requests_of(directory, CASES, _request)
+    with pytest.MonkeyPatch.context() as patch:  # a plan would not shard sequences as short as these
+        patch.setattr(layout_and_schedule_rules, "MIN_CONTEXT_TOKENS", 1)
+        return requests_of(directory, CASES, _request)
 
 
 def _request(directory: Path, name: str, case: Case) -> RunRequest:
