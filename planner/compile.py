@@ -203,7 +203,8 @@ class _Search:
 class _Findings:
     """The findings of a search so far; a plan and a bound can be made of them whenever the search ends.
 
-    `is_closed` is True once no remaining plan can improve on the known one by more than the gap.
+    `is_closed` is True once no remaining plan can improve on the known one by more than the gap, and
+    `has_stage_too_large` if a stage fits in no search case.
     """
 
     first: SolvedCase | None = None
@@ -212,6 +213,7 @@ class _Findings:
     formulated: dict[int, FormulatedCase] = field(default_factory=dict)
     searched: dict[int, SolvedCase] = field(default_factory=dict)
     is_closed: bool = False
+    has_stage_too_large: bool = False
 
     @property
     def best(self) -> SolvedCase | None:
@@ -222,6 +224,8 @@ class _Findings:
 
     def is_open(self, num_cases: int) -> bool:
         """True if some plans were not searched."""
+        if self.has_stage_too_large:
+            return False
         statuses = {searched.result.status for searched in self.searched.values()}
         return len(self.searched) < num_cases or "out_of_limit" in statuses
 
@@ -247,6 +251,9 @@ def _search(search: _Search, findings: _Findings) -> None:
         default_choices = default_frontiers(search.costs, search.cases[-1], begun=search.report_costing)
         findings.first = _first_plan(search, default_choices)
     findings.pruning = _pruning_bound(search, findings.first)
+    findings.has_stage_too_large = findings.pruning is None and _has_stage_too_large(search)
+    if findings.has_stage_too_large:
+        return
     if search.limits.deadline is None:
         _improve_first_plan(search, findings, default_choices)
         _search_likeliest_first(search, findings)
@@ -263,6 +270,15 @@ def _first_plan(search: _Search, frontiers: Sequence[Frontier]) -> SolvedCase | 
         limits=search.limits,
         effort=search.effort,
     )
+
+
+def _has_stage_too_large(search: _Search) -> bool:
+    """Return True if some stage has no choice that fits, in whatever search case; nothing is timed for it."""
+    for stage in sorted(search.facts.graph.stages, key=lambda stage: not stage.trains):
+        case_by_choices = {case.key_for(stage): case for case in search.cases}
+        if not any(search.costs.fits(stage, case) for case in case_by_choices.values()):
+            return True
+    return False
 
 
 def _pruning_bound(search: _Search, first: SolvedCase | None) -> PruningBound | None:

@@ -89,7 +89,7 @@ def require_version(value: Any, what: str, remedy: str) -> None:
     if version != SCHEMA_VERSION:
         if version is None:
             raise BadInput(f"{what} has no schema_version, and this program reads {SCHEMA_VERSION}; {remedy}.")
-        raise BadInput(f"{what}: schema_version={version} is not the {SCHEMA_VERSION} this program reads; {remedy}.")
+        raise BadInput(f"{what}: schema_version={version!r} is not the {SCHEMA_VERSION} this program reads; {remedy}.")
 
 
 D = TypeVar("D", bound=Document)
@@ -138,6 +138,17 @@ def parse(kind: type[D], text: str, what: str) -> D:
     _require_visible(text, what)
     try:
         return kind.model_validate_json(text)
+    except ValidationError as error:
+        raise BadInput(f"{what}: {_sentence(error, kind)}") from None
+
+
+def build(kind: type[D], what: str, **fields: Any) -> D:
+    """Make a document of fields that are parsed already.
+
+    Raises BadInput, whose message begins with `what`, for the first rule of several fields that is broken.
+    """
+    try:
+        return kind(**fields)
     except ValidationError as error:
         raise BadInput(f"{what}: {_sentence(error, kind)}") from None
 
@@ -284,10 +295,14 @@ def _sentence(error: ValidationError, kind: type[BaseModel]) -> str:
     keys = _keys(location)
     path = ".".join(keys) or "the document"
     if first["type"] == "extra_forbidden":
+        path = ".".join([*_keys(location[:-1]), str(location[-1])])  # a key may look like the name of a union member
         return f"unknown key {path!r}; {_hint(_records_at(kind, location[:-1]), str(location[-1]))}"
     if first["type"] == "missing":
         return f"missing key {path!r}; add it."
     message = first["msg"].removeprefix("Value error, ").rstrip(".")
+    if first["type"] == "too_short":
+        number = first["ctx"]["min_length"]
+        message = f"give at least {number} {'item' if number == 1 else 'items'}"
     if location[-1:] == ["[key]"]:
         rule = message.removeprefix("String ")
         return f"{'.'.join(_keys(location[:-2]))}: the name {_short(first['input'])} {rule}; give another name."
@@ -295,12 +310,22 @@ def _sentence(error: ValidationError, kind: type[BaseModel]) -> str:
         message = f"input should be {one_of(_literals(error, keys))}"
     if first["type"] == "value_error":
         return f"{path}: {message}." if keys else f"{message}."
-    if first["type"] in _RECORD_TYPES and (names := _keys_of(records := _records_at(kind, location))):
-        listed = ", ".join(names[:_MAX_LISTED_KEYS]) + (", ..." if len(names) > _MAX_LISTED_KEYS else "")
-        value = "empty" if first["input"] is None and not keys else _short(first["input"])
-        needed = next(filter(None, map(_first_required_key, records)), names[0])
-        return f"{path} is {value} and should be an object with keys ({listed}); give {needed}."
+    is_text = location[-1:] == ["str"]  # pydantic's name of a union member: text, or an object
+    records = _records_at(kind, location[: -1 if is_text else None])
+    if (is_text or first["type"] in _RECORD_TYPES) and (names := _keys_of(records)):
+        return _sentence_on_plain_value(first["input"], keys[: -1 if is_text else None], records, names, is_text)
     return f"{path} is {_short(first['input'])}: {message[0].lower()}{message[1:]}."
+
+
+def _sentence_on_plain_value(
+    value: Any, keys: Sequence[str], records: Sequence[Any], names: Sequence[str], is_text: bool
+) -> str:
+    """The sentence on a value that should have the keys `names` of one of `records`, or may also be a text."""
+    shown = "empty" if value is None and not keys else _short(value)
+    needed = next(filter(None, map(_first_required_key, records)), names[0])
+    wanted = "text, or an object" if is_text else "an object"
+    path = ".".join(keys) or "the document"
+    return f"{path} is {shown} and should be {wanted} with keys ({_listed(names)}); give {needed}."
 
 
 def _literals(error: ValidationError, keys: Sequence[str]) -> list[str]:
@@ -354,6 +379,11 @@ _MAX_LISTED_KEYS = 8
 def _keys_of(records: Sequence[Any]) -> tuple[str, ...]:
     """The keys of a value that may be one of these records, without duplicates."""
     return tuple(dict.fromkeys(name for record in records for name in _annotations(record)))
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first of these keys."""
+    return ", ".join(names[:_MAX_LISTED_KEYS]) + (", ..." if len(names) > _MAX_LISTED_KEYS else "")
 
 
 def _first_required_key(record: Any) -> str | None:

@@ -223,9 +223,12 @@ class Layout:
         sp = False
         for part in text.replace(" ", "").split(","):
             match = _AXIS.match(part)
-            if part == "sp" and not sp:
+            axis = match[1] if match else part
+            if axis in degrees or (axis == "sp" and sp):
+                raise BadInput(f"layout {text!r} gives {axis} twice; keep one.")
+            if axis == "sp":
                 sp = True
-            elif match and match[1] not in degrees:
+            elif match:
                 degrees[match[1]] = int(match[2])
             else:
                 raise BadInput(

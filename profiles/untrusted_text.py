@@ -62,15 +62,22 @@ def is_file_name(value: object) -> bool:
 
 
 def read_text(path: Path, what: str, max_bytes: int = _MAX_BYTES) -> str:
-    """Read a UTF-8 text file.
+    """Read a UTF-8 text file, without the byte order mark that it may begin with.
 
     Raises BadInput, naming `what`, if it is missing, unreadable, not a regular file or too large.
     """
     require_file(path, what, max_bytes)
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{what} {path} cannot be read: {error}.") from None
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{what} {path} {not_utf8(error)}, or name another file.") from None
+    except OSError as error:
+        raise BadInput(f"{what} {path} cannot be read: {error.strerror}; check the path.") from None
+
+
+def not_utf8(error: UnicodeDecodeError) -> str:
+    """Return the part of a sentence that says where a text is not UTF-8, and what to do."""
+    return f"is not UTF-8 text (byte {error.start + 1}); save it as UTF-8"
 
 
 def require_file(path: Path, what: str, max_bytes: int) -> None:
@@ -252,6 +259,9 @@ def yaml_value(text: str, what: str) -> Any:
         raise BadInput(f"{what} is nested too deep; use at most {_MAX_DEPTH} levels.")
     try:
         value = yaml.load(text, Loader=_Loader)
+    except yaml.reader.ReaderError as error:
+        character = chr(error.character) if isinstance(error.character, int) else error.character
+        raise BadInput(f"{what} has the character {character!r}, which YAML does not allow; remove it.") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark else ""

@@ -101,7 +101,7 @@ class LearningSettings(Document):
     )
     stop: tuple[StopString, ...] = Field(default=(), description="strings that end a response, which keeps them")
     max_bad_steps: int = Field(default=3, ge=1, description=_MAX_BAD_STEPS)
-    seed: int = Field(default=0, ge=0, description="seed of sampling and of the order of minibatches")
+    seed: int = Field(default=0, ge=0, le=2**32 - 1, description="seed of sampling and of the order of minibatches")
 
     @classmethod
     def explain_unknown_key(cls, key: str, /) -> str | None:

@@ -13,7 +13,7 @@ from meshwright.planner.job.sections import holds_language_model
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.documents import parse_yaml
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.hardware import device_name, usual_network
+from meshwright.profiles.hardware import device_name, network_named, usual_network
 
 _RANKS_PER_NODE = 8
 _GROUP_SIZE = 8
@@ -61,9 +61,11 @@ class FirstJob:
     def text(self, directory: Path) -> str:
         """Return the YAML of the job, whose paths are relative to `directory`.
 
-        Raises BadInput for an unknown model or device, an illegal number, and ranks that are neither whole nodes of 8
-        nor fewer than 8.
+        Raises BadInput for an unknown model, device or network, an illegal number, and ranks that are neither whole
+        nodes of 8 nor fewer than 8.
         """
+        if self.network:
+            network_named(self.network)  # which a job of one node does not name
         text = self._text(directory)
         job = parse_yaml(Job, text, "job")
         resolve(job, directory)

@@ -62,7 +62,7 @@ from meshwright.planner.job.sections import (
 )
 from meshwright.planner.job.tokenizer_facts import TokenizerFacts, read_tokenizer_facts, tokenizer_violations
 from meshwright.profiles.algorithms import Algorithm, OldLogprobs
-from meshwright.profiles.documents import Difference, Document, differences, digest, read_yaml
+from meshwright.profiles.documents import Difference, Document, build, differences, digest, read_yaml
 from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.frameworks import EAGER, EngineName, own_engine, require_graph_support
 from meshwright.profiles.hardware import AnyCluster
@@ -467,7 +467,9 @@ def resolve(job: Job, directory: Path) -> Facts:
     if judge:
         require_none(judge_violations(specs, judge, job.workload), "job")
     own_engine_name = own_engine(cluster.kind, has_experts=specs[Role.ACTOR].experts is not None)
-    return Facts(
+    return build(
+        Facts,
+        "job",
         algorithm=job.algorithm,
         models=RoleModels(**by_name),
         cluster=cluster,

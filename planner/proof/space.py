@@ -142,7 +142,7 @@ transient bytes; ranks x seconds and ranks x tail seconds; and the three kinds o
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ChoiceSubset:
     """A subset of the choices of a stage: their indices, the least of each amount, and the indices of their sites."""
 
@@ -169,10 +169,10 @@ class Choices:
         kinds = (AMOUNTS.index(f"tail_{kind}") for kind in ("seconds", "work"))
         return TimeLowerBounds(*(float(self.amounts[kind].min(initial=math.inf)) for kind in kinds))
 
-    def allowed(self, allowance: Allowance) -> Choices:
-        """Return the choices within the allowance."""
-        seconds, work = (self.amounts[AMOUNTS.index(f"tail_{kind}")] for kind in ("seconds", "work"))
-        is_allowed = (seconds <= allowance.seconds) & (work <= allowance.work)
+    def allowed(self, allowance: Allowance, max_period_seconds: float = math.inf) -> Choices:
+        """Return the choices within the allowance and the period."""
+        seconds, tail, work = (self.amounts[AMOUNTS.index(name)] for name in ("seconds", "tail_seconds", "tail_work"))
+        is_allowed = (tail <= allowance.seconds) & (work <= allowance.work) & (seconds <= max_period_seconds)
         return Choices(self.amounts[:, is_allowed], self.site[is_allowed])
 
     @cached_property
@@ -219,7 +219,8 @@ class Enumeration:
     """Builds the space of each search case, with only the choices that fit in a period below `max_period_seconds`.
 
     The other choices take too long by themselves, or together with the fastest choices of the stages before and after
-    them. Choices that two search cases have in common are costed once.
+    them. Choices that two search cases have in common are costed once, and the choices of `longer`, an enumeration for
+    longer periods, are not costed again.
     """
 
     facts: Facts
@@ -227,7 +228,12 @@ class Enumeration:
     max_period_seconds: float
     _choices: dict[tuple[str, SearchCaseKey], tuple[Allowance, Choices]] = field(default_factory=dict)
     sites: dict[Site, int] = field(default_factory=dict)
+    longer: Enumeration | None = None
     _families: Memo[int, tuple[object, tuple[ScheduleFamily, ...]]] = field(default_factory=Memo)
+
+    def of_shorter_periods(self, max_period_seconds: float) -> Enumeration:
+        """Return the enumeration for periods below a smaller maximum, with the choices that a new one would have."""
+        return replace(self, max_period_seconds=max_period_seconds, longer=self, _choices={})
 
     def spaces(self, search_cases: Sequence[SearchCase]) -> tuple[Space, ...]:
         """Return the spaces of some search cases.
@@ -306,16 +312,29 @@ class Enumeration:
 
     def _choices_of(self, stage: Stage, search_case: SearchCase, allowance: Allowance) -> Choices:
         key = stage.name, search_case.key_for(stage)
-        if key not in self._choices or not self._choices[key][0].covers(allowance):
-            numbers, rows = [], []
-            for site in self._sites_of(stage, allowance, streams=search_case.streams(stage)):
-                for row in self._rows(stage, search_case, site, allowance):
-                    numbers.append(self.sites.setdefault(site, len(self.sites)))
-                    rows.append(row)
-            plain = np.array(rows, dtype=np.float64).reshape(-1, 1 + len(_PLAIN_AMOUNTS)).T
-            amounts = np.concatenate([plain, plain[0] * plain[1:]])
-            self._choices[key] = allowance, Choices(amounts, np.array(numbers, dtype=np.int64))
+        if not self._has_choices(key, allowance):
+            # A choice that another one beats is beaten by one that is as short, so that the rest needs no comparison.
+            longer = self.longer
+            self._choices[key] = (
+                allowance,
+                longer._choices[key][1].allowed(allowance, self.max_period_seconds)
+                if longer is not None and longer._has_choices(key, allowance)
+                else self._costed(stage, search_case, allowance),
+            )
         return self._choices[key][1]
+
+    def _has_choices(self, key: tuple[str, SearchCaseKey], allowance: Allowance) -> bool:
+        return key in self._choices and self._choices[key][0].covers(allowance)
+
+    def _costed(self, stage: Stage, search_case: SearchCase, allowance: Allowance) -> Choices:
+        numbers, rows = [], []
+        for site in self._sites_of(stage, allowance, streams=search_case.streams(stage)):
+            for row in self._rows(stage, search_case, site, allowance):
+                numbers.append(self.sites.setdefault(site, len(self.sites)))
+                rows.append(row)
+        plain = np.array(rows, dtype=np.float64).reshape(-1, 1 + len(_PLAIN_AMOUNTS)).T
+        amounts = np.concatenate([plain, plain[0] * plain[1:]])
+        return Choices(amounts, np.array(numbers, dtype=np.int64))
 
     def _sites_of(self, stage: Stage, allowance: Allowance, *, streams: bool) -> Iterator[Site]:
         """Yield every legal layout on every kind of pool, except kinds on which any layout is too slow."""

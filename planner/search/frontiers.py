@@ -291,6 +291,26 @@ class StageCosts:
         )
         return replace(costed, pools={})
 
+    def fits(self, stage: Stage, search_case: SearchCase) -> bool:
+        """Return True if some choice of a stage fits the devices in a search case.
+
+        Only memory is computed, on one kind of pool after the other, the largest first.
+        """
+        for kind in sorted(self.kinds[stage.name], key=lambda kind: -kind.num_ranks):
+            on_kind = frontier(
+                self.facts,
+                self.model,
+                stage,
+                self.pins,
+                search_case=search_case,
+                time_limits={kind: NO_TIME_LIMIT},
+                is_timed=False,
+                stage_pools=self.pools[stage.name],
+            )
+            if on_kind.candidates[kind]:
+                return True
+        return False
+
     def in_parallel(
         self,
         work: Callable[[Stage], Frontier],

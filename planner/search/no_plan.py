@@ -18,9 +18,9 @@ from meshwright.planner.plan.cost_queries import CostModelBuilder, stage_transfe
 from meshwright.planner.plan.layout_and_schedule_rules import available_bytes
 from meshwright.planner.plan.pins import Pin
 from meshwright.planner.plan.steps_ahead import SearchCase, synchronous_case
-from meshwright.planner.search.choice_costs import Candidate
-from meshwright.planner.search.formulate import formulate
-from meshwright.planner.search.frontiers import Frontier, frontier, frontiers
+from meshwright.planner.search.choice_costs import NO_TIME_LIMIT, Candidate
+from meshwright.planner.search.formulate import MIN_UNIT_BYTES, formulate
+from meshwright.planner.search.frontiers import Frontier, PoolKind, frontier, frontiers
 from meshwright.planner.solver.pareto import undominated
 from meshwright.planner.solver.result import Limits, OutOfTimeError
 from meshwright.profiles.hardware import MixedCluster, max_usable_bytes
@@ -31,8 +31,11 @@ _MIB = 2**20
 _MAX_NODES_FACTOR = 16
 """More nodes are tried up to this multiple of the cluster."""
 
-_MIN_LENGTH_SHARE = 1 / 64
-"""Responses are shortened to no less than this share of their maximum, to keep the job recognisable."""
+_MAX_HALVINGS = 6
+"""Responses are shortened to no less than a 64th of their maximum, to keep the job recognisable."""
+
+_TIGHT_SHARE = 1 / 64
+"""A job that leaves less than this share of a device free is left to the solver, whose units may be larger."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +108,10 @@ def explain_no_plan(
     changes, tried_all = list(_more_memory(facts, need)), True
     if rebuild_cost_model is not None:
         stages_too_large = [frontier.stage.name for frontier in need.stages if any(_limits_of_stage(facts, frontier))]
-        has_plan = _feasibility(rebuild_cost_model, pins, limits, stages_too_large)
-        tried_all = _extend_in_time(changes, _shorter_response(facts, has_plan), _more_nodes(facts, has_plan))
+        changed = _ChangedJob(
+            rebuild_cost_model=rebuild_cost_model, pins=pins, limits=limits, stages_too_large=stages_too_large
+        )
+        tried_all = _extend_in_time(changes, _shorter_response(facts, changed), _more_nodes(facts, changed.has_plan))
     return NoPlan(
         status="infeasible",
         limits=(*_limits(facts, need), *(() if tried_all else (_UNTRIED,))),
@@ -226,24 +231,69 @@ def _limits_of_stage(facts: Facts, stage_frontier: Frontier) -> Iterator[Limit]:
         yield Limit(stage=name, sentence=sentence, needed_bytes=peak, device_bytes=usable)
 
 
-def _feasibility(
-    rebuild_cost_model: CostModelBuilder, pins: Sequence[Pin], limits: Limits, stages_too_large: Sequence[str]
-) -> Callable[[Facts], bool]:
-    """Return a function that tells if a job with other facts has a plan.
+@dataclass(frozen=True, kw_only=True)
+class _ChangedJob:
+    """Tells if the job has a plan after a change of its facts.
 
-    The stages that did not fit even alone are checked first.
+    `stages_too_large` are those that do not fit even alone before the change; after one, they are checked first.
     """
 
-    def has_plan(facts: Facts) -> bool:
-        model, search_case = rebuild_cost_model(facts), _search_case(facts, pins)
-        for name in stages_too_large:
+    rebuild_cost_model: CostModelBuilder
+    pins: Sequence[Pin]
+    limits: Limits
+    stages_too_large: Sequence[str]
+
+    def stages_fit_alone(self, facts: Facts) -> bool:
+        """Return True if each of the stages that were too large fits on a cluster of its own."""
+        return not self.stages_too_large or self._fit_alone(facts, self.rebuild_cost_model(facts))
+
+    def has_plan(self, facts: Facts) -> bool:
+        model = self.rebuild_cost_model(facts)
+        if not self._fit_alone(facts, model):
+            return False
+        if _fits_on_all_ranks(facts, model, self.pins):
+            return True
+        return _need(facts, model, self.pins, self.limits).fits(facts)
+
+    def _fit_alone(self, facts: Facts, model: CostModel) -> bool:
+        search_case = _search_case(facts, self.pins)
+        for name in self.stages_too_large:
             stage = facts.graph.by_name[name]
-            alone = frontier(facts, model, stage, pins, is_limited=False, is_timed=False, search_case=search_case)
+            alone = frontier(facts, model, stage, self.pins, is_limited=False, is_timed=False, search_case=search_case)
             if any(_limits_of_stage(facts, alone)):
                 return False
-        return _need(facts, model, pins, limits).fits(facts)
+        return True
 
-    return has_plan
+
+def _fits_on_all_ranks(facts: Facts, model: CostModel, pins: Sequence[Pin]) -> bool:
+    """Return True if all stages fit together on one pool of all ranks, without shared weights; False decides nothing.
+
+    Each stage takes its choice of least peak memory, rounded up as in a search. Only that pool is costed, and no solver
+    is needed.
+    """
+    if isinstance(facts.cluster, MixedCluster):
+        return False
+    search_case, all_ranks = _search_case(facts, pins), PoolKind(0, facts.cluster.num_ranks)
+    resident_units, transient_units = 0, 0
+    for stage in facts.graph.stages:
+        on_all_ranks = frontier(
+            facts,
+            model,
+            stage,
+            pins,
+            is_timed=False,
+            search_case=search_case,
+            time_limits={all_ranks: NO_TIME_LIMIT},
+        )
+        candidates = on_all_ranks.candidates.get(all_ranks, ())
+        if not candidates:
+            return False
+        smallest = min(candidates, key=lambda candidate: candidate.peak_bytes)
+        private, weights, transient = (math.ceil(num_bytes / MIN_UNIT_BYTES) for num_bytes in smallest.device_bytes)
+        resident_units += private + weights
+        transient_units = max(transient_units, transient)
+    num_bytes = (resident_units + transient_units) * MIN_UNIT_BYTES
+    return num_bytes <= (1 - _TIGHT_SHARE) * max_usable_bytes(facts.cluster)
 
 
 def _usable_bytes(facts: Facts, part: int) -> int:
@@ -267,16 +317,20 @@ def _more_memory(facts: Facts, need: _Need) -> Iterator[Change]:
     )
 
 
-def _shorter_response(facts: Facts, has_plan: Callable[[Facts], bool]) -> Iterator[Change]:
-    """Yield the longest maximum response length, among successive halvings, with which a plan exists."""
+def _shorter_response(facts: Facts, changed: _ChangedJob) -> Iterator[Change]:
+    """Yield the longest maximum response length, among successive halvings, with which a plan exists.
+
+    None is tried if a stage is too large even with the shortest.
+    """
     before = facts.workload.response.max
-    longest = before // 2
-    while longest >= before * _MIN_LENGTH_SHARE:
-        if has_plan(_with_response(facts, longest)):
+    lengths = [before // 2**halvings for halvings in range(1, _MAX_HALVINGS + 1) if before >= 2**halvings]
+    if not lengths or not changed.stages_fit_alone(_with_response(facts, lengths[-1])):
+        return
+    for longest in lengths:
+        if changed.has_plan(_with_response(facts, longest)):
             sentence = f"responses of at most {longest} tokens instead of {before}."
             yield Change(key="workload.response.max", value=longest, sentence=sentence)
             return
-        longest //= 2
 
 
 def _more_nodes(facts: Facts, has_plan: Callable[[Facts], bool]) -> Iterator[Change]:

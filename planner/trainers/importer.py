@@ -309,7 +309,7 @@ def evaluate_config(
     report = progress or _no_progress
     pins, notes = _legal_pins(facts, configured)
     bounds, bound_notes = slot_bounds(facts, model, configured.by_name)
-    pins, notes = (*pins, *bounds), [*notes, *bound_notes]
+    pins, notes = (*pins, *bounds), [*notes, *bound_notes, *image_notes(facts)]
     report("costing the configuration", 0, 1)
     plan = _as_configured(facts, model, pins, configured, new_limits())
     if plan is None:
@@ -334,6 +334,18 @@ def evaluate_config(
         unread=configured.ignored,
         named=configured.unmodelled,
     )
+
+
+def image_notes(facts: Facts) -> list[str]:
+    """A sentence on the images of prompts, which no trainer's keys describe; none for a model of text."""
+    actor = facts.models.actor
+    if not actor.image_encoder or facts.workload.images:
+        return []
+    return [
+        f"{actor.name} reads images, and no key gives their number and size: none is costed, and prompts are as long "
+        "as configured. State them in the job under workload, such as images: {number: {max: 1, fixed: 1}, tokens: "
+        "{max: 256, fixed: 256}}; their tokens are part of the prompts."
+    ]
 
 
 def _fastest(*plans: Plan | None) -> Plan | None:

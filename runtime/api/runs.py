@@ -177,7 +177,7 @@ def run(
         plan=plan,
         job=job,
         directory=job_directory,
-        out=Path(out).resolve(),
+        out=Path(os.path.realpath(out)),  # unlike resolve, it raises nothing for circular links
         steps=steps,
         resume=resume,
         resample=resample,

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import pairwise
 from keyword import iskeyword
 from typing import Annotated, Any
 
@@ -201,6 +202,7 @@ def main() -> None:
     """Run the command line; an error is printed as one sentence and sets the exit code."""
     open_standard_streams()
     try:
+        _require_no_empty_argument(sys.argv[1:])
         code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)
         sys.stdout.flush()
     except MeshwrightError as error:
@@ -224,6 +226,14 @@ def main() -> None:
         print("stopped by the user; files that were written before stay.", file=sys.stderr, flush=True)
         os._exit(code)  # at once, because torch takes seconds to shut down
     sys.exit(code or 0)
+
+
+def _require_no_empty_argument(arguments: Sequence[str]) -> None:
+    """Raise BadInput for an argument without a visible character: as a path it would be the current directory."""
+    for before, argument in pairwise(["", *arguments]):
+        if not argument.strip():
+            name = f"the value of {before}" if before.startswith("-") else "an argument"
+            raise BadInput(f"{name} is empty; give one (a variable of the shell may be unset).")
 
 
 def _print_error(error: MeshwrightError) -> int:

@@ -18,6 +18,7 @@ from meshwright.profiles.untrusted_text import (
     is_file_name,
     json_value,
     load_json,
+    not_utf8,
     read_text,
     require_file,
     require_no_surrogates,
@@ -70,7 +71,9 @@ def _value(row: Any, column: str, ours: str, place: str) -> Any:
     value = row
     for part in column.split("."):
         if not isinstance(value, dict) or part not in value:
-            known = f"; it has {', '.join(map(str, row))}" if isinstance(row, dict) else ""
+            if not isinstance(row, dict):
+                raise BadInput(f"{place} is not a JSON object; write one on every line.")
+            known = f"; it has {', '.join(map(str, row))}"
             raise BadInput(f"{place} is not an object with a {column!r}{known}; give its name as data.columns.{ours}.")
         value = value[part]
     return value
@@ -97,7 +100,7 @@ def _json_line(line: bytes, place: str) -> Any:
         text = line.decode("utf-8")
         row = load_json(text)
     except UnicodeDecodeError as error:
-        raise BadInput(f"{place} cannot be read: {error}.") from None
+        raise BadInput(f"{place} {not_utf8(error)}.") from None
     except DuplicateKeyError as error:
         raise BadInput(f"{place}: {error}.") from None
     except (ValueError, RecursionError):

@@ -41,6 +41,8 @@ class Bike(Document):
 class TouringBike(Bike):
     racks: Mapping[Annotated[str, Field(pattern="^[a-z]+$")], Wheel] = Field(default_factory=dict)
     gears: Literal["hub", "chain"] | Literal["auto"] = "auto"
+    saddle: str | Wheel = "leather"
+    bells: tuple[str, ...] = Field(default=("loud",), min_length=1)
 
 
 def bike(tmp_path: Path, text: str) -> Bike:
@@ -95,7 +97,7 @@ class Ticket(VersionedDocument):
     ("written", "says"),
     [
         ({"schema_version": SCHEMA_VERSION - 1, "chair": "a"}, "schema_version=2 is not the 3 this program reads"),
-        ({"schema_version": "3", "seat": "a"}, "schema_version=3 is not the 3 this program reads"),
+        ({"schema_version": "3", "seat": "a"}, "schema_version='3' is not the 3 this program reads"),
         ({"seat": "a"}, "has no schema_version, and this program reads 3"),
         ([], "has no schema_version, and this program reads 3"),
     ],
@@ -128,11 +130,18 @@ def test_equal_documents_have_equal_digests_and_others_do_not() -> None:
         ("name: tour\nracks: {F: {spokes: 3}}", "racks: the name 'F' should match pattern '^[a-z]+$'; give another"),
         ("name: tour\nracks: {'': {spokes: 3}}", "racks: the name '' should match pattern '^[a-z]+$'; give another"),
         ("name: tour\ngears: rope", "gears is 'rope': input should be 'hub', 'chain' or 'auto'."),
+        ("name: tour\nGears: hub", "unknown key 'Gears'; did you mean 'gears'?"),
+        ("name: tour\nspare: {spokes: 3, Metres: 1.0}", "unknown key 'spare.Metres'; did you mean 'metres'?"),
+        ("name: tour\nsaddle: ", "saddle is None and should be text, or an object with keys (spokes, metres);"),
+        ("name: tour\nsaddle: [gel]", "saddle is ['gel'] and should be text, or an object with keys (spokes, metres);"),
+        ("name: tour\nsaddle: {spoke: 3}", "unknown key 'saddle.spoke'; did you mean 'spokes'?"),
+        ("name: tour\nbells: []", "bells is []: give at least 1 item."),
         ("wheels: []", "missing key 'name'; add it."),
         ("name: a\nwheels: [{spokes: '3'}]", "wheels.0.spokes is '3': input should be a valid integer."),
         ("name: a\nwheels: [{spokes: 0}]", "wheels.0.spokes is 0: input should be greater than 0."),
         ("name: a\nspare: {spokes: 3, metres: .nan}", "spare.metres is nan, which is neither text nor a finite number"),
         ("name: [", "is not YAML at line 1"),
+        ("name: a\n# \0", "has the character '\\x00', which YAML does not allow; remove it."),
         ("name: !!timestamp 2020-01-01", "name is 2020-01-01, which is neither text nor a finite number"),
         ("name: !!timestamp 2020-13-01", "month must be in 1..12"),
         ("name: a\nspare: [{1: !!set {x}}]", "spare.0.1 is {'x'}, which is neither text"),

@@ -61,7 +61,13 @@ def test_coordinates_and_index_are_inverse_and_use_every_rank(layout: Layout) ->
     assert len(seen) == layout.num_ranks
 
 
-@pytest.mark.parametrize("text", ["tp", "tp2,tp4", "xp2", "tp2;pp1", "", "sp,sp,tp2"])
+@pytest.mark.parametrize(("text", "axis"), [("tp2,pp1,tp4", "tp"), ("sp,sp,tp2", "sp")])
+def test_a_layout_that_gives_an_axis_twice_is_refused(text: str, axis: str) -> None:
+    with pytest.raises(BadInput, match=f"layout '{text}' gives {axis} twice; keep one"):
+        Layout.parse(text)
+
+
+@pytest.mark.parametrize("text", ["tp", "xp2", "tp2;pp1", ""])
 def test_a_malformed_layout_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(BadInput, match="write it like 'tp2,pp1,dp2'"):
         Layout.parse(text)

@@ -102,8 +102,12 @@ def test_a_file_that_is_missing_too_large_or_no_text_is_refused(tmp_path: Path) 
     with pytest.raises(BadInput, match=r"bike .* does not exist; check the path"):
         require_file(path, "bike", 10)
     path.write_bytes(b"\xff" * 8)
-    with pytest.raises(BadInput, match=r"bike .* cannot be read: 'utf-8'"):
+    with pytest.raises(
+        BadInput, match=r"bike .* is not UTF-8 text \(byte 1\); save it as UTF-8, or name another file\."
+    ):
         read_text(path, "bike")
+    path.write_text("a bike", encoding="utf-8-sig")
+    assert read_text(path, "bike") == "a bike"
     path.write_text("x" * 2**20)
     assert read_text(path, "bike", 2**20) == "x" * 2**20
     with pytest.raises(BadInput, match=r"bike .* has 1 MiB, and 0\.5 MiB is the most that is read; name another file"):

@@ -23,10 +23,10 @@ def write_rewarded(
 ) -> Path:
     """The job; the answer of a prompt is its first word. `changes` are other keys of the job."""
     path = write_job(directory, num_ranks=num_ranks)
-    prompts = directory / "prompts.jsonl"
-    lines = [json.loads(line) for line in prompts.read_text().splitlines()]
-    told = (json.dumps({**line, "answer": line["prompt"].split()[0]}) for line in lines)
-    prompts.write_text("".join(f"{line}\n" for line in told))
+    for prompts in (directory / "prompts.jsonl", directory / "held_out.jsonl"):
+        lines = [json.loads(line) for line in prompts.read_text().splitlines()]
+        told = [json.dumps({**line, "answer": line["prompt"].split()[0]}) for line in lines]
+        prompts.write_text("".join(f"{line}\n" for line in told))
     job = yaml.safe_load(path.read_text())
     del job["models"]["reward"], job["ppo"]
     if algorithm != "ppo":

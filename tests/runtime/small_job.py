@@ -20,6 +20,9 @@ from tests.runtime.checkpoints import name_end_tokens, write_checkpoint
 VOCAB_SIZE = 32
 EOS = 1
 
+NUM_HELD_OUT = 16
+"""Number of prompts that a run evaluates before and after: as many as a batch has, since each takes a test's time."""
+
 TINY = {
     "name": "tiny",
     "kind": "cpu",
@@ -66,7 +69,7 @@ def write_job(directory: Path, *, num_ranks: int, nodes: int = 1, **ppo: object)
             "num_minibatches": 2,
         },
         "ppo": {"actor_learning_rate": 3e-4, "critic_learning_rate": 3e-4, "entropy_coefficient": 0.01, **ppo},
-        "data": {"prompts": "prompts.jsonl", "held_out": "prompts.jsonl", "tokenizer": "tokenizer"},
+        "data": {"prompts": "prompts.jsonl", "held_out": "held_out.jsonl", "tokenizer": "tokenizer"},
     }
     path = directory / f"job-{num_ranks if nodes == 1 else f'{nodes}x{num_ranks}'}.yaml"
     path.write_text(yaml.safe_dump(job))
@@ -113,3 +116,4 @@ def _write_prompts(directory: Path) -> None:
     prompts: Sequence[str] = [" ".join(draw.choices(words, k=draw.randint(3, 8))) for _ in range(40)]
     lines = [json.dumps({"id": f"p{number}", "prompt": prompt}) for number, prompt in enumerate(prompts)]
     (directory / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+    (directory / "held_out.jsonl").write_text("\n".join(lines[:NUM_HELD_OUT]) + "\n")

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from meshwright.runtime.cli.main import COMMANDS
 from tests.runtime.command import Call
 
@@ -30,6 +32,21 @@ def test_help_of_every_command_ends_with_an_example(call: Call) -> None:
         outcome = call(one.name, "--help")
         assert outcome.code == 0
         assert "Example: meshwright" in outcome.out
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\t"])
+def test_an_empty_argument_is_refused_and_never_the_current_directory(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blank: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sentence = "is empty; give one (a variable of the shell may be unset)."
+    for arguments in (("run", "plan.json", "job.yaml", "--steps", 1), ("export", "plan.json", "--to", "verl")):
+        found = call(*arguments, "--out" if arguments[0] == "run" else "-o", blank)
+        assert (found.code, found.err.count("\n")) == (2, 1)
+        assert f"the value of {'--out' if arguments[0] == 'run' else '-o'} {sentence}" in found.err
+    found = call("explain", blank)
+    assert (found.code, found.err) == (2, f"error: an argument {sentence}\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_error_shows_what_would_move_the_cursor_as_it_is_written(call: Call, tmp_path: Path) -> None:

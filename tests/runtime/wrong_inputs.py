@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import json
 import os
 import shutil
@@ -108,7 +109,73 @@ _TEXTS: Mapping[str, str] = {
     "infinite": "workload: {batch_size: .inf}",
     "long-number": f"workload: {{batch_size: {'9' * 5000}}}",
 }
-BAD_JOBS = (*_EDITS, *_TEXTS, "precision-twice", "model-twice")
+_ODD_EDITS: Mapping[str, Callable[[Tree], None]] = {
+    **{
+        f"odd-batch-{name}": _sets("workload", "batch_size", to=value)
+        for name, value in (("wide", "\uff11\uff16"), ("quoted", "16"), ("k", "16k"), ("list", [16]), ("float", 16.0))
+    },
+    **{
+        f"odd-device-{name}": _sets("cluster", "device", to=value)
+        for name, value in (("null", None), ("rocket", "\U0001f680"), ("long", "h" * 3000), ("lines", "h100\nx"))
+    },
+    **{
+        f"odd-path-{name}": _sets("models", "actor", "path", to=value)
+        for name, value in (
+            ("empty", ""),
+            ("hub", "meta-llama/Llama-2-7b-hf"),
+            ("url", "https://huggingface.co/gpt2"),
+            ("list", ["../actor"]),
+            ("nul", "a\0b"),
+            ("long", "a/" * 3000),
+            ("loop", "../loop"),
+            ("reversed", "\u202eabc"),
+            ("file", "../mine.txt"),
+        )
+    },
+    **{
+        f"odd-response-{name}": _sets("workload", "response", to={"max": 24, **value})
+        for name, value in (
+            ("p99", {"median": 20, "p99": 10}),
+            ("no-bins", {"histogram": []}),
+            ("half-a-bin", {"histogram": [[8]]}),
+            ("negative", {"histogram": [[8, -1]]}),
+            ("mapping", {"histogram": {"8": 1}}),
+        )
+    },
+    **{
+        f"odd-rewards-{number}": _sets("rewards", to=value)
+        for number, value in enumerate(
+            (
+                [{}],
+                "maths",
+                {"name": "a"},
+                [{"name": "a", "function": "os.system"}],
+                [{"name": "a", "function": "a:c", "latency_seconds": 0.1}],
+                [{"name": "a", "url": "ftp://x", "latency_seconds": {"fixed": 0.1}}],
+            )
+        )
+    },
+    **{
+        f"odd-algorithm-{number}": _sets("algorithm", to=value)
+        for number, value in enumerate(("PPO", 3, {"stages": []}))
+    },
+    "odd-grpo-too": _sets("grpo", to={"actor_learning_rate": 1e-3}),
+    "odd-no-teacher": _sets("algorithm", to="distill"),
+    "odd-adapter": _sets("models", "actor", "adapter", to={"rank": 10**9}),
+    "odd-images": _sets("workload", "images", to={"number": {"max": 1, "fixed": 1}, "tokens": {"max": 2, "fixed": 2}}),
+    "odd-seed": _sets("ppo", "seed", to=2**70),
+    "odd-key": _sets("Workload", to={}),
+    "odd-letter": _sets("models", "\u0430ctor", to={"path": "../actor"}),
+}
+_ENCODINGS: Mapping[str, Callable[[str], bytes]] = {
+    "odd-utf16": lambda text: text.encode("utf-16"),
+    "odd-latin": lambda text: f"# caf\u00e9\n{text}".encode("latin-1"),
+    "odd-nul": lambda text: text.encode() + b"\0",
+    "odd-zip": lambda text: gzip.compress(text.encode()),
+    "odd-two": lambda text: f"{text}---\n{text}".encode(),
+    "odd-tabs": lambda text: text.replace("  ", "\t").encode(),
+}
+BAD_JOBS = (*_EDITS, *_TEXTS, *_ODD_EDITS, *_ENCODINGS, "precision-twice", "model-twice")
 
 _CONFIGS: Mapping[str, tuple[str, object]] = {
     "layers": ("num_hidden_layers", 1_000_000_000),
@@ -161,8 +228,45 @@ _PLANS: Mapping[str, Callable[[Tree], None]] = {
     "pins": _sets("pins", to=["nonsense"]),
     "staleness": _sets("staleness", to=5),
     "version": _sets("schema_version", to=99),
+    "version-text": _sets("schema_version", to="3"),
+    "version-half": _sets("schema_version", to=2.5),
+    "no-facts": _sets("facts", to=None),
+    "layout-text": _sets("placements", 0, "layout", to="tp1"),
+    "start-negative": _sets("placements", 0, "start_seconds", to=-1.0),
+    "rank-negative": _sets("pools", 0, "first_rank", to=-1),
+    "comment": _sets("comment", to="mine"),
 }
-BAD_PLANS = tuple(_PLANS)
+_PLAN_TEXTS: Mapping[str, Callable[[str], str]] = {
+    "half": lambda text: text[: len(text) // 2],
+    "two": lambda text: text * 2,
+    "slashes": lambda text: f"// mine\n{text}",
+    "apostrophes": lambda text: text.replace('"', "'"),
+    "huge-number": lambda text: text.replace('"pins"', '"pins": 1e400, "more"', 1),
+    "surrogate": lambda text: text.replace('"pools"', '"po\\ud800ols"', 1),
+    "number": lambda _: "1",
+    "null": lambda _: "null",
+}
+BAD_PLANS = (*_PLANS, *_PLAN_TEXTS)
+
+
+_PROMPTS = {
+    "prompts-half": b'{"prompt": "w1"}\n{"prompt": "w1"\n',
+    "prompts-number": b'{"prompt": 3}\n',
+    "prompts-array": b'[{"prompt": "w1"}]\n',
+    "prompts-latin": '{"prompt": "caf\u00e9"}\n'.encode("latin-1"),
+    "prompts-blank": b"\n\n",
+}
+BAD_PROMPTS = tuple(_PROMPTS)
+_SCRIPTS = {
+    "comments.sh": "# nothing\n",
+    "unclosed.sh": 'python3 -m verl.trainer.main_ppo "data.train_batch_size=8\n',
+    "unset.sh": "python3 -m verl.trainer.main_ppo data.train_batch_size=$BATCH\n",
+    "command.sh": "python3 -m verl.trainer.main_ppo data.train_batch_size=$(cat x)\n",
+    "equals.sh": "python3 -m verl.trainer.main_ppo a==b data.train_batch_size=\n",
+    "cycle.yaml": "defaults: cycle.yaml\n",
+    "list.yaml": "- 1\n",
+}
+BAD_SCRIPTS = tuple(_SCRIPTS)
 
 
 def prepare(directory: Path) -> None:
@@ -183,15 +287,20 @@ def _write_jobs(folder: Path, good: Tree) -> None:
     for source in good["models"].values():
         source["path"] = f"../{source['path']}"
     good["data"] = {"prompts": "../prompts.jsonl", "tokenizer": "../tokenizer"}
-    for name, edit in _EDITS.items():
+    for name, edit in (_EDITS | _ODD_EDITS).items():
         tree = copy.deepcopy(good)
         edit(tree)
         (jobs / f"{name}.yaml").write_text(yaml.safe_dump(tree))
+    for name, encode in _ENCODINGS.items():
+        (jobs / f"{name}.yaml").write_bytes(encode(yaml.safe_dump(good)))
     for name, text in _TEXTS.items():
         (jobs / f"{name}.yaml").write_text(text)
     text = yaml.safe_dump(good)
     (jobs / "precision-twice.yaml").write_text(text + "precision: bf16\n")
     (jobs / "model-twice.yaml").write_text(text.replace("  actor:\n", "  actor:\n    path: x\n  actor:\n", 1))
+    for name in BAD_PROMPTS:
+        data = {**good["data"], "prompts": f"../{name}.jsonl"}
+        (jobs / f"{name}.yaml").write_text(yaml.safe_dump({**good, "data": data}))
     other = copy.deepcopy(good)
     other["workload"]["batch_size"] = 32
     (jobs / "another.yaml").write_text(yaml.safe_dump(other))
@@ -213,6 +322,8 @@ def _write_plans(folder: Path) -> None:
         tree = json.loads(path.read_text())
         edit(tree)
         (folder / "plans" / f"{name}.json").write_text(json.dumps(tree))
+    for name, change in _PLAN_TEXTS.items():
+        (folder / "plans" / f"{name}.json").write_text(change(path.read_text()))
     tree = json.loads((folder / "plan.json").read_text())
     (folder / "later.json").write_text(json.dumps({**tree, "schema_version": SCHEMA_VERSION + 1}))
     (folder / "twice.json").write_text((folder / "plan.json").read_text().replace("{", '{"schema_version": 1,', 1))
@@ -230,6 +341,12 @@ def _write_files(folder: Path) -> None:
     with (folder / "huge").open("wb") as file:
         file.truncate(2**40)
     (folder / "link").symlink_to(folder / "mine.txt")
+    (folder / "loop").symlink_to("loop")
+    (folder / "dangling").symlink_to("nowhere")
+    for name, text in _PROMPTS.items():
+        (folder / f"{name}.jsonl").write_bytes(text)
+    for name, text in _SCRIPTS.items():
+        (folder / name).write_text(text)
     (folder / "hard").hardlink_to(folder / "mine.txt")
     (folder / "held").mkdir()
     (folder / "held" / "run.lock").touch()

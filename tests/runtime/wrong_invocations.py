@@ -24,7 +24,7 @@ import typer
 
 from meshwright.runtime.cli import main
 from meshwright.runtime.records.run_directory import locked
-from tests.runtime.wrong_inputs import BAD_JOBS, BAD_MODELS, BAD_PLANS, prepare
+from tests.runtime.wrong_inputs import BAD_JOBS, BAD_MODELS, BAD_PLANS, BAD_PROMPTS, BAD_SCRIPTS, prepare
 
 _WORKERS = 2
 SECONDS = 30
@@ -59,6 +59,9 @@ def invocations() -> Iterator[tuple[str, ...]]:
     yield from _inputs()
     yield from _documents()
     yield from _choices()
+    yield from _odd_paths()
+    yield from _odd_choices()
+    yield from _odd_documents()
 
 
 def _usage() -> Iterator[tuple[str, ...]]:
@@ -273,6 +276,95 @@ def _choices() -> Iterator[tuple[str, ...]]:
     yield "export", "in/half", "--to", "hf", "-o", "out"
     yield "report", _PLAN, "in/other", "-o", "out.html"
     yield "report", _PLAN, "in/run", "in/run", "-o", "out.html"
+
+
+_PLANNED = ("plan", "in/job.yaml", "-o", "out.json")
+_RUN = ("run", _PLAN, "in/job.yaml", "--steps", "1", "--out", "out")
+
+
+def _odd_paths() -> Iterator[tuple[str, ...]]:
+    """Paths and addresses that are empty, lead in a circle, are another kind of file, or no path at all."""
+    for blank in ("", " ", "\t"):
+        yield "explain", blank
+        yield *_RUN[:-1], blank
+        yield "export", _PLAN, "in/job.yaml", "--to", "torchrun", "-o", blank
+    for path in ("in/loop", "in/dangling", "in/job.yaml/x", "in/a\nb", "~", "$HOME", "https://x.org/plan.json", "-"):
+        yield "plan", path, "-o", "out.json"
+        yield "watch", path, "--once"
+        yield "reward", "try", path
+        yield *_PLANNED, "--from-trace", path
+        yield *_RUN, "--token-file", path, "--nodes", "2", "--rendezvous", "127.0.0.1:29511", "--node-rank", "0"
+    for output in ("in/loop/x", "in/job.yaml/x", "a" * 300):
+        yield (*_RUN[:-1], output)
+    for model in ("actor", "actor=", "=in/actor", "critic2=in/actor", "actor=in/none", "actor=in/mine.txt"):
+        yield *_RUN, "--model", model
+    for module in ("os.path:join", "../x", "not a module", "\U0001f680"):
+        yield "reward", "try", "in/job.yaml", "--allow-module", module
+    for address in ("::1:29500", "[::1", "host:-1", "http://host:29500", "host:29500:1", "a b:29500"):
+        yield *_RUN, "--nodes", "2", "--node-rank", "0", "--rendezvous", address
+
+
+def _odd_choices() -> Iterator[tuple[str, ...]]:
+    """Pins, settings and sizes in another script or case, given twice, or against each other."""
+    layouts = ("tp\u00b2", "tp1,tp1", "sp,sp", "TP1", "tp-1", "pp1e1", "tp1;dp2", "xx3", "tp1=dp2", f"tp{'9' * 400}")
+    pins = (
+        "", "=", ".", "a.b=c.d=e", "Actor_Train.layout=tp1", "\U0001f680.layout=tp1", "actor_train.pool=0:1:2",
+        "actor_train.pool=-1:1", "actor_train.pool=1:2", "actor_train.micro_batch_size=7", "actor_train.recompute=FULL",
+        "actor_generate.recompute=full", "actor_generate.batches_in_flight=3", "reward_score.steps_ahead=1",
+    )  # fmt: skip
+    for pin in (*(f"actor_train.layout={layout}" for layout in layouts), *pins):
+        yield *_PLANNED, "--pin", pin
+        yield "explore", "in/job.yaml", "-o", "out.json", "--pin", pin
+    yield *_PLANNED, "--pin", "actor_train.layout=tp1", "--forbid", "actor_train.layout=tp1"
+    yield *_PLANNED, "--pin", "actor_train.layout=tp2", "--pin", "actor_train.pool=0:1"
+    yield *_PLANNED, "--pin", "actor_train.pool=0:1", "--pin", "actor_train.pool=1:1"
+    yield *_PLANNED, "--profile", _PLAN
+    yield *_PLANNED, "--from", "in/job.yaml"
+    yield *_PLANNED, "--proof", "out.json"
+    yield *_PLANNED, "--for", "VERL"
+    yield *_PLANNED, "--trace-field", "prompt=a"
+    yield *_PLANNED, "in/job.yaml"
+    for sizes in ("8:4", "4-8", "1, x", "8;16", "2^3", "0x8", ","):
+        yield "fit", "in/job.yaml", "--sizes", sizes
+    settings = (
+        "workload.response.scale=0", "workload.response.scale=x", "models.actor.num_layers=0", "cluster.device={",
+        "cluster..nodes=2", "cluster.nodes.x=2", "cluster.nodes=\uff12", "cluster.nodes=01", "__class__=1",
+        "algorithm=grpo", "models.actor=null", "staleness=true", "workload.response.scale=1e9",
+    )  # fmt: skip
+    for setting in settings:
+        yield "whatif", _PLAN, "--set", setting
+        yield "explore", _PLAN, "--set", setting, "-o", "out.json"
+    for grid in ("cluster.nodes", "cluster.nodes=", "=1,2", "x=1,2", "cluster.nodes=,"):
+        yield "whatif", _PLAN, "--sweep", grid
+        yield "explore", "in/job.yaml", "--grid", grid, "-o", "out.json"
+    yield "whatif", _PLAN, "--sweep", "cluster.nodes=1,2", "--sweep", "cluster.nodes=1,2"
+    yield "whatif", _PLAN, "--sweep", "cluster.nodes=1,2", "--set", "cluster.nodes=1"
+    yield "explore", "in/job.yaml", "-o", "out.json", "--beside", "cluster.nodes"
+
+
+def _odd_documents() -> Iterator[tuple[str, ...]]:
+    """Documents in each other's place, prompts and scripts that are broken, and words that are not known."""
+    yield *_RUN, "--resample"
+    yield "run", "in/job.yaml", _PLAN, "--steps", "1", "--out", "out"
+    yield "run", _PLAN, _PLAN, "--steps", "1", "--out", "out"
+    for name in BAD_PROMPTS:
+        yield "run", _PLAN, f"in/jobs/{name}.yaml", "--steps", "1", "--out", "out"
+    for script in BAD_SCRIPTS:
+        yield from (
+            ("import", f"in/{script}", "--from", trainer, "--device", "h100", "-o", "out.yaml")
+            for trainer in ("verl", "nemo-rl", "slime")
+        )
+    first = ("init", "in/actor", "--batch", "8", "--prompt", "8", "--response", "8", "-o", "out.yaml")
+    for option, value in (("--network", "string"), ("--algorithm", "sft"), ("--price", "2,5"), ("--gpus", "1e2")):
+        yield *first, "--device", "h100", option, value
+    for device in ("h\uff11\uff10\uff10", "gpu", "H100,H200", "rtx9090", "\u202eh100", "x" * 2000):
+        yield *first, "--device", device
+    yield from (("watch", "in/run", "--once", "--every", every) for every in ("0", "nan", "1e400"))
+    yield "export", _PLAN, "in/job.yaml", "--to", "SLURM", "-o", "out"
+    yield "report", _PLAN, _PLAN, "-o", "out.html"
+    yield "calibrate", "in/run", _PLAN, "-o", "out.json"
+    yield "verify", _PLAN, "--proof", _PLAN
+    yield from (("schema", "Plan"), ("devices", "h100"), ("PLAN", "in/job.yaml"), ("help",), ("",))
 
 
 def is_listed(one: Ended) -> bool:

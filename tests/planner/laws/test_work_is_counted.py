@@ -17,6 +17,8 @@ from meshwright.planner.job.job import Facts, read_job, resolve
 from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.plan.plan import Plan, SearchWork
 from meshwright.planner.plan.steps_ahead import search_cases, steps_ahead_patterns
+from meshwright.planner.proof.checker import all_search_cases
+from meshwright.planner.proof.prover import prove
 from meshwright.planner.proof.space import Enumeration
 from meshwright.planner.search import parallel
 from meshwright.planner.solver.result import Limits
@@ -144,3 +146,20 @@ def test_a_checker_plays_few_turns(job: str, most_seconds: float, most_turns: in
     assert all(len(space.choices[GENERATE].site) for space in found)
     assert 0 < model.asked[GENERATE] <= most_turns
     assert model.asked.total() <= most_choices
+
+
+@pytest.mark.slow
+def test_a_proof_costs_no_choice_twice() -> None:
+    """The choices of the shorter periods that it states are among those in which it was found."""
+    facts = small_facts(ranks_per_node=2, batch_size=4)
+    plan = best_plan(facts, ToyModel(facts))
+    assert isinstance(plan, Plan)
+    asked: list[int] = []
+    for max_splits in (0, 64):
+        model = Counted(ToyModel(facts))
+        prove(plan, model, max_splits=max_splits)
+        asked.append(model.asked.total())
+    once = Counted(ToyModel(facts))
+    Enumeration(facts, once, plan.period_seconds).spaces(all_search_cases(plan))
+    assert asked == [once.asked.total()] * 2
+    assert once.asked.total() > 0

@@ -32,6 +32,12 @@ def test_a_first_job_has_the_numbers_that_it_was_asked_for(tmp_path: Path) -> No
     assert not facts.models.actor.scalar_head
 
 
+@pytest.mark.parametrize("num_ranks", [8, 16])
+def test_an_unknown_network_is_refused_on_one_node_too(tmp_path: Path, num_ranks: int) -> None:
+    with pytest.raises(BadInput, match="network 'string' is not known"):
+        replace(ASKED, network="string", num_ranks=num_ranks).text(tmp_path)
+
+
 @pytest.mark.parametrize("algorithm", get_args(Algorithm))
 def test_every_algorithm_has_a_first_job_with_as_many_prompts_as_asked(tmp_path: Path, algorithm: Algorithm) -> None:
     facts = facts_of(replace(ASKED, algorithm=algorithm), tmp_path)

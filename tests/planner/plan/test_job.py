@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,6 +126,29 @@ def test_an_adapter_of_a_model_that_is_not_trained_is_refused(job: Job) -> None:
     document["models"]["reward"]["adapter"] = {"rank": 4, "alpha": 4.0}
     with pytest.raises(BadInput, match=r"models\.reward\.adapter: only actor and critic are trained by adapters; rem"):
         parse(Job, json.dumps(document), "job")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"workload": {"images": {"number": {"max": 1, "fixed": 1}, "tokens": {"max": 4, "fixed": 4}}}},
+            "of the actor reads no images; give one that does, or remove workload.images.",
+        ),
+        ({"engine": "meshwright-graph", "cluster": "local"}, "engine=meshwright-graph"),
+        ({"generation_weights": "fp8", "cluster": "a100-80gb"}, "generation_weights=fp8"),
+        ({"old_logprobs": "training", "workload": {"num_minibatches": 2}}, "old_logprobs=training"),
+    ],
+)
+def test_settings_that_its_models_or_its_cluster_do_not_allow_are_refused_when_a_job_is_resolved(
+    job: Job, tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    document = json.loads(canonical_json(job))
+    document |= {**changes, "workload": {**document["workload"], **changes.get("workload", {})}}
+    with pytest.raises(BadInput) as refused:
+        resolve(parse(Job, json.dumps(document), "job"), tmp_path)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 def test_a_critic_may_have_an_adapter_beside_its_scalar_head(job: Job, tmp_path: Path) -> None:

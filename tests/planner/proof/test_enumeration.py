@@ -55,3 +55,17 @@ def test_what_is_left_out_of_a_turn_makes_every_plan_longer(name: str) -> None:
         )
         assert case.is_empty or case.least_seconds() >= most * (1 - 1e-9), stage
     assert sum(len(c.site) for c in left.choices.values()) < sum(len(c.site) for c in every.choices.values())
+
+
+@pytest.mark.parametrize("name", ["small", "experts", "two kinds"])
+def test_choices_of_shorter_periods_are_those_of_a_new_enumeration(name: str) -> None:
+    facts = JOBS[name].model_copy(update={"staleness": 1})
+    scopes = [scope for ahead in steps_ahead_patterns(PPO_GRAPH, 1) for scope in search_cases(ahead, 1)]
+    most = Case.whole(enumeration(facts).space(scopes[0])).least_seconds()
+    longer = enumeration(facts, 2 * most)
+    longer.spaces(scopes)
+    shorter = longer.of_shorter_periods(1.3 * most).spaces(scopes)
+    for one, other in zip(shorter, enumeration(facts, 1.3 * most).spaces(scopes), strict=True):
+        assert Case.whole(one).least_seconds() == Case.whole(other).least_seconds()
+        for stage in PPO_GRAPH.names:
+            assert np.array_equal(one.choices[stage].amounts, other.choices[stage].amounts), stage

@@ -14,8 +14,9 @@ from meshwright.planner.job.job import Facts
 from meshwright.planner.job.whatif_settings import with_setting
 from meshwright.planner.plan.cost_queries import stage_transfers
 from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.steps_ahead import search_cases, synchronous
 from meshwright.planner.search.formulate import MIN_UNIT_BYTES, formulate
-from meshwright.planner.search.frontiers import frontiers
+from meshwright.planner.search.frontiers import StageCosts, frontier, frontiers
 from meshwright.planner.search.no_plan import Change, NoPlan, explain_no_plan
 from meshwright.planner.solver import solve
 from meshwright.planner.solver.problem import Problem, Resource
@@ -129,8 +130,8 @@ def test_a_model_is_asked_for_the_changed_facts(facts: Facts) -> None:
     assert any(other.workload.response.max == facts.workload.response.max // 2 for other in asked)
 
 
-def test_how_much_all_need_is_told_of_the_choices_that_none_beats_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All choices of large models have more blocks than the solver adds up exactly."""
+def noted_problems(monkeypatch: pytest.MonkeyPatch) -> list[Problem]:
+    """The problems of which the solver is asked how much memory they need."""
     asked: list[Problem] = []
     least = solve.least_memory
 
@@ -139,6 +140,12 @@ def test_how_much_all_need_is_told_of_the_choices_that_none_beats_in_memory(monk
         return least(problem, limits)
 
     monkeypatch.setattr(solve, "least_memory", noting)
+    return asked
+
+
+def test_how_much_all_need_is_told_of_the_choices_that_none_beats_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All choices of large models have more blocks than the solver adds up exactly."""
+    asked = noted_problems(monkeypatch)
     facts = small_facts(ranks_per_node=2, memory_bytes=7 * MIB)
     assert isinstance(compile_plan(facts, ToyModel(facts)), NoPlan)
     (problem,) = asked
@@ -216,3 +223,58 @@ def test_how_much_all_need_is_told_of_choices_larger_than_any_device() -> None:
     needed = formulate(large, model, frontiers(large, model, (), is_limited=False), stage_transfers(large, model))
     assert needed.unit_bytes > MIN_UNIT_BYTES
     assert least_memory(needed.problem, Limits()) is not None
+
+
+class Untimed(ToyModel):
+    """A model whose choices may not be timed."""
+
+    def seconds(self, query: StageQuery) -> Cost:
+        raise AssertionError(f"{query.stage.name} was timed")
+
+
+def test_a_job_with_a_stage_that_fits_nowhere_is_refused_before_any_choice_is_timed() -> None:
+    facts = small_facts(ranks_per_node=2, memory_bytes=MIB)
+    answer = compile_plan(facts, Untimed(facts), rebuild_cost_model=Untimed)
+    assert isinstance(answer, NoPlan)
+    assert "actor_train" in {limit.stage for limit in answer.limits}
+
+
+def test_a_stage_that_only_offload_makes_fit_is_not_refused() -> None:
+    facts = small_facts(ranks_per_node=2)
+    spare = compile_plan(facts, ToyModel(facts))
+    assert isinstance(spare, Plan)
+    needed = max(spare.peak_bytes_per_rank)
+    for memory_bytes in (int(needed * share) for share in (0.4, 0.6, 0.8)):
+        smaller = small_facts(ranks_per_node=2, memory_bytes=memory_bytes)
+        costs = StageCosts(smaller, ToyModel(smaller), ())
+        for stage in smaller.graph.stages:
+            (case,) = search_cases(synchronous(smaller.graph), 0)
+            whole = frontier(smaller, ToyModel(smaller), stage, (), search_case=case, is_timed=False)
+            assert costs.fits(stage, case) == any(whole.candidates.values())
+
+
+def test_no_length_is_tried_if_the_shortest_leaves_a_stage_too_large() -> None:
+    facts, lengths = small_facts(ranks_per_node=2, memory_bytes=MIB), list[int]()
+
+    def remodel(changed: Facts) -> CostModel:
+        lengths.append(changed.workload.response.max)
+        return ToyModel(changed)
+
+    answer = compile_plan(facts, ToyModel(facts), rebuild_cost_model=remodel)
+    assert isinstance(answer, NoPlan)
+    assert [length for length in lengths if length < facts.workload.response.max] == [2]
+
+
+def test_the_solver_is_not_asked_whether_a_cluster_with_room_for_all_stages_on_all_ranks_is_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Large(ToyModel):
+        def memory(self, query: StageQuery) -> Memory:
+            memory = super().memory(query)
+            return Memory(resident=memory.resident.scaled(64), transient=memory.transient.scaled(64))
+
+    asked, facts = noted_problems(monkeypatch), small_facts(ranks_per_node=1, memory_bytes=8 * 64 * MIB)
+    answer = compile_plan(facts, Large(facts), rebuild_cost_model=Large)
+    assert isinstance(answer, NoPlan)
+    assert "cluster.nodes" in {change.key for change in answer.changes}
+    assert {problem.num_ranks for problem in asked} == {1}

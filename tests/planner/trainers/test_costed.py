@@ -7,14 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from meshwright.planner.job.job import Facts, resolve
 from meshwright.planner.solver.result import Limits
-from meshwright.planner.trainers.importer import JobSource, evaluate_config
+from meshwright.planner.trainers.importer import JobSource, evaluate_config, image_notes
 from meshwright.planner.trainers.parsed_config import ParsedConfig, ParsedField
 from meshwright.planner.trainers.registry import READERS
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.model_parts.image_encoder import ImageEncoder
+from meshwright.profiles.workload import Images
 from tests.planner.drawn import model_of
 from tests.planner.jobs import small_facts
 from tests.planner.trainers.plans import NAMES, facts_of, main_algorithm
@@ -62,6 +65,22 @@ def test_a_number_that_is_not_legal_is_read_as_a_smaller_one_and_what_cannot_be_
     assert found.plan.placement("ref_logprob").schedule.micro_batch_size == 4
     assert "a.b: ref_logprob.micro_batch_size=5 is read as 4" in found.notes
     assert any(note.startswith("c.d: pin 'ref_logprob.layout=tp3") and "left free" in note for note in found.notes)
+
+
+def test_an_import_says_that_images_are_not_costed_unless_the_job_has_them() -> None:
+    facts = facts_of()
+    assert image_notes(facts) == []
+    encoder = ImageEncoder(
+        num_blocks=2, hidden_size=32, ffn_size=64, num_heads=2, output_size=facts.models.actor.hidden_size,
+        patch_elements=24, merge_size=2, num_full_blocks=2,
+    )  # fmt: skip
+    actor = replace(facts.models.actor, image_encoder=encoder)
+    seeing = facts.model_copy(update={"models": facts.models.model_copy(update={"actor": actor})})
+    [note] = image_notes(seeing)
+    assert "reads images, and no key gives their number and size: none is costed" in note
+    images = Images.model_validate(yaml.safe_load(note.partition("images: ")[2].partition("; ")[0]))
+    workload = seeing.workload.model_copy(update={"images": images})
+    assert image_notes(seeing.model_copy(update={"workload": workload})) == []
 
 
 def test_searches_end_when_their_time_is_over_and_what_was_not_found_is_said(tmp_path: Path) -> None:

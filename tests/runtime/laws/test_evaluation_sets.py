@@ -19,8 +19,8 @@ from tests.runtime.small_job import OF_TIME
 THIRD = {"name": "third", "function": "tests.runtime.rewarding:third_word"}
 SHORT = {"name": "short", "function": "tests.runtime.rewarding:is_short", "workers": 1}
 SETS = {
-    "short_ones": {"prompts": "prompts.jsonl", "rewards": [SHORT], "max_response": 5, "every_steps": 1},
-    "ends": {"prompts": "prompts.jsonl", "every_steps": 0},
+    "short_ones": {"prompts": "held_out.jsonl", "rewards": [SHORT], "max_response": 5, "every_steps": 1},
+    "ends": {"prompts": "held_out.jsonl", "every_steps": 0},
 }
 
 

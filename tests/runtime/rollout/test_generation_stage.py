@@ -16,7 +16,7 @@ from meshwright.runtime.messages.experience import StepExperience
 from meshwright.runtime.rollout.stage import GenerationStage
 from tests.runtime.one_rank import one_rank
 from tests.runtime.ranks import run_on_ranks
-from tests.runtime.small_job import EOS, write_job
+from tests.runtime.small_job import EOS, NUM_HELD_OUT, write_job
 
 FIELDS = ("tokens", "prompt_lengths", "truncated", "behaviour_logprobs", "versions")
 BATCH, MAX_RESPONSE = 16, 24
@@ -31,7 +31,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def batch(step: int, *, held_out: bool = False) -> StepExperience:
-    return StepExperience(step=step, rows=range(40 if held_out else BATCH), held_out="held_out" if held_out else "")
+    return StepExperience(step=step, rows=range(NUM_HELD_OUT if held_out else BATCH), held_out="held_out" if held_out else "")
 
 
 def held(found: StepExperience) -> Held:
@@ -70,7 +70,7 @@ def test_a_row_has_its_prompt_its_response_and_numbers_where_a_token_is_predicte
     assert stands[0] == stands[1]  # held-out prompts are drawn beside the run
     assert stands[0].in_flight is None
     assert stands[0].num_admitted == BATCH
-    assert num_held_out == 40
+    assert num_held_out == NUM_HELD_OUT
 
 
 def _in_two_parts(path: Path, generation: dict[str, int]) -> tuple[list[Held], list[Held], int]:

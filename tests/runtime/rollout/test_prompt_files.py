@@ -107,7 +107,7 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are(
     ("name", "text", "said"),
     [
         ("a.jsonl", '{"question": 1', "line 1 is not a JSON object"),
-        ("a.jsonl", "[1]", "line 1 is not an object with a 'question'; give its name"),
+        ("a.jsonl", "[1]", "line 1 is not a JSON object; write one on every line"),
         ("a.parquet", "none", "cannot be read: .*; write the file again"),
         ("a.arrow", "none", "cannot be read: .*; write the file again"),
     ],
