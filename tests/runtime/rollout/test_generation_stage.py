@@ -31,7 +31,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def batch(step: int, *, held_out: bool = False) -> StepExperience:
-    return StepExperience(step=step, rows=range(NUM_HELD_OUT if held_out else BATCH), held_out="held_out" if held_out else "")
+    return StepExperience(
+        step=step, rows=range(NUM_HELD_OUT if held_out else BATCH), held_out="held_out" if held_out else ""
+    )
 
 
 def held(found: StepExperience) -> Held:
