@@ -619,6 +619,7 @@ class AnalyticModel(QueryLoop):
             element_bytes=self._size,
             framework=self._framework,
             image_seconds=self._image_seconds(query),
+            distribution_seconds=self._distribution_seconds(query),
         )
 
     def _image_seconds(self, query: StageQuery) -> float:
@@ -628,6 +629,15 @@ class AnalyticModel(QueryLoop):
             return 0.0
         key = query.model, query.stage.generates, query.stage.is_quantised
         return self._image_times.memoize(key, lambda: self._shards(query)[1].image_seconds(images))
+
+    def _distribution_seconds(self, query: StageQuery) -> float:
+        """Return the mean seconds of the distributions over a row's response, on a rank with the whole vocabulary."""
+        stage = query.stage
+        if not stage.top_tokens:
+            return 0.0
+        whole = self._shards(replace(query, layout=Layout()))[1]
+        per_token = whole.distribution_seconds(trains=stage.trains)
+        return stage.num_distributions * self._workload.response_lengths.mean * per_token
 
     def _network(self, framework: Framework) -> Network:
         """Return the collective times between ranks that run this framework."""

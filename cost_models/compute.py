@@ -57,6 +57,12 @@ _SCORE_BYTES, _SCORE_BACKWARD_BYTES = 13, 19
 """Traffic per score when scores are stored in 16 bits: two products, softmax, and dropout with a one-byte mask, each
 reading and writing (Korthikanti et al., arXiv:2205.05198, section 4.1, lists what is stored)."""
 
+_TOP_TOKEN_BYTES = (54, 54 + 30)
+"""Traffic per logit of a distribution that is cut to a teacher's likeliest tokens, without and with a gradient, by
+torch operators: keys of 8 bytes, which are widened, ordered, shifted, joined and selected, or a student's scaling,
+maximum and exponentials; backward, probabilities, their products and a cast gradient. Counted from the operators, not
+measured."""
+
 _CAST_BYTES = 4
 """Traffic per element that is cast to 8 bits: 16 bits are read, and 8 written twice."""
 
@@ -309,6 +315,11 @@ class AnalyticShard(Shard):
             (self._expert_share, model.adapted_mlp(shared)),
         )
         return [(share, LowRank(model, self._kernels, size, linears)) for share, linears in blocks if share and linears]
+
+    def distribution_seconds(self, *, trains: bool) -> float:
+        """Return the seconds of cutting the distribution of one prediction to a teacher's likeliest tokens; of a stage
+        that trains, those of the student's log-probabilities of these tokens, and of their gradient."""
+        return self._kernels.elementwise(self._outputs * _TOP_TOKEN_BYTES[trains])
 
     def image_seconds(self, images: Images) -> float:
         """Return the mean seconds of encoding the images of a prompt; 0 for a model of text."""

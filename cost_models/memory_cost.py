@@ -40,6 +40,20 @@ from meshwright.profiles.workload import Workload
 REFIT_BUFFER, GATHERED_WEIGHTS = "refit buffer", "gathered weights"
 """Names of the terms for the trained weights that arrive in a refit, and after an update."""
 
+DISTRIBUTIONS = "teachers' distributions"
+"""Name of the terms for the likeliest tokens of teachers and their log-probabilities, in seconds and in memory."""
+
+_TEACHER_OUTCOME_BYTES = 20
+"""Bytes of a reported token on a teacher's rank: its key, its number twice and its log-probability
+(`runtime.training.trainer.forward_distributions`)."""
+
+_STUDENT_OUTCOME_BYTES = 36
+"""Bytes of a token of a teacher on a student's rank: its number as int64, two log-probabilities, their difference, two
+products, and the gradients of two of these (`runtime.training.distillation`)."""
+
+_REPORTED_BYTES = 8
+"""Bytes of a token and its log-probability in the experience; the rest has a log-probability alone."""
+
 _FP32_BYTES = 4
 """Bytes of an element that is always in fp32, whatever the model computes in."""
 
@@ -453,11 +467,12 @@ class RankMemory(Generic[N]):
     def memory(self: RankMemory[float], schedule: Schedule) -> Memory:
         state: _State[float] = self.state(schedule.offload)
         working: _WorkingMemory[float] = self._known_working_memory(schedule)
-        offloaded = cost_of(state.offloaded)
+        offloaded, experience = cost_of(state.offloaded), TermSums[float]()
+        experience.add(DISTRIBUTIONS, self._experience_bytes())
         return Memory(
             resident=cost_of([*state.resident, *working.cached]),
             transient=offloaded + cost_of(working.running),
-            host=offloaded,
+            host=offloaded + cost_of(experience.addends),
         )
 
     def totals(self, settings: PassSettings[N], state: _State[N]) -> tuple[N, N, N, N]:
@@ -467,7 +482,7 @@ class RankMemory(Generic[N]):
             _total(state.resident + working.cached),
             state.weights,
             _total(state.offloaded + working.running),
-            _total(state.offloaded),
+            _total(state.offloaded) + self._experience_bytes(),
         )
 
     def kv_cache_bytes(self, _schedule: Schedule) -> float:
@@ -661,6 +676,8 @@ class RankMemory(Generic[N]):
             chunk_bytes = 0 * chunk_bytes
             self._add_sampling_mask(tally, tokens * num_kept * KEPT_LOGIT_BYTES)
         gradients = trains * (2 if self._model.logits_cap else 1)
+        if self._stage.top_tokens:
+            self._add_distributions(tally, tokens, trains=trains)
         num_bytes = elements * (1 + gradients) * self._size + chunk_bytes
         if trains and self._logit_bytes:
             num_bytes = elements * self._logit_bytes
@@ -679,6 +696,23 @@ class RankMemory(Generic[N]):
             num_bytes = num_bytes + workload.batch_size * workload.sampled_lengths.mean * set_bytes
             num_bytes = num_bytes + self._rows * workload.mean_tokens * set_bytes
         tally.add(SAMPLING_MASK_BYTES, num_bytes)
+
+    def _add_distributions(self, tally: TermSums[N], tokens: N, *, trains: bool) -> None:
+        """Add the outcomes of the teachers' distributions of a micro-batch, one more than the tokens of each, and in
+        training their gradient of the logits, which is beside that of the sampled tokens."""
+        per_outcome = _STUDENT_OUTCOME_BYTES if trains else _TEACHER_OUTCOME_BYTES
+        outcomes = tokens * self._stage.num_distributions * (self._stage.top_tokens + 1)
+        num_bytes = per_outcome * outcomes + trains * tokens * self._sizes.vocab_size * self._size
+        tally.add(DISTRIBUTIONS, where(self._part.is_last, num_bytes, 0 * num_bytes))
+
+    def _experience_bytes(self) -> float:
+        """Return the bytes of the teachers' distributions over a whole batch of responses of mean length, which a rank
+        that trains has in host memory."""
+        stage, workload = self._stage, self._workload
+        if not stage.trains or not stage.top_tokens:
+            return 0.0
+        per_token = _REPORTED_BYTES * stage.top_tokens + _FP32_BYTES
+        return stage.num_distributions * workload.batch_size * workload.response_lengths.mean * per_token
 
 
 ENGINE_PROCESS = "engine process"

@@ -28,7 +28,7 @@ from meshwright.cost_models.communication import (
 from meshwright.cost_models.compute import AnalyticShard, PassColumns, Passes, PassSeconds, Shard
 from meshwright.cost_models.cost import Addend, Source, TermSums, source_where
 from meshwright.cost_models.image_costs import IMAGE_ENCODER
-from meshwright.cost_models.memory_cost import LayoutMemory
+from meshwright.cost_models.memory_cost import DISTRIBUTIONS, LayoutMemory
 from meshwright.cost_models.micro_batches import MicroBatches
 from meshwright.cost_models.params import ShardedModel, StagePart
 from meshwright.cost_models.protocol import Bytes, Memo
@@ -51,6 +51,10 @@ UPDATE = GRADIENTS, OPTIMIZER, PARAMETERS, TIED
 
 _LOGPROB_BYTES = (4, 12)
 """Bytes per token of the two reductions of vocabulary-parallel log-probabilities: the maximum, then three sums."""
+
+_KEY_BYTES, _FP32_BYTES = 8, 4
+"""Bytes of the key that orders a token among the likeliest ones (`runtime.model.distributions`), and of its
+log-probability."""
 
 
 Batches: TypeAlias = tuple[MicroBatches, ...]
@@ -136,7 +140,8 @@ class Pipeline(Generic[N]):
     """Costs of one pass over a batch by one data-parallel replica, and of an optimizer update.
 
     Each cost is a number for one choice of a stage, or an array, [choices], for several. `image_seconds` are those of
-    encoding the images of one row.
+    encoding the images of one row, and `distribution_seconds` those of a teacher's distributions over the response of
+    one row, on a rank with the whole vocabulary.
     """
 
     stage: Stage
@@ -147,6 +152,7 @@ class Pipeline(Generic[N]):
     element_bytes: int
     framework: Framework
     image_seconds: float = 0.0
+    distribution_seconds: float = 0.0
 
     def addends(self, compute: BatchCompute[N]) -> list[Addend[N]]:
         """Return the seconds over the micro-batches, forward-only or 1F1B, without the optimizer.
@@ -292,8 +298,24 @@ class Pipeline(Generic[N]):
         if not model.scalar_head:
             for num_bytes in _LOGPROB_BYTES:
                 at_ends = at_ends + self.network.seconds(ALL_REDUCE, tensor, num_bytes * num_tokens)[0]
+        if self.stage.top_tokens:
+            at_ends = at_ends + self._distribution_exchange(num_tokens)
         source = source_where(is_sequence_parallel, scatter_source, reduce_source)
         return per_layer * (1 - self.framework.hidden_exchanges), at_ends, source
+
+    def _distribution_exchange(self, num_tokens: N) -> N:
+        """Return the tensor-parallel seconds of the distributions of one micro-batch: the keys of the likeliest tokens
+        of each rank are gathered by a teacher, and the log-probabilities of the selected tokens are reduced by all.
+
+        Predictions of prompts are counted too, though none of them has a distribution.
+        """
+        tensor, number = self.groups.tensor, self.stage.num_distributions
+        size = num_tokens * self.stage.top_tokens
+        reduced = self.network.seconds(ALL_REDUCE, tensor, _FP32_BYTES * size)[0]
+        if self.stage.trains:
+            return number * reduced
+        gathered = self.network.seconds(ALL_GATHER, tensor, _KEY_BYTES * size * self.shards.layout.tp)[0]
+        return number * (reduced + gathered)
 
     @cached_property
     def _num_tensor_blocks(self) -> N:
@@ -441,6 +463,10 @@ def step_addends(pipeline: Pipeline[N], compute: BatchCompute[N], updates: Updat
     one_pass: list[Addend[N]] = pipeline.addends(compute)
     if pipeline.image_seconds:
         one_pass.append((IMAGE_ENCODER, num_rows * pipeline.image_seconds, Source.ANALYTIC))
+    if pipeline.distribution_seconds:
+        layout = pipeline.shards.layout
+        per_row = pipeline.distribution_seconds / (layout.tp * layout.cp)
+        one_pass.append((DISTRIBUTIONS, num_rows * per_row, Source.ANALYTIC))
     if not updates.number:
         return one_pass
     update: list[Addend[N]] = pipeline.update_addends((updates.layer, updates.ends), updates.source)

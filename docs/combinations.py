@@ -301,12 +301,14 @@ def completions(pair: Combination) -> Iterator[Combination]:
     """The pair with what it leaves open, the plainest first."""
     axes = {BY_NAME[name].axis for name in pair}
     algorithms = ("own",) if "judge" in pair else ("reinforce++", "grpo", "ppo", "distill", "own")
-    for algorithm, groups, scores in itertools.product(algorithms, ((), ("groups",)), ("model", "host")):
+    for algorithm, groups, scores in itertools.product(algorithms, ((), ("groups",)), ("", "model", "host")):
         names = set(pair)
         if "algorithm" not in axes:
             names.add(algorithm)
         names |= set(groups)
-        if "scores" not in axes and "distill" not in names:
+        if "scores" not in axes and not scores and "distill" not in names:
+            continue  # only teachers need nothing beside them that scores
+        if "scores" not in axes and scores:
             names.add(scores)
         yield frozenset(names)
 

@@ -4,12 +4,11 @@ PPO (arXiv:1707.06347) has a reward model, a critic and a KL penalty to a refere
 (arXiv:2402.14740) and REINFORCE++ (arXiv:2501.03262) compare the samples of a step with each other and have no critic;
 the reference is optional. On-policy distillation (Lu et al., On-Policy Distillation, Thinking Machines Lab, 2025; GKD,
 arXiv:2306.13649; MiniLLM, arXiv:2306.08543) samples from a student, the actor, and trains it on the log-probabilities
-that teachers give the samples; nothing else scores them.
+that teachers give the samples, alone or beside rewards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from typing import Literal, TypeAlias
@@ -22,6 +21,8 @@ from meshwright.profiles.stages import (
     REWARDS,
     SAMPLING_MASK,
     TEACHER_LOGPROBS,
+    TEACHER_TOP_LOGPROBS,
+    TEACHER_TOP_TOKENS,
     TEACHERS,
     HostStage,
     Mode,
@@ -89,14 +90,18 @@ _PROXIMAL = Stage(
 )
 
 
-def _teacher_stage(role: Role) -> Stage:
+def _teacher_stage(role: Role, top_tokens: int) -> Stage:
+    """The inference of a teacher. One that reports `top_tokens` of each prediction does so for responses alone: it also
+    reads where they begin, which no chunk of a stream says."""
+    distributions = (TEACHER_TOP_TOKENS[role], TEACHER_TOP_LOGPROBS[role]) if top_tokens else ()
     return Stage(
         name=f"{role}_logprob",
         role=role,
         modes=(Mode.FORWARD,),
-        reads=("tokens",),
-        writes=(TEACHER_LOGPROBS[role],),
-        may_stream=True,
+        reads=("tokens", "prompt_lengths") if top_tokens else ("tokens",),
+        writes=(TEACHER_LOGPROBS[role], *distributions),
+        may_stream=not top_tokens,
+        top_tokens=top_tokens,
     )
 
 
@@ -116,7 +121,7 @@ def graph_of(
     algorithm: Algorithm,
     *,
     has_ref: bool = True,
-    has_reward: bool = True,
+    has_reward: bool | None = None,
     has_environment: bool = False,
     has_turns: bool = False,
     ref_is_base: bool = False,
@@ -124,22 +129,26 @@ def graph_of(
     has_waves: bool = False,
     has_filter: bool = False,
     old_logprobs: OldLogprobs = "recompute",
+    teacher_top_k: int | None = None,
 ) -> StageGraph:
     """Return the graph of an algorithm with or without a reference model, a reward model and rewards on hosts.
 
-    PPO always has a reference. `has_environment`: rewards are computed on hosts. `has_turns`: the critic of multi-turn
+    PPO always has a reference, and `distill`, which alone has teachers, never. Only `distill` has no reward model by
+    default. `has_environment`: rewards are computed on hosts. `has_turns`: the critic of multi-turn
     rollouts also reads which tokens were sampled.
     `ref_is_base`: the reference is the actor without its adapter. `has_waves`: prompts are sampled in waves, and other
     stages wait for the scores of the reward model, which select the groups. `has_filter`: the best samples of each
-    prompt are selected, so that no stage streams. `num_teachers` is used by `distill` only, which has no other scores.
-    `old_logprobs`: only with "recompute" the actor has a forward pass of its own before the updates.
+    prompt are selected, so that no stage streams. `old_logprobs`: only with "recompute" the actor has a forward pass of
+    its own before the updates. `teacher_top_k`: each teacher reports so many tokens of every prediction.
     """
     proximal = (_PROXIMAL,) if old_logprobs == "recompute" else ()
-    if algorithm == "distill":
-        return _distillation(TEACHERS[:num_teachers], proximal)
-    is_ppo = algorithm == "ppo"
-    ref = replace(_REF, base_of=Role.ACTOR) if ref_is_base else _REF
-    inferences = [ref] if has_ref or is_ppo else []
+    is_ppo, is_distillation = algorithm == "ppo", algorithm == "distill"
+    top_tokens = (teacher_top_k or 0) if is_distillation else 0
+    has_reward = not is_distillation if has_reward is None else has_reward
+    if is_distillation:
+        inferences = [_teacher_stage(role, top_tokens) for role in TEACHERS[:num_teachers]]
+    else:
+        inferences = [replace(_REF, base_of=Role.ACTOR) if ref_is_base else _REF] if has_ref or is_ppo else []
     inferences += [_VALUE, *proximal] if is_ppo else proximal
     if has_filter or (has_reward and has_waves):
         # Stages work on the selected samples only. The selection needs the scores of whole samples, so that they cannot
@@ -149,18 +158,12 @@ def graph_of(
     inferences = [replace(_SCORE, may_stream=not has_filter), *inferences] if has_reward else inferences
     reads = (*_SEQUENCE_FIELDS, *(field for stage in inferences for field in stage.writes))
     reads += (REWARDS, REWARD_SECONDS) if has_environment else ()
-    training = [_training_stage(Role.ACTOR, *reads, *_SAMPLING_FIELDS)]
+    training = [replace(_training_stage(Role.ACTOR, *reads, *_SAMPLING_FIELDS), top_tokens=top_tokens)]
     # `versions` marks the tokens that were not sampled, which a tool has appended.
     critic_reads = (*reads, *(("versions",) if has_turns else ()))
     critic_reads += () if proximal else (BEHAVIOUR_LOGPROBS,)  # the KL penalty in its returns
     training += [_training_stage(Role.CRITIC, *critic_reads)] if is_ppo else []
     return StageGraph((_GENERATE, *inferences, *training), (_HOST_REWARDS,) if has_environment else ())
-
-
-def _distillation(teachers: Iterable[Role], proximal: tuple[Stage, ...]) -> StageGraph:
-    inferences = (*map(_teacher_stage, teachers), *proximal)
-    reads = (*_SEQUENCE_FIELDS, *(field for stage in inferences for field in stage.writes))
-    return StageGraph((_GENERATE, *inferences, _training_stage(Role.ACTOR, *reads, *_SAMPLING_FIELDS)))
 
 
 def with_sampling_mask(graph: StageGraph) -> StageGraph:

@@ -63,6 +63,14 @@ TEACHERS = (Role.TEACHER, Role.TEACHER_2, Role.TEACHER_3, Role.TEACHER_4)
 TEACHER_LOGPROBS: Mapping[Role, str] = {role: f"{role}_logprobs" for role in TEACHERS}
 """Field of the experience with the log-probabilities of each teacher."""
 
+TEACHER_TOP_TOKENS: Mapping[Role, str] = {role: f"{role}_top_tokens" for role in TEACHERS}
+"""Field with each teacher's k likeliest tokens at every position that predicts a token of the response, one position
+after the other."""
+
+TEACHER_TOP_LOGPROBS: Mapping[Role, str] = {role: f"{role}_top_logprobs" for role in TEACHERS}
+"""Field with the log-probabilities of those k tokens and, after them, of all other tokens together: k + 1 for each
+position."""
+
 
 class Mode(StrEnum):
     """The computation mode of a stage, which determines how it uses the hardware."""
@@ -80,7 +88,8 @@ class Stage:
     `is_trained`: some stage of the graph trains the weights that this stage uses. `may_stream`: the stage can read
     responses in chunks while they are generated. `base_of`: the role whose weights, without the adapter, this stage
     uses. `is_quantised`: linear layers have weights in 8-bit floats, in a copy of the weights that no other stage uses.
-    `judges`: the stage generates a verdict on each sequence, and its score is read off the verdict.
+    `judges`: the stage generates a verdict on each sequence, and its score is read off the verdict. `top_tokens`: the
+    number of likeliest tokens of each prediction that a teacher reports, and that the loss of a student compares.
     """
 
     name: str
@@ -93,6 +102,7 @@ class Stage:
     base_of: Role | None = None
     is_quantised: bool = False
     judges: bool = False
+    top_tokens: int = 0
 
     @cached_property
     def trains(self) -> bool:
@@ -111,6 +121,12 @@ class Stage:
     def copied_role(self) -> Role:
         """The role whose copies of the weights this stage may use."""
         return self.base_of or self.role
+
+    @cached_property
+    def num_distributions(self) -> int:
+        """Number of teachers whose likeliest tokens this stage reports, or reads to learn from them."""
+        fields = TEACHER_TOP_TOKENS.values()
+        return sum(field in fields for field in (self.reads if self.trains else self.writes))
 
     @property
     def needs_refit(self) -> bool:
@@ -134,11 +150,20 @@ class FieldType(NamedTuple):
     """The values of one field of the experience: one per token, or with `per_sequence` one per sequence. `KEPT_TOKENS`
     has several per sampled token.
 
-    `dtype` is the name of a torch dtype.
+    A field of `distributions` has k values for each token of the response, and `num_added` more. `dtype` is the name
+    of a torch dtype.
     """
 
     dtype: Literal["int64", "int32", "uint8", "float32"] = "float32"
     per_sequence: bool = False
+    distributions: bool = False
+    num_added: int = 0
+
+    def num_values(self, prompt: float, response: float, top_tokens: int) -> float:
+        """Number of values of a sequence whose prompt and response have these tokens, or of the mean sequence."""
+        if self.per_sequence:
+            return 1
+        return response * (top_tokens + self.num_added) if self.distributions else prompt + response
 
     @property
     def num_bytes(self) -> int:
@@ -156,6 +181,8 @@ _FIELD_TYPES = {
     "versions": FieldType("int32"),
     KEPT_TOKENS: FieldType("int32"),
     KEPT_COUNTS: FieldType("int32"),
+    **{field: FieldType("int32", distributions=True) for field in TEACHER_TOP_TOKENS.values()},
+    **{field: FieldType(distributions=True, num_added=1) for field in TEACHER_TOP_LOGPROBS.values()},
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias, get_args
 
-from meshwright.planner.job.algorithm_settings import LearningSettings
+from meshwright.planner.job.algorithm_settings import Distill, LearningSettings, RewardedSettings
 from meshwright.planner.job.custom_graph import OwnGraph, is_same_graph
 from meshwright.profiles.algorithms import GROUP_ALGORITHMS, Algorithm, OldLogprobs, graph_of, with_sampling_mask
 from meshwright.profiles.model_shape import ModelSpec
@@ -25,6 +25,7 @@ def graph_for(
     has_environment: bool = False,
     ref_is_base: bool = False,
     old_logprobs: OldLogprobs = "recompute",
+    teacher_top_k: int | None = None,
 ) -> StageGraph:
     """The stage graph of a job that has models of these roles."""
     if isinstance(algorithm, OwnGraph):
@@ -32,7 +33,7 @@ def graph_for(
     graph = graph_of(
         algorithm,
         has_ref=Role.REF in roles,
-        has_reward=Role.REWARD in roles or not has_environment,
+        has_reward=Role.REWARD in roles or not (has_environment or algorithm == "distill"),
         has_environment=has_environment,
         has_turns=workload.turns is not None,
         ref_is_base=ref_is_base,
@@ -40,6 +41,7 @@ def graph_for(
         has_waves=workload.dynamic_sampling is not None,
         has_filter=workload.best_of is not None,
         old_logprobs=old_logprobs,
+        teacher_top_k=teacher_top_k,
     )
     graph = with_sampling_mask(graph) if workload.kept_tokens else graph
     return replace(graph, selects_samples=True) if workload.selects_samples else graph
@@ -114,6 +116,44 @@ def require_teacher_weights(weights: Sequence[float], roles: Iterable[Role]) -> 
         )
 
 
+def require_distillation(
+    settings: Distill, algorithm: AnyAlgorithm, roles: Collection[Role], *, has_environment: bool
+) -> None:
+    """Raises ValueError for the first setting of a distillation that has no effect in its job: one of rewards without
+    any, or whole distributions in a graph of the job's own."""
+    require_teacher_weights(settings.teacher_weights, roles)
+    if settings.teacher_top_k and isinstance(algorithm, OwnGraph):
+        raise ValueError(
+            f"distill.teacher_top_k={settings.teacher_top_k}: an inference of the job's own graph writes one field, "
+            "and a teacher's distributions are two more; name algorithm: distill, or remove it"
+        )
+    if has_environment or Role.REWARD in roles:
+        return
+    default = Distill()
+    for name in (*RewardedSettings.model_fields, "distillation_weight", "normalise_by_std"):
+        value = getattr(settings, name)
+        if name not in LearningSettings.model_fields and value != getattr(default, name):
+            raise ValueError(
+                f"distill.{name}={value} concerns rewards, and the job has none; remove it, or add rewards or a reward "
+                "model"
+            )
+
+
+def teacher_top_k_violations(
+    top_k: int | None, algorithm: AnyAlgorithm, vocab_size: int, kept_tokens: int
+) -> Iterator[str]:
+    """One sentence for each reason why teachers cannot report so many tokens of each prediction."""
+    if top_k and algorithm != "distill":
+        yield f"teacher_top_k={top_k}: only algorithm=distill has teachers that report it; remove it."
+    if top_k and top_k > vocab_size:
+        yield f"teacher_top_k={top_k} is more than the {vocab_size} tokens of the vocabulary; use {vocab_size} or less."
+    if top_k and kept_tokens:
+        yield (
+            f"teacher_top_k={top_k} compares distributions over the whole vocabulary, and workload.kept_tokens="
+            f"{kept_tokens} makes them those over the sampling mask; remove one of the two."
+        )
+
+
 def require_trained_adapters(roles: Iterable[Role], trained: Collection[Role]) -> None:
     """Raises ValueError if `roles`, whose models have adapters, contain another than the actor and the critic, or one
     that the job does not train."""
@@ -141,8 +181,6 @@ def _violations(
 ) -> Iterator[str]:
     described = str(algorithm) if isinstance(algorithm, OwnGraph) else f"algorithm={algorithm}"
     graph = graph_for(algorithm, roles, workload, has_environment=has_environment)
-    if algorithm == "distill" and has_environment:
-        yield "rewards: algorithm=distill learns from its teachers and pays no rewards; remove them"
     for role in Role:
         if role in graph.roles and role not in roles:
             yield f"missing key 'models.{role}': {described} has a stage of that role; add it"
@@ -155,19 +193,26 @@ def _violations(
             f"missing key 'rewards': {described} has the stage {ENVIRONMENT}; add what it scores by, or remove the "
             "stage"
         )
-    if workload.dynamic_sampling and isinstance(algorithm, OwnGraph):
+    if workload.dynamic_sampling:
         yield from _wave_violations(algorithm)
-    elif workload.dynamic_sampling and algorithm not in GROUP_ALGORITHMS:
-        yield (
-            f"workload.dynamic_sampling: {described} does not compare the samples of a group; use "
-            f"{' or '.join(GROUP_ALGORITHMS)}, or remove it"
-        )
-    yield from _filter_violations(algorithm, described, workload)
+    is_rewarded = has_environment or Role.REWARD in roles
+    yield from _filter_violations(algorithm, described, workload, is_rewarded=is_rewarded)
     yield from _mask_violations(algorithm, described, workload)
-    if algorithm in GROUP_ALGORITHMS and workload.group_size == 1:
+    if workload.group_size == 1:
+        yield from _single_sample_violations(algorithm, is_rewarded=is_rewarded)
+
+
+def _single_sample_violations(algorithm: AnyAlgorithm, *, is_rewarded: bool) -> Iterator[str]:
+    """Rules about algorithms that compare the samples of a prompt, of which there is only one."""
+    if algorithm in GROUP_ALGORITHMS:
         yield (
             f"workload.group_size=1: algorithm={algorithm} compares the samples of a prompt with each other; use 2 or "
             "more"
+        )
+    if algorithm == "distill" and is_rewarded:
+        yield (
+            "workload.group_size=1: algorithm=distill compares the rewards of a prompt's samples with each other; use "
+            "2 or more, or remove the rewards"
         )
 
 
@@ -180,8 +225,25 @@ def _mask_violations(algorithm: AnyAlgorithm, described: str, workload: Workload
         )
 
 
-def _wave_violations(algorithm: OwnGraph) -> Iterator[str]:
-    """Rules about an own graph with dynamic sampling: what a wave is selected by, and what waits for the selection."""
+def _wave_violations(algorithm: AnyAlgorithm) -> Iterator[str]:
+    """Rules about dynamic sampling: which algorithms drop groups of equal rewards, and for an own graph what a wave is
+    selected by, and what waits for the selection."""
+    if algorithm == "distill":
+        yield (
+            "workload.dynamic_sampling drops groups whose samples have the same reward, and algorithm=distill learns "
+            "from the tokens of these too; remove it"
+        )
+    elif not isinstance(algorithm, OwnGraph) and algorithm not in GROUP_ALGORITHMS:
+        yield (
+            f"workload.dynamic_sampling: algorithm={algorithm} does not compare the samples of a group; use "
+            f"{' or '.join(GROUP_ALGORITHMS)}, or remove it"
+        )
+    if isinstance(algorithm, OwnGraph):
+        yield from _unselected_stages(algorithm)
+
+
+def _unselected_stages(algorithm: OwnGraph) -> Iterator[str]:
+    """One sentence for each stage of an own graph that does not wait for the groups that it works on."""
     trained = algorithm.trained
     scores = [
         (stage.name, field)
@@ -205,12 +267,14 @@ def _wave_violations(algorithm: OwnGraph) -> Iterator[str]:
                 )
 
 
-def _filter_violations(algorithm: AnyAlgorithm, described: str, workload: Workload) -> Iterator[str]:
+def _filter_violations(
+    algorithm: AnyAlgorithm, described: str, workload: Workload, *, is_rewarded: bool
+) -> Iterator[str]:
     """Rules about best-of-n: a graph with a filter needs the number of samples of each prompt, and the other way
     round."""
     filter_stage = algorithm.filter if isinstance(algorithm, OwnGraph) else None
-    if workload.best_of and algorithm == "distill":
-        yield "workload.best_of: algorithm=distill pays no rewards that a sample could be best by; remove it"
+    if workload.best_of and algorithm == "distill" and not is_rewarded:
+        yield "workload.best_of: no rewards say which sample is best; add rewards, or remove it"
     if workload.best_of and isinstance(algorithm, OwnGraph) and not filter_stage:
         yield (
             f"workload.best_of: {described} has no stage that keeps the best samples; add one of kind=filter, or "

@@ -262,11 +262,41 @@ Weight = Annotated[float, Field(gt=0)]
 _WEIGHTS = "weights of the teachers in the mean of their log-probabilities, in their order; default: equal"
 
 
-class Distill(LearningSettings):
-    """Settings of a student that learns its teachers' log-probabilities of its own samples; equations and sources are
-    in `runtime.training.distillation`."""
+Divergence = Literal["reverse", "forward"]
+"""The divergence from a teacher's distribution that a student minimises; see `runtime.training.distillation`."""
+
+TEACHER_TOP_K = (
+    "likeliest tokens of each prediction whose log-probabilities a teacher reports, and that the student learns; "
+    "default: none, and the student learns from the sampled token alone"
+)
+"""Description of the key `teacher_top_k` of a distillation and of its facts."""
+
+_DIVERGENCE = (
+    "reverse: KL(student || teacher); forward: KL(teacher || student), which only whole distributions (teacher_top_k) "
+    "have"
+)
+_DISTILLATION_WEIGHT = "weight of the distillation beside the advantages of rewards"
+_GROUP_STD = "divide the advantages of rewards by the standard deviation of the group's scores, as grpo does"
+
+
+class Distill(RewardedSettings):
+    """Settings of a student that learns its teachers' log-probabilities of its own samples, alone or beside rewards;
+    equations and sources are in `runtime.training.distillation`."""
 
     teacher_weights: tuple[Weight, ...] = Field(default=(), max_length=len(TEACHERS), description=_WEIGHTS)
+    teacher_top_k: int | None = Field(default=None, gt=0, description=TEACHER_TOP_K)
+    divergence: Divergence = Field(default="reverse", description=_DIVERGENCE)
+    distillation_weight: float = Field(default=1.0, gt=0, description=_DISTILLATION_WEIGHT)
+    normalise_by_std: bool = Field(default=True, description=_GROUP_STD)
+
+    @model_validator(mode="after")
+    def _divergence_of_whole_distributions(self) -> Self:
+        if self.divergence == "forward" and self.teacher_top_k is None:
+            raise ValueError(
+                "divergence=forward needs the teachers' distributions, and the student's own samples estimate the "
+                "reverse divergence alone; set teacher_top_k, or use reverse"
+            )
+        return self
 
     def shares(self, num_teachers: int) -> tuple[float, ...]:
         """The weights of the teachers, normalised to sum to 1."""

@@ -114,6 +114,15 @@ class OwnGraph(Document):
         return next((stage.judge for stage in self.stages if stage.judge), None)
 
     @cached_property
+    def scorers(self) -> tuple[OwnStage, ...]:
+        """The stages that score samples: a reward model and the environment."""
+        return tuple(
+            stage
+            for stage in self.stages
+            if stage.kind == "environment" or (stage.kind == "inference" and stage.role is Role.REWARD)
+        )
+
+    @cached_property
     def filter(self) -> OwnStage | None:
         """The stage that keeps the best samples, or None."""
         return next((stage for stage in self.stages if stage.kind == "filter"), None)

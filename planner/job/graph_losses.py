@@ -47,12 +47,14 @@ class StageLoss:
     `old_logprobs` is the field with the log-probabilities of the policy before the update: the actor's own, or for
     another policy those of its role. Its values come from `source`; with "training" they are those of the generator
     until the forward pass of the update has its own.
-    `advantages` and `function` are functions of the job's own, as module:function.
+    `is_rewarded`: the samples have scores of rewards, not of teachers. `advantages` and `function` are functions of the
+    job's own, as module:function.
     """
 
     old_logprobs: str = PROXIMAL
     source: OldLogprobs = "recompute"
     is_distillation: bool = False
+    is_rewarded: bool = True
     advantages: str | None = None
     function: str | None = None
 
@@ -71,11 +73,13 @@ def stage_loss(job: Job, stage: Stage) -> StageLoss:
             old_logprobs=old_logprobs_field(job),
             source=job.resolved_old_logprobs,
             is_distillation=learns_from_teachers,
+            is_rewarded=job.learns_from_rewards,
         )
     stated = next(own for own in job.algorithm.stages if own.name == stage.name)
     return StageLoss(
         old_logprobs=FIELD_OF_ROLE[stage.role] if is_policy else PROXIMAL,
         is_distillation=stated.loss == "distill" or learns_from_teachers,
+        is_rewarded=job.learns_from_rewards,
         advantages=stated.advantages,
         function=stated.loss if stated.loss not in (None, *LOSSES) else None,
     )
@@ -138,12 +142,8 @@ def _experience_violations(stages: Sequence[OwnStage]) -> Iterator[str]:
 
 def _scoring_violations(job: Job, stages: Sequence[OwnStage]) -> Iterator[str]:
     """Rules about what the job's settings need of the whole graph."""
-    scorers = _scorers(stages)
-    if isinstance(job.settings, Distill) and scorers:
-        yield (
-            f"{scorers[0].name} scores the samples, and the job's settings are {job.own_key}, which pays no rewards; "
-            "give the settings of another algorithm, and loss: distill to stages that learn from teachers."
-        )
+    assert isinstance(job.algorithm, OwnGraph)
+    scorers = job.algorithm.scorers
     if isinstance(job.settings, Distill) and not any(stage.role in TEACHERS for stage in stages):
         yield "the job's settings are distill, and no stage has a teacher's log-probabilities; add an inference of one."
     if not isinstance(job.settings, Distill) and not scorers:
@@ -163,7 +163,8 @@ def _scoring_violations(job: Job, stages: Sequence[OwnStage]) -> Iterator[str]:
             "workload.dynamic_sampling drops groups whose samples have the same reward, and the job's settings are "
             f"{job.own_key}, which learns from these too; give the settings of grpo or rloo, or remove it."
         )
-    if isinstance(job.settings, GRPO | RLOO) and job.workload.group_size == 1:
+    compares = isinstance(job.settings, GRPO | RLOO) or (isinstance(job.settings, Distill) and bool(scorers))
+    if compares and job.workload.group_size == 1:
         yield (
             f"workload.group_size=1: {job.own_key} compares the samples of a prompt with each other; use 2 or more, or "
             "other settings."
@@ -183,7 +184,8 @@ def _input_violations(job: Job, stage: OwnStage, stages: Sequence[OwnStage]) -> 
         for teacher in (other for other in stages if other.kind == "inference" and other.role in TEACHERS):
             if not set(teacher.writes) <= set(stage.reads):
                 yield f"{stage.name} must read {teacher.writes[0]}, from which samples are scored; add it to its reads."
-    for scorer in _scorers(stages):
+    assert isinstance(job.algorithm, OwnGraph)
+    for scorer in job.algorithm.scorers:
         field = REWARDS if scorer.kind == "environment" else FIELD_OF_ROLE[Role.REWARD]
         if field not in stage.reads:
             yield f"{stage.name} must read {field}, from which its rewards are computed; add it to its reads."
@@ -223,12 +225,3 @@ def _advantage_violations(job: Job, stage: OwnStage, loss: str) -> Iterator[str]
             f"{stage.name} has the advantages of PPO and does not read values; add it to its reads, or give "
             "advantages: module:function."
         )
-
-
-def _scorers(stages: Sequence[OwnStage]) -> list[OwnStage]:
-    """The stages that score samples: a reward model and the environment."""
-    return [
-        stage
-        for stage in stages
-        if stage.kind == "environment" or (stage.kind == "inference" and stage.role is Role.REWARD)
-    ]

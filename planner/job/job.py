@@ -21,15 +21,25 @@ from meshwright.planner.job.algorithm_rules import (
     AnyAlgorithm,
     graph_for,
     presets_with_graph,
+    require_distillation,
     require_limited_sets,
     require_ref_is_base,
     require_reference,
     require_roles,
     require_settings_of_graph,
-    require_teacher_weights,
     require_trained_adapters,
+    teacher_top_k_violations,
 )
-from meshwright.planner.job.algorithm_settings import GRPO, PPO, RLOO, SETTINGS, Distill, LearningSettings, Reinforce
+from meshwright.planner.job.algorithm_settings import (
+    GRPO,
+    PPO,
+    RLOO,
+    SETTINGS,
+    TEACHER_TOP_K,
+    Distill,
+    LearningSettings,
+    Reinforce,
+)
 from meshwright.planner.job.custom_graph import OwnGraph
 from meshwright.planner.job.engine_environments import EngineEnvironments
 from meshwright.planner.job.evaluation import Evaluation, evaluation_violations
@@ -194,7 +204,7 @@ class Job(Document):
         require_reference(self.own_key, self.settings, self.models.roles)
         require_limited_sets(self.workload.kept_tokens, self.settings, self.own_key)
         if isinstance(self.settings, Distill):
-            require_teacher_weights(self.settings.teacher_weights, self.models.roles)
+            require_distillation(self.settings, self.algorithm, self.models.roles, has_environment=bool(self.rewards))
         job = self._without_default_penalty()
         for sentence in job._old_logprobs_violations():
             raise ValueError(sentence)
@@ -235,6 +245,15 @@ class Job(Document):
         presets = self.presets
         named = presets if len(presets) == 1 else [one for one in presets if SETTINGS_KEYS[one] == self.own_key]
         return next(iter(named), None)
+
+    @property
+    def learns_from_rewards(self) -> bool:
+        """True unless teachers alone say what is learned."""
+        if not isinstance(self.settings, Distill):
+            return True
+        if isinstance(self.algorithm, OwnGraph):
+            return bool(self.algorithm.scorers)
+        return bool(self.rewards) or Role.REWARD in self.models.roles
 
     @property
     def all_rewards(self) -> tuple[Reward, ...]:
@@ -372,6 +391,7 @@ class Facts(Document):
     controllers: bool = Field(default=False, description=_CONTROLLERS)
     cache_after_refit: CacheAfterRefit = Field(default="keep", description=_CACHE)
     old_logprobs: OldLogprobs = Field(default="recompute", description=OLD_LOGPROBS)
+    teacher_top_k: int | None = Field(default=None, gt=0, description=TEACHER_TOP_K)
     engine: EngineName = Field(default=EAGER, description="generation engine")
     generation_weights: GenerationWeights | None = Field(default=None, description=_GENERATION_WEIGHTS)
     rewards: tuple[RewardLoad, ...] = Field(default=(), max_length=16, description=_LOADS)
@@ -386,6 +406,11 @@ class Facts(Document):
         if self.generation_weights:
             require_quantisable(self.models.actor, self.cluster, self.precision, self.engine)
         require_ref_is_base(self.models.by_name, self.graph.train_stage, ref_is_base=self.ref_is_base)
+        kept_tokens = self.workload.kept_tokens
+        for sentence in teacher_top_k_violations(
+            self.teacher_top_k, self.algorithm, self.models.actor.vocab_size, kept_tokens
+        ):
+            raise ValueError(sentence)
         for sentence in old_logprobs_violations(self.old_logprobs, self.algorithm, self.workload):
             raise ValueError(sentence)
         if self.workload.images and not self.models.actor.image_encoder:
@@ -405,6 +430,7 @@ class Facts(Document):
             has_environment=bool(self.rewards),
             ref_is_base=self.ref_is_base,
             old_logprobs=self.old_logprobs,
+            teacher_top_k=self.teacher_top_k,
         )
         return graph.with_quantised(GENERATE) if self.generation_weights else graph
 
@@ -441,6 +467,9 @@ def resolve(job: Job, directory: Path) -> Facts:
     by_name = {role.value: spec for role, spec in specs.items()}
     require_within_limits(by_name, cluster, job.workload, "job")
     require_none(position_violations(by_name, job.workload), "workload")
+    top_k = job.settings.teacher_top_k if isinstance(job.settings, Distill) else None
+    vocab_size, kept_tokens = specs[Role.ACTOR].vocab_size, job.workload.kept_tokens
+    require_none(teacher_top_k_violations(top_k, job.algorithm, vocab_size, kept_tokens), "distill")
     if judge:
         require_none(judge_violations(specs, judge, job.workload), "job")
     own_engine_name = own_engine(cluster.kind, has_experts=specs[Role.ACTOR].experts is not None)
@@ -456,6 +485,7 @@ def resolve(job: Job, directory: Path) -> Facts:
         controllers=job.controllers,
         cache_after_refit=job.cache_after_refit,
         old_logprobs=job.resolved_old_logprobs,
+        teacher_top_k=top_k,
         engine=own_engine_name if job.engine is None or job.engine == AUTO else job.engine,
         generation_weights=job.generation_weights,
         rewards=tuple(reward.load for reward in job.rewards),

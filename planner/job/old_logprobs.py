@@ -46,7 +46,7 @@ def old_logprobs_violations(old_logprobs: OldLogprobs, algorithm: AnyAlgorithm, 
         )
     if old_logprobs == "training" and algorithm == "distill":
         yield (
-            "old_logprobs=training: algorithm=distill computes its advantages from the student's log-probabilities "
+            "old_logprobs=training: algorithm=distill compares its teachers with the student's log-probabilities "
             "before the update; use recompute or generator"
         )
 

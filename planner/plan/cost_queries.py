@@ -102,7 +102,8 @@ def stage_transfers(facts: Facts, model: CostModel) -> tuple[StageTransfer, ...]
     transfers = []
     for producer, consumer, fields in facts.graph.edges:
         workload = facts.workload.candidates if processes_all_samples(facts.graph.by_name[consumer]) else facts.workload
-        num_bytes = sum(field_bytes(workload, field) for field in fields)
+        top_tokens = facts.graph.by_name[producer].top_tokens
+        num_bytes = sum(field_bytes(workload, field, top_tokens) for field in fields)
         cost = model.transfer_seconds(num_bytes)
         if producer == GENERATE:
             cost += min_reward_wait(facts, consumer)
@@ -112,11 +113,12 @@ def stage_transfers(facts: Facts, model: CostModel) -> tuple[StageTransfer, ...]
     return tuple(transfers)
 
 
-def field_bytes(workload: Workload, field: str) -> float:
-    """Bytes of one field for a whole batch. Sets of kept tokens are counted at their size limit, since how many tokens
-    `top_p` leaves follows from the weights."""
+def field_bytes(workload: Workload, field: str, top_tokens: int = 0) -> float:
+    """Bytes of one field for a whole batch, written by a stage with these `top_tokens`. Sets of kept tokens are counted
+    at their size limit, since how many tokens `top_p` leaves follows from the weights."""
     values = field_type(field)
-    per_sequence = 1 if values.per_sequence else workload.mean_tokens
+    prompt, response = workload.prompt_lengths.mean, workload.response_lengths.mean
+    num_values = values.num_values(prompt, response, top_tokens)
     if field == KEPT_TOKENS:
-        per_sequence = workload.kept_tokens * workload.sampled_lengths.mean
-    return float(workload.batch_size * per_sequence * values.num_bytes)
+        num_values = workload.kept_tokens * workload.sampled_lengths.mean
+    return float(workload.batch_size * num_values * values.num_bytes)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import combinations
 
+from meshwright.cost_models.memory_cost import DISTRIBUTIONS
 from meshwright.planner.plan.evaluate import (
     Times,
     fullest_rank,
@@ -301,9 +302,11 @@ def _host_memory_suffices(plan: Plan) -> Iterator[str]:
     for placement in plan.placements:
         _, share = available_bytes(plan.facts, plan.part_of(placement.stage))
         if placement.host.total > share:
+            is_experience = placement.host.amount(DISTRIBUTIONS) > share
+            way_out = "lower distill.teacher_top_k" if is_experience else "set its offload to none"
             yield (
                 f"{placement.stage} keeps {placement.host.total / 2**30:.1f} GiB for each rank in host memory, where "
-                f"{share / 2**30:.1f} GiB are available to it; set its offload to none."
+                f"{share / 2**30:.1f} GiB are available to it; {way_out}."
             )
 
 

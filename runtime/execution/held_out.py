@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from meshwright.planner.job.algorithm_settings import Distill
-from meshwright.planner.job.evaluation import HELD_OUT, Evaluation
+from meshwright.planner.job.evaluation import HELD_OUT
 from meshwright.planner.job.graph_losses import PROXIMAL, old_logprobs_field
 from meshwright.planner.job.job import Job
 from meshwright.profiles.stages import REWARDS, TEACHER_LOGPROBS
@@ -18,14 +18,14 @@ from meshwright.runtime.records.version_gap import Gap
 from meshwright.runtime.training.versions import generator_gap
 
 
-def evaluated_fields(evaluation: Evaluation, name: str) -> tuple[str, ...]:
+def evaluated_fields(job: Job, name: str) -> tuple[str, ...]:
     """Return the fields that an evaluation on a held-out set reads; it runs the stages that write them."""
-    scores = ("scores", *TEACHER_LOGPROBS.values()) if evaluation.scores_by_model(name) else ()
-    return ("tokens", PROXIMAL, *scores)
+    scores = ("scores",) if job.evaluation.scores_by_model(name) else ()
+    return ("tokens", PROXIMAL, *(TEACHER_LOGPROBS.values() if _is_scored_by_teachers(job, name) else scores))
 
 
 def _is_scored_by_teachers(job: Job, name: str) -> bool:
-    return isinstance(job.settings, Distill) and not job.evaluation.own_rewards(name)
+    return not (job.learns_from_rewards or job.evaluation.own_rewards(name))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,11 +49,17 @@ from meshwright.runtime.training.bad_steps import (
     non_finite_fields,
     non_finite_metric,
 )
-from meshwright.runtime.training.distillation import score_by_teachers
+from meshwright.runtime.training.distillation import predicts_response, score_by_teachers
 from meshwright.runtime.training.losses import final_metrics, within_target_kl
 from meshwright.runtime.training.offload import OffloadedStages
 from meshwright.runtime.training.refit import RefitCopy
-from meshwright.runtime.training.trainer import MicroBatch, forward_logprobs, forward_scalars
+from meshwright.runtime.training.trainer import (
+    CHOSEN,
+    MicroBatch,
+    forward_distributions,
+    forward_logprobs,
+    forward_scalars,
+)
 from meshwright.runtime.training.training_batch import TrainingBatch, minibatches, training_loss
 from meshwright.runtime.training.versions import cache_gap, generator_gap, scores_by_age, staleness
 from meshwright.runtime.training.weight_copies import WeightCopy
@@ -178,7 +184,7 @@ class StageRunner:
         if stage.trains and self._job.rewards:
             require_scores(batch.experience)
             batch.sum_rewards(self._job.reward_weights, self._job.reward_model_weight)
-        if stage.trains and isinstance(self._job.settings, Distill):
+        if stage.trains and isinstance(self._job.settings, Distill) and not self._job.learns_from_rewards:
             score_by_teachers(batch, self._job.settings, old_logprobs_field(self._job))
         if stage.trains:
             return InstructionResult(metrics=self._train(stage, batch))
@@ -207,6 +213,9 @@ class StageRunner:
         copy, lengths = self._copies[stage.name], batch.lengths()
         replica_rows = self._rows_of_replica(stage, batch.rows, lengths)
         groups = micro_batches(replica_rows, lengths, self._plan.placement(stage.name).schedule)
+        if stage.top_tokens and not batch.held_out:
+            self._put_distributions(batch, stage, groups)
+            return {"num_tokens": float(sum(lengths[row] for row in replica_rows))}
         has_mask = KEPT_TOKENS in stage.reads
         packed = [
             MicroBatch.pack(
@@ -223,6 +232,36 @@ class StageRunner:
             for row, values in zip(group, micro_batch.split_rows(output.cpu()), strict=True):
                 self._put_outputs(batch, stage, row, values)
         return {"num_tokens": float(sum(lengths[row] for row in replica_rows))}
+
+    def _put_distributions(self, batch: StepExperience, stage: Stage, groups: Sequence[Sequence[int]]) -> None:
+        """Compute and put a teacher's log-probabilities of groups of rows, and its likeliest tokens at the positions
+        that predict tokens of their responses."""
+        copy, packed = self._copies[stage.name], []
+        for group in groups:
+            tokens = [batch.experience.get("tokens", row) for row in group]
+            chosen = [predicts_response(batch, row) for row in group]
+            packed.append(MicroBatch.pack(tokens, {CHOSEN: chosen}))
+        outputs = forward_distributions(
+            copy.decoder,
+            copy.mesh,
+            packed,
+            top_k=min(stage.top_tokens, copy.spec.vocab_size),
+            temperature=self._job.settings.temperature,
+        )
+        logprobs_field, tokens_field, top_logprobs_field = stage.writes
+        for group, micro_batch, output in zip(groups, packed, outputs, strict=copy.mesh.is_last_stage):
+            sizes = [int(predicts_response(batch, row).sum()) for row in group]
+            per_row = zip(
+                group,
+                micro_batch.split_rows(output.logprobs.cpu()),
+                output.tokens.split(sizes),
+                output.top_logprobs.split(sizes),
+                strict=True,
+            )
+            for row, logprobs, tokens, top_logprobs in per_row:
+                batch.experience.put(logprobs_field, row, logprobs.clone())
+                batch.experience.put(tokens_field, row, tokens.flatten())
+                batch.experience.put(top_logprobs_field, row, top_logprobs.flatten())
 
     def _judge(self, stage: Stage, batch: StepExperience) -> dict[str, float]:
         """Generate a verdict on each of this replica's rows, and put the scores that are read off them."""

@@ -181,13 +181,17 @@ class RehearsalDevice:
         for field in stage.writes:
             for row in rows:
                 values = field_type(field)
-                size = 1 if values.per_sequence else self._length(batch, row)
+                size = int(values.num_values(*self._row_lengths(batch, row), stage.top_tokens))
                 size *= self._plan.facts.workload.kept_tokens if field == KEPT_TOKENS else 1
                 batch.experience.put(field, row, torch.zeros(size, dtype=getattr(torch, values.dtype)))
 
     def _length(self, batch: StepExperience, row: int) -> int:
+        return sum(self._row_lengths(batch, row))
+
+    def _row_lengths(self, batch: StepExperience, row: int) -> tuple[int, int]:
+        """Return the tokens of the prompt and of the response of a row."""
         prompts, responses = self._lengths(batch.step)
-        return prompts[row] + responses[row]
+        return prompts[row], responses[row]
 
 
 def _put_zeros(experience: Experience, fields: Iterable[str], rows: Iterable[int]) -> None:

@@ -79,7 +79,7 @@ def read(request: RunRequest) -> Inputs:
     plan, data = request.plan, read_data(request.job, request.directory)
 
     def evaluation(name: str) -> Program:
-        fields = evaluated_fields(request.job.evaluation, name)
+        fields = evaluated_fields(request.job, name)
         return lower(plan, [plan.graph.writer[field] for field in fields if field in plan.graph.writer]).synchronous()
 
     return Inputs(

@@ -62,11 +62,13 @@ class SequenceShard:
         return padded[self._token_indices(self._rank).to(values.device)]
 
     def gather_values(self, local: Tensor) -> Tensor:
-        """Gathers values [T] of all tokens from each rank's shard [S]; not differentiable."""
-        gathered = local.new_empty(self._cp * self.num_tokens)
+        """Gathers values [T, ...] of all tokens from each rank's shard [S, ...]; not differentiable."""
+        gathered = local.new_empty(self._cp * self.num_tokens, *local.shape[1:])
         dist.all_gather_into_tensor(gathered, local.contiguous(), group=self._group)
         indices = torch.cat([self._token_indices(rank) for rank in range(self._cp)]).to(local.device)
-        return local.new_zeros(sum(self._lengths) + 1).scatter_(0, indices, gathered)[:-1]
+        values = local.new_zeros(sum(self._lengths) + 1, *local.shape[1:])
+        values[indices] = gathered
+        return values[:-1]
 
     def gather(self, local: Tensor) -> Tensor:
         """Gathers each rank's [S, ...] to [cp x S, ...], in the order of the sequences, padding included."""

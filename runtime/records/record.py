@@ -343,7 +343,7 @@ def _summary_text(summary: RunSummary) -> str:
 
 def _progress_text(metrics: Mapping[str, float]) -> str:
     """Return the text beside the progress bar."""
-    if KL_TO_TEACHERS in metrics:
+    if KL_TO_TEACHERS in metrics and "score" not in metrics:
         return f"KL to the teachers {metrics[KL_TO_TEACHERS]:.3f} nats per token"
     return f"reward {metrics.get('score', 0.0):.3f}"
 

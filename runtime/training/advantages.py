@@ -238,10 +238,9 @@ def critic_free_advantages(
     [B, S] are those of the policy before the update and of the reference, if there is one.
     """
     if isinstance(settings, GRPO):
-        advantages = relative_to_group(
-            response_rewards.amounts, group_size, by_std=settings.normalise_by_std, sizes=response_rewards.sizes
+        return group_advantages(
+            response_rewards, mask, group_size, by_std=settings.normalise_by_std, dtype=logprobs.dtype
         )
-        return _per_token(advantages, mask, logprobs.dtype)
     beta = 0.0 if ref_logprobs is None else settings.kl_coefficient
     policy = logprobs.double()
     reference = policy if ref_logprobs is None else ref_logprobs.double()
@@ -259,6 +258,14 @@ def critic_free_advantages(
         amounts = relative_to_group(amounts, group_size, by_std=False, sizes=response_rewards.sizes)
     rewards = token_rewards(amounts, policy, reference, mask, kl_coefficient=beta)
     return whiten(returns_to_go(rewards, mask), mask, size=float(response_rewards.sizes.max())).to(logprobs.dtype)
+
+
+def group_advantages(
+    response_rewards: ResponseRewards, mask: Tensor, group_size: int, *, by_std: bool, dtype: torch.dtype
+) -> Tensor:
+    """The advantages of GRPO [B, S]: those of `relative_to_group` at each token of the mask [B, S]."""
+    amounts, sizes = response_rewards
+    return _per_token(relative_to_group(amounts, group_size, by_std=by_std, sizes=sizes), mask, dtype)
 
 
 def relative_to_group(amounts: Tensor, group_size: int, *, by_std: bool, sizes: Tensor | None = None) -> Tensor:

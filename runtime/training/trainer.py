@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from meshwright.runtime.device import host
 from meshwright.runtime.messages.sampling_masks import concatenated_sets
 from meshwright.runtime.model.context_parallel import num_padding_tokens, num_tokens_of_rank, sequence_shard
+from meshwright.runtime.model.distributions import VocabShard, top_distributions
 from meshwright.runtime.model.logprobs import token_logprobs
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder, ModelChunks, model_chunks_of
@@ -46,7 +47,7 @@ class MicroBatch:
     lengths: tuple[int, ...]
     """Tokens of each row; they sum to T."""
     fields: Mapping[str, Tensor] = field(default_factory=dict)
-    """Per-token inputs of a loss by name, [T] each; a forward pass needs none."""
+    """Per-token inputs of a loss by name, [T] or [T, k] each; a forward pass needs none."""
     kept: Tensor | None = None
     """The sampling mask of each token's next token, [T, K] int32, with -1 in free places; None where none is kept."""
 
@@ -97,6 +98,12 @@ def forward_logprobs(
     With sampling masks, p is the distribution over the set of each position.
     """
 
+    return _forward(model, mesh, micro_batches, _logprobs_output(model, mesh, temperature))
+
+
+def _logprobs_output(model: Decoder, mesh: Mesh, temperature: float) -> Callable[[Tensor, MicroBatch], Tensor]:
+    """A function of the logits of a micro-batch that returns the log-probabilities [T] of its next tokens."""
+
     def logprobs(logits: Tensor, micro_batch: MicroBatch) -> Tensor:
         shard = micro_batch.shard(mesh)
         next_logprobs, _ = token_logprobs(
@@ -110,7 +117,45 @@ def forward_logprobs(
         ends = torch.tensor(micro_batch.lengths, device=logits.device).cumsum(0) - 1
         return _unshard(next_logprobs[0], micro_batch, mesh).index_fill(0, ends, 0.0)
 
-    return _forward(model, mesh, micro_batches, logprobs)
+    return logprobs
+
+
+class TokenDistributions(NamedTuple):
+    """A teacher's outputs for the tokens of a micro-batch: log-probabilities [T] fp32, as those of `forward_logprobs`,
+    and for each of R chosen positions, in order and in host memory, the likeliest tokens [R, k] int32 and the
+    log-probabilities [R, k + 1] fp32 of `runtime.model.distributions.top_distributions`."""
+
+    logprobs: Tensor
+    tokens: Tensor
+    top_logprobs: Tensor
+
+
+CHOSEN = "chosen"
+"""Field of a micro-batch that marks the positions whose distributions are computed, [T] bool."""
+
+
+def forward_distributions(
+    model: Decoder, mesh: Mesh, micro_batches: Sequence[MicroBatch], *, top_k: int, temperature: float = 1.0
+) -> list[TokenDistributions]:
+    """The distributions of each micro-batch at its `CHOSEN` positions, on the ranks of the last pipeline stage;
+    elsewhere an empty list."""
+
+    def distributions(logits: Tensor, micro_batch: MicroBatch) -> TokenDistributions:
+        flat, device = logits.flatten(0, 1), logits.device
+        chosen = micro_batch.shard(mesh).fields[CHOSEN].nonzero().squeeze(-1).to(device)
+        shard = VocabShard.of(flat, mesh.groups.tp, model.spec.vocab_size, temperature)
+        found = top_distributions(flat, chosen, shard, top_k)
+        everywhere = (values.new_zeros(len(flat), values.shape[1]) for values in found)
+        tokens, top_logprobs = (
+            _unshard(whole.index_copy_(0, chosen, values), micro_batch, mesh)[
+                micro_batch.fields[CHOSEN].to(device)
+            ].cpu()
+            for whole, values in zip(everywhere, found, strict=True)
+        )
+        return TokenDistributions(logprobs(logits, micro_batch), tokens, top_logprobs)
+
+    logprobs = _logprobs_output(model, mesh, temperature)
+    return _forward(model, mesh, micro_batches, distributions)
 
 
 def forward_scalars(model: Decoder, mesh: Mesh, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
@@ -127,7 +172,7 @@ def _unshard(values: Tensor, micro_batch: MicroBatch, mesh: Mesh) -> Tensor:
     return shard.gather_values(values) if shard else values
 
 
-def _forward(model: Decoder, mesh: Mesh, micro_batches: Sequence[MicroBatch], output: OutputFunction) -> list[Tensor]:
+def _forward(model: Decoder, mesh: Mesh, micro_batches: Sequence[MicroBatch], output: OutputFunction) -> list[Any]:
     training = model.training
     model.eval()
     try:

@@ -25,7 +25,13 @@ from meshwright.planner.job.algorithm_settings import (
 from meshwright.planner.job.graph_losses import StageLoss
 from meshwright.profiles.algorithms import BEHAVIOUR_LOGPROBS, OldLogprobs
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.stages import KEPT_TOKENS, TEACHER_LOGPROBS
+from meshwright.profiles.stages import (
+    KEPT_TOKENS,
+    TEACHER_LOGPROBS,
+    TEACHER_TOP_LOGPROBS,
+    TEACHER_TOP_TOKENS,
+    TEACHERS,
+)
 from meshwright.profiles.workload import Workload
 from meshwright.runtime.messages.experience import StepExperience
 from meshwright.runtime.messages.sampling_masks import padded_sets
@@ -36,11 +42,17 @@ from meshwright.runtime.training.advantages import (
     SampledColumns,
     compute_rewards,
     critic_free_advantages,
+    group_advantages,
     response_mask,
     sampled_mask,
     share_with_signal,
 )
-from meshwright.runtime.training.distillation import distillation_advantages, distillation_metrics
+from meshwright.runtime.training.distillation import (
+    distillation_advantages,
+    distillation_metrics,
+    distribution_loss,
+    distributions_of_row,
+)
 from meshwright.runtime.training.losses import (
     LossShare,
     MaskedMean,
@@ -92,7 +104,11 @@ class TrainingBatch:
         prompts = torch.tensor([batch.prompt_length(row) for row in rows])
         totals = torch.tensor([lengths[row] for row in rows])
         self._settings, self._workload, self._lengths = settings, workload, lengths
-        self._loss = loss or StageLoss(is_distillation=isinstance(settings, Distill))
+        self._loss = loss or StageLoss(
+            is_distillation=isinstance(settings, Distill), is_rewarded=not isinstance(settings, Distill)
+        )
+        self._batch = batch
+        self._teachers = [role for role in TEACHERS if TEACHER_TOP_TOKENS[role] in reads]
         self._tokens = experience.padded("tokens", rows, width)
         self._masks = experience if KEPT_TOKENS in reads else None
         self._scores = torch.cat([batch.score(row) for row in rows])
@@ -117,11 +133,11 @@ class TrainingBatch:
             self._fields["rewards"] = rewards[:, None].expand(-1, width)
 
     def _compute_rewards(self, batch: StepExperience, num_tokens: Tensor) -> ResponseRewards | None:
-        """The reward of each row; None for algorithms without scores.
+        """The reward of each row; None where teachers alone score.
 
         `num_tokens` [B] are the tokens after the prompt, sampled tokens and tool tokens together.
         """
-        if not isinstance(self._settings, RewardedSettings):
+        if not isinstance(self._settings, RewardedSettings) or not self._loss.is_rewarded:
             return None
         return compute_rewards(
             self._scores,
@@ -149,12 +165,7 @@ class TrainingBatch:
             returns = {"returns": advantages + fields["values"]} if "values" in fields else {}
             return {"advantages": advantages, **returns, **weights}
         if self._loss.is_distillation:
-            teachers = list(_teacher_fields(fields).values())
-            weighed = settings if isinstance(settings, Distill) else Distill()
-            return {
-                "advantages": distillation_advantages(teachers, fields["old_logprobs"], fields["mask"], weighed),
-                **weights,
-            }
+            return {"advantages": self._distillation_advantages(fields), **weights}
         if isinstance(settings, CriticFreeSettings):
             assert self._rewards is not None
             advantages = critic_free_advantages(
@@ -178,6 +189,20 @@ class TrainingBatch:
             settings=settings,
         )
         return {"advantages": targets.advantages, "returns": targets.returns}
+
+    def _distillation_advantages(self, fields: Mapping[str, Tensor]) -> Tensor:
+        """Advantages [B, S] from the sampled tokens' log-probabilities under the teachers and, in a distillation, from
+        rewards. Teachers with whole distributions have a loss of their own instead."""
+        old, mask = fields["old_logprobs"], fields["mask"]
+        settings = self._settings if isinstance(self._settings, Distill) else Distill()
+        advantages = torch.zeros_like(old)
+        if not self._teachers:
+            teachers = list(_teacher_fields(fields).values())
+            advantages = settings.distillation_weight * distillation_advantages(teachers, old, mask, settings)
+        if self._rewards is None or not isinstance(self._settings, Distill):
+            return advantages
+        group_size, by_std = self._workload.group_size, settings.normalise_by_std
+        return advantages + group_advantages(self._rewards, mask, group_size, by_std=by_std, dtype=old.dtype)
 
     def _own_advantages(self, path: str, fields: Mapping[str, Tensor]) -> Tensor:
         """Advantages [B, S] by a function of the job's own."""
@@ -203,17 +228,19 @@ class TrainingBatch:
         """Scores, divergences and lengths of the batch."""
         fields, settings = self._fields, self._settings
         logprobs, mask = fields["old_logprobs"], fields["mask"]
-        if self._rewards is None:
-            assert isinstance(settings, Distill)
+        distilled = {}
+        if isinstance(settings, Distill):
             teachers = _teacher_fields(fields)
             advantages = distillation_advantages(list(teachers.values()), logprobs, mask, settings)
-            return distillation_metrics(advantages, teachers, logprobs, mask, self._truncated)
+            distilled = distillation_metrics(advantages, teachers, logprobs, mask, self._truncated)
+        if self._rewards is None:
+            return distilled
         ref_logprobs, group_size = fields.get("ref_logprobs"), self._workload.group_size
         metrics = experience_metrics(self._scores, logprobs, ref_logprobs, mask, self._truncated, rewards=self._rewards)
         # Dynamic sampling reports it over all sampled groups.
         if group_size > 1 and not self._workload.dynamic_sampling:
             metrics["groups_with_signal"] = share_with_signal(self._rewards, group_size)
-        return metrics
+        return distilled | metrics
 
     def num_tokens(self, rows: Sequence[int]) -> int:
         """Number of sampled response tokens of these rows: the denominator of their metrics, and of their losses unless
@@ -232,6 +259,10 @@ class TrainingBatch:
         ends = [(row, self._lengths[row]) for row in rows]
         fields = {name: [values[row, :end] for row, end in ends] for name, values in self._fields.items()}
         kept = [padded_sets(self._masks, row) for row in rows] if self._masks else []
+        for role in self._teachers:
+            distributions = [distributions_of_row(self._batch, role, row) for row in rows]
+            fields[TEACHER_TOP_TOKENS[role]] = [tokens for tokens, _ in distributions]
+            fields[TEACHER_TOP_LOGPROBS[role]] = [logprobs for _, logprobs in distributions]
         return MicroBatch.pack([self._tokens[row, :end] for row, end in ends], fields, kept)
 
 
@@ -331,6 +362,17 @@ def _actor_share(
         reference=_reference(fields, settings),
         ratio_cap=settings.importance_cap if source == "generator" else None,
     )
+    if isinstance(settings, Distill) and any(name in fields for name in TEACHER_TOP_TOKENS.values()):
+        distilled = distribution_loss(
+            output,
+            fields,
+            group=group,
+            vocab_size=vocab_size,
+            num_tokens=num_tokens,
+            mean=mean,
+            settings=settings,
+        )
+        return LossShare(share.loss + distilled.loss, share.metrics | metrics | distilled.metrics)
     return LossShare(share.loss, share.metrics | metrics)
 
 

@@ -17,6 +17,7 @@ from meshwright.profiles.stages import Stage
 from tests.planner.jobs import (
     adapted_facts,
     critic_free_facts,
+    distill_facts,
     image_facts,
     mixed_facts,
     mixture_facts,
@@ -38,6 +39,7 @@ JOBS = {
     "two kinds": mixed_facts(),
     "no critic": critic_free_facts("grpo"),
     "images": image_facts(),
+    "distributions": distill_facts(2, small_facts(), 8),
 }
 
 FIRST = tuple(name for name in JOBS if name != "adapted experts")

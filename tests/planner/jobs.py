@@ -105,7 +105,7 @@ def critic_free_facts(
     return facts.model_copy(update={"algorithm": algorithm, "models": models, "workload": workload})
 
 
-def distill_facts(num_teachers: int = 1, facts: Facts | None = None) -> Facts:
+def distill_facts(num_teachers: int = 1, facts: Facts | None = None, teacher_top_k: int | None = None) -> Facts:
     """The same as a distillation from teachers that have two layers more each, and no other model but the student."""
     facts = facts or small_facts()
     deeper = {
@@ -113,7 +113,7 @@ def distill_facts(num_teachers: int = 1, facts: Facts | None = None) -> Facts:
         for k, role in enumerate(TEACHERS[:num_teachers])
     }
     models = RoleModels(actor=facts.models.actor, **deeper)
-    return facts.model_copy(update={"algorithm": "distill", "models": models})
+    return facts.model_copy(update={"algorithm": "distill", "models": models, "teacher_top_k": teacher_top_k})
 
 
 def stated(graph: StageGraph) -> OwnGraph:

@@ -75,6 +75,9 @@ class CriticFreeSettings:
     group_baseline: bool = False
     old_logprobs: str = "recompute"
     kept_tokens: int = 0
+    teacher_top_k: int | None = None
+    divergence: str = "reverse"
+    distillation_weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,9 @@ class Compared:
     minibatches: list[list[int]]
     masks: list[Tensor | None] = field(default_factory=list)
     teachers: list[list[Tensor]] = field(default_factory=list)
+    distributions: list[list[tuple[Tensor, Tensor]]] = field(default_factory=list)
+    """Of each teacher and row, the likeliest tokens [R, k] and their log-probabilities with that of the rest
+    [R, k + 1]."""
     actor_updates: list[dict[str, float]] = field(default_factory=list)
 
 
@@ -169,7 +175,7 @@ class CriticFreeReference:
             group = range(first, first + s.group_size)
             of_group = torch.stack([paid[index] for index in group])
             for index in group:
-                if s.algorithm == "grpo":
+                if s.algorithm in ("grpo", "distill"):
                     apart = torch.zeros_like(paid[index]) if are_alike(of_group) else paid[index] - of_group.mean()
                     by = of_group.std() if s.normalise_by_std and not are_alike(of_group) else 1.0
                     found.append((apart / by).expand(len(proximal[index])))
@@ -205,7 +211,9 @@ class CriticFreeReference:
             estimate = apart.exp() - apart - 1
             loss = loss + s.kl_coefficient * self._mean(estimate, lengths)
             known["kl_to_ref_estimate"] = float(estimate.mean().detach())
-        grad_norm = descend(self.actor, self._adam, loss, s)
+        added, metrics = self._added_loss(log_p, compared, chosen)
+        known |= metrics
+        grad_norm = descend(self.actor, self._adam, loss + added, s)
         return {
             "policy_loss": float(policy_loss.detach()),
             "entropy": float(entropy.mean().detach()),
@@ -213,6 +221,11 @@ class CriticFreeReference:
             "grad_norm": grad_norm,
             **known,
         }
+
+    def _added_loss(self, log_p: Tensor, compared: Compared, chosen: Sequence[int]) -> tuple[Tensor, dict[str, float]]:
+        """A further loss, from the log-probabilities [N, V] of the chosen rows one after the other, and its metrics."""
+        del compared, chosen
+        return log_p.new_zeros(()), {}
 
     def _mean(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
         """Over tokens (DAPO), over responses of their means (GRPO), or over as many as there could be (Dr. GRPO)."""

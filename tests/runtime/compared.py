@@ -34,7 +34,13 @@ def compare_experience(found: Distances, run: Observed, step: int, drawn: Sequen
         "ref_logprobs": compared.ref,
         **dict(zip(("teacher_logprobs", "teacher_2_logprobs"), compared.teachers, strict=False)),
     }
-    assert len([name for name in held if "teacher" in name]) == len(compared.teachers)
+    assert len([name for name in held if "teacher" in name and "top" not in name]) == len(compared.teachers)
+    for role, expected in zip(("teacher", "teacher_2"), compared.distributions, strict=False):
+        found_tokens = torch.cat([held[f"{role}_top_tokens"][row] for row in range(len(drawn))])
+        tokens, logprobs = (torch.cat([of_row[place].flatten() for of_row in expected]) for place in (0, 1))
+        found.worst["top tokens"] = max(found.worst["top tokens"], float((found_tokens != tokens).double().mean()))
+        found_logprobs = torch.cat([held[f"{role}_top_logprobs"][row] for row in range(len(drawn))])
+        found.add(f"{role}_top_logprobs", found_logprobs, logprobs)
     assert ("ref_logprobs" in held) == (compared.ref is not None)
     for name, expected in known.items():
         if expected is not None and name in held:
@@ -54,7 +60,7 @@ def compare_updates(found: Distances, run: Observed, step: int, drawn: Sequence[
     for update, chosen in zip(updates, compared.minibatches, strict=True):
         given = [update.given[tuple(drawn[index].ids.tolist())] for index in chosen]
         for name, expected in (("advantages", compared.advantages), ("weights", compared.weights)):
-            if name in given[0]:
+            if name in given[0] and any(values.any() for values in expected):
                 found.add(name, torch.cat([of_row[name] for of_row in given]), picked(expected, chosen))
 
 

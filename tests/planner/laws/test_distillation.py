@@ -10,6 +10,7 @@ from functools import cache
 import pytest
 
 from benchmarks.search.brute_force import best_makespan
+from meshwright.cost_models.memory_cost import DISTRIBUTIONS
 from meshwright.planner.analysis.explain import explain
 from meshwright.planner.analysis.sensitivity import sensitivities
 from meshwright.planner.analysis.whatif import whatif
@@ -44,16 +45,16 @@ OF_REWARDS = re.compile(r"critic(?!al)|values?\b|ppo|reward|\bref(erence)?\b|ref
 
 
 @cache
-def planned(num_teachers: int = 1) -> Plan:
-    facts = distill_facts(num_teachers, small_facts(memory_bytes=2**40))
+def planned(num_teachers: int = 1, teacher_top_k: int | None = None) -> Plan:
+    facts = distill_facts(num_teachers, small_facts(memory_bytes=2**40), teacher_top_k)
     plan = compile_plan(facts, model_of(facts), limits=Limits(max_deterministic_time=20.0))
     assert isinstance(plan, Plan), plan
     return plan
 
 
-@pytest.mark.parametrize("num_teachers", [1, 2])
-def test_a_plan_verifies_is_read_back_and_takes_its_time(num_teachers: int) -> None:
-    plan = planned(num_teachers)
+@pytest.mark.parametrize(("num_teachers", "teacher_top_k"), [(1, None), (2, None), (2, 8)])
+def test_a_plan_verifies_is_read_back_and_takes_its_time(num_teachers: int, teacher_top_k: int | None) -> None:
+    plan = planned(num_teachers, teacher_top_k)
     assert verify(plan) == ()
     assert evaluate(plan) == plan
     assert parse(Plan, canonical_json(plan), "plan") == plan
@@ -80,9 +81,39 @@ def test_what_if_and_sensitivities_are_asked_of_the_teachers_too() -> None:
     assert {one.name for one in sensitivities(plan, model_of)} >= {"batch size", "response length"}
 
 
+def test_distributions_cost_their_bytes_between_stages_and_in_memory() -> None:
+    """A student reads 8 bytes for each of the k tokens and 4 for the rest, at each token of a response."""
+    sampled, cut = planned(2), planned(2, 8)
+    workload = cut.facts.workload
+    tokens = workload.batch_size * workload.response_lengths.mean
+
+    def bytes_between(plan: Plan) -> float:
+        transfers = stage_transfers(plan.facts, model_of(plan.facts))
+        [found] = [x for x in transfers if (x.producer, x.consumer) == ("teacher_2_logprob", "actor_train")]
+        return found.num_bytes
+
+    assert bytes_between(cut) - bytes_between(sampled) == tokens * (8 * 8 + 4)
+    assert cut.placement("actor_train").host.amount(DISTRIBUTIONS) == 2 * tokens * (8 * 8 + 4)
+    for plan, is_cut in ((sampled, False), (cut, True)):
+        for name in ("teacher_logprob", "teacher_2_logprob", "actor_train"):
+            placement = plan.placement(name)
+            assert (placement.cost.amount(DISTRIBUTIONS) > 0) == is_cut
+            assert (placement.transient.amount(DISTRIBUTIONS) > 0) == is_cut
+            assert not placement.host.amount(DISTRIBUTIONS) or is_cut
+    assert cut.graph.streaming == ()
+
+
+def test_distributions_that_fill_the_hosts_are_refused_with_a_way_out() -> None:
+    plan = planned(2, 8)
+    small = plan.facts.cluster.model_copy(update={"host_memory_bytes": 2**20})
+    facts = parse(Facts, canonical_json(plan.facts.model_copy(update={"cluster": small})), "facts")
+    sentences = verify(plan.model_copy(update={"facts": facts, "digests": {**plan.digests, **facts.digests()}}))
+    assert any("lower distill.teacher_top_k" in sentence for sentence in sentences)
+
+
 @seeds(3, all=12)
 def test_every_drawn_plan_verifies_clean_however_far_stages_work_ahead(seed: int) -> None:
-    facts = distill_facts(1 + seed % 2, small_facts(memory_bytes=2**40))
+    facts = distill_facts(1 + seed % 2, small_facts(memory_bytes=2**40), 4 if seed % 3 == 1 else None)
     drawn = random_plan(
         seed, facts, RandomModel(seed, memory_scale=1.0), steps_ahead_patterns(facts.graph, 2)[seed % 3]
     )

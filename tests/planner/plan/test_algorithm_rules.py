@@ -6,6 +6,7 @@ import pytest
 
 from meshwright.planner.job.algorithm_rules import require_roles, require_teacher_weights
 from meshwright.profiles.algorithms import Algorithm
+from meshwright.profiles.environment.dynamic_sampling import DynamicSampling
 from meshwright.profiles.stages import Role
 from meshwright.profiles.workload import Workload
 from tests.planner.jobs import small_facts
@@ -55,7 +56,12 @@ def test_models_and_groups_that_an_algorithm_has_stages_for_are_taken(
             "missing key 'models.teacher': algorithm=distill has a stage of that role; add it",
         ),
         ("distill", (Role.ACTOR, Role.TEACHER_2), 1, "missing key 'models.teacher': algorithm=distill"),
-        ("distill", (Role.ACTOR, Role.TEACHER, Role.REWARD), 1, r"models\.reward: algorithm=distill has no stage"),
+        (
+            "distill",
+            (Role.ACTOR, Role.TEACHER, Role.REWARD),
+            1,
+            r"workload\.group_size=1: algorithm=distill compares the rewards of a prompt's samples",
+        ),
         ("distill", (Role.ACTOR, Role.TEACHER, Role.REF), 1, r"models\.ref: algorithm=distill has no stage"),
         ("rloo", NO_CRITIC, 1, r"workload\.group_size=1: algorithm=rloo compares the samples of a prompt"),
     ],
@@ -67,9 +73,16 @@ def test_others_are_refused_in_one_sentence(
         require_roles(algorithm, roles, workload(group_size))
 
 
-def test_a_distillation_with_rewards_on_hosts_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^rewards: algorithm=distill learns from its teachers and pays no rewards"):
-        require_roles("distill", (Role.ACTOR, Role.TEACHER), workload(1), has_environment=True)
+def test_a_distillation_may_have_rewards_of_groups_but_drops_none() -> None:
+    roles = Role.ACTOR, Role.TEACHER
+    require_roles("distill", roles, workload(2), has_environment=True)
+    require_roles("distill", (*roles, Role.REWARD), workload(2))
+    require_roles("distill", roles, workload(2).model_copy(update={"best_of": 4}), has_environment=True)
+    with pytest.raises(ValueError, match=r"^workload\.best_of: no rewards say which sample is best; add rewards, or"):
+        require_roles("distill", roles, workload(2).model_copy(update={"best_of": 4}))
+    sampled = workload(2).model_copy(update={"dynamic_sampling": DynamicSampling(acceptance=0.5)})
+    with pytest.raises(ValueError, match="algorithm=distill learns from the tokens of these too; remove it"):
+        require_roles("distill", roles, sampled, has_environment=True)
 
 
 def test_every_teacher_has_a_weight_or_none_has() -> None:

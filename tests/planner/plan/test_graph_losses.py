@@ -57,6 +57,10 @@ RUNNABLE: Mapping[str, tuple[Stages, str]] = {
         (GENERATE, SCORE, ACTOR_PASS, ACTOR, training("critic", "scores", loss="own:regressed")),
         "grpo",
     ),
+    "rewards beside a teacher": (
+        (GENERATE, SCORE, TEACHER, ACTOR_PASS, training("actor", "scores", "teacher_logprobs")),
+        "distill",
+    ),
     "PPO without a reference": (
         (GENERATE, SCORE, VALUE, ACTOR_PASS, training("actor", "scores", "values"), CRITIC),
         "ppo",
@@ -109,7 +113,7 @@ def test_a_stage_says_how_it_learns() -> None:
             "reward_pass writes marks; an inference of the reward computes one field: let it write scores.",
         ),
         ((GENERATE, ACTOR_PASS, training("actor")), "grpo", "no stage scores the samples, and the job's settings are"),
-        ((GENERATE, SCORE, ACTOR_PASS, ACTOR), "distill", "reward_pass scores the samples, .* distill, which pays no"),
+        ((GENERATE, SCORE, ACTOR_PASS, ACTOR), "distill", "no stage has a teacher's log-probabilities; add an"),
         ((GENERATE, ACTOR_PASS, training("actor")), "distill", "no stage has a teacher's log-probabilities; add an"),
         (
             (GENERATE, SCORE, {**ACTOR, "reads": ["tokens", "scores"]}),

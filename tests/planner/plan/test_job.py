@@ -78,6 +78,7 @@ def others(facts: Facts) -> dict[str, object]:
         "controllers": True,
         "cache_after_refit": "recompute",
         "old_logprobs": "generator",
+        "teacher_top_k": 8,
         "engine": "vllm",
         "generation_weights": "fp8",
         "rewards": (Reward(name="exact", function="exact_match").load,),

@@ -38,7 +38,8 @@ def test_every_combination_of_several_settings_is_answered() -> None:
         (
             "qqqq",
             "known: algorithm, cache_after_refit, cluster, controllers, engine, generation_weights, models, "
-            "old_logprobs, precision, ref_is_base, rewards, staleness, tokenizer, workload and the fields in them.",
+            "old_logprobs, precision, ref_is_base, rewards, staleness, teacher_top_k, tokenizer, workload and the "
+            "fields in them.",
         ),
     ],
 )

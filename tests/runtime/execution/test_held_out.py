@@ -82,8 +82,8 @@ def test_a_set_is_scored_by_its_own_rewards_alone_unless_the_model_has_a_weight_
         found = evaluation_of([scored, hosted], 3, asked, "hard")
         assert (found.prompt_set, found.title) == ("hard", "hard")
         assert found.scores == expected
-        assert ("scores" in evaluated_fields(asked.evaluation, "hard")) == (weight != 0)
-        assert "scores" in evaluated_fields(asked.evaluation, "easy")
+        assert ("scores" in evaluated_fields(asked, "hard")) == (weight != 0)
+        assert "scores" in evaluated_fields(asked, "easy")
     hosted = part(asked, "easy", **{REWARDS: {0: [1.0], 1: [0.5]}}, scores={0: [2.0], 1: [-4.0]})
     assert evaluation_of([hosted], 3, asked, "easy").scores == (0.5 * 2.0 + 2.0 * 1.0, 0.5 * -4.0 + 2.0 * 0.5)
 
@@ -93,7 +93,7 @@ def test_a_distillation_may_be_evaluated_by_rewards() -> None:
     asked = job({**DISTILL, "evaluation": {"sets": sets}})
     found = evaluation_of([part(asked, "hard", **{REWARDS: {0: [1.0], 1: [0.0]}})], 3, asked, "hard")
     assert (found.mean_score, found.by_teachers) == (0.5, False)
-    assert evaluated_fields(asked.evaluation, "hard") == ("tokens", "proximal_logprobs")
+    assert evaluated_fields(asked, "hard") == ("tokens", "proximal_logprobs")
 
 
 @pytest.mark.parametrize(

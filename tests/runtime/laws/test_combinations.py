@@ -70,6 +70,25 @@ def runs_two_steps(request: RunRequest) -> None:
     assert all(math.isfinite(value) for line in found for value in line.values() if isinstance(value, float))
 
 
+DISTRIBUTED = (
+    {"distill", "turns", "in_flight", "host", "groups", "adapter"},
+    {"distill", "best_of", "ahead", "model", "generator", "experts"},
+)
+"""Everything that may be beside whole distributions of a teacher."""
+
+
+@pytest.mark.check_all
+@pytest.mark.parametrize("names", DISTRIBUTED, ids=lambda names: ", ".join(sorted(names)))
+def test_whole_distributions_run_beside_whatever_a_distillation_does(
+    place: Path, tmp_path: Path, names: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = RULES.job_of
+    cut = {"distill": {"teacher_top_k": 5}}
+    monkeypatch.setattr(RULES, "job_of", lambda chosen: plain(chosen) | cut)
+    runs_two_steps(asked(place, frozenset(names), tmp_path / "run"))
+    assert all(0 < line["teacher_top_mass"] < 1 for line in lines(tmp_path / "run"))
+
+
 @pytest.mark.check_all
 @pytest.mark.parametrize("title", JOBS)
 def test_a_combination_of_the_page_runs(place: Path, tmp_path: Path, title: str) -> None:

@@ -252,7 +252,8 @@ def pairs(case: Case) -> Iterator[frozenset[tuple[str, str]]]:
 
 
 def test_every_two_features_meet_in_a_case() -> None:
-    """A student has no reward but its teacher, and a teacher no other student."""
+    """A student has no reward but its teacher here (`test_distillation_reference` has others beside it), and a teacher
+    no other student."""
     kinds = {
         "algorithm": [*SETTINGS_KEYS],
         "reward": ["model", "function", "teacher"],
