@@ -91,7 +91,7 @@ def test_auto_takes_the_fastest_source_that_is_equal_in_mathematics(job: Job, re
             "update; use 0, or recompute or generator",
         ),
         ("training", "reinforce++", {}, r"reinforce.kl_coefficient=0\.01 is a penalty inside the reward"),
-        ("training", "distill", {}, "algorithm=distill computes its advantages from the student's log-probabilities"),
+        ("training", "distill", {}, "algorithm=distill compares its teachers with the student's log-probabilities"),
         ("behaviour", "grpo", {}, "old_logprobs"),
     ],
 )
