@@ -230,8 +230,9 @@ def test_more_samples_than_can_be_counted_are_refused() -> None:
         require_within_limits(facts.models.by_name, facts.cluster, facts.workload, "job")
 
 
-def test_a_distillation_has_no_best_samples() -> None:
-    with pytest.raises(BadInput, match=r"workload\.best_of: algorithm=distill pays no rewards .*; remove it"):
+def test_a_distillation_without_rewards_has_no_best_samples() -> None:
+    sentence = r"workload\.best_of: no rewards say which sample is best; add rewards, or remove it"
+    with pytest.raises(BadInput, match=sentence):
         changed(distill_facts(), best_of=4)
 
 

@@ -34,7 +34,9 @@ def test_reading_what_was_written_is_the_identity_and_writes_the_same_bytes(seed
 def test_another_schema_version_is_refused_before_its_keys_are_read(version: object, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(json.dumps({"schema_version": version, "what": "nobody knows"}))
-    with pytest.raises(BadInput, match=f"schema_version={version} is not the 3 this program reads; plan the job again"):
+    with pytest.raises(
+        BadInput, match=f"schema_version={version!r} is not the 3 this program reads; plan the job again"
+    ):
         read_plan(path)
 
 

@@ -269,7 +269,8 @@ def test_messages_are_kept_beside_their_prompts_for_a_job_with_rewards(tmp_path:
     (tmp_path / "tokenizer" / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
     (tmp_path / "tokenizer" / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     chats = [[{"role": "user", "content": f"w{number}"}] for number in range(3)]
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in [*chats, "w9"]))
+    for name in ("prompts.jsonl", "held_out.jsonl"):
+        (tmp_path / name).write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in [*chats, "w9"]))
     rewards = (Reward(name="words", function="exact_match"),)
     found = read_data(job.model_copy(update={"rewards": rewards}), tmp_path)
     messages = {found.text(prompt.tokens): found.messages(prompt) for prompt in found.batch(0)}
