@@ -19,7 +19,7 @@ from tests.planner.program.test_deadlines import rewarding
 from tests.runtime.environment.samples import sample
 from tests.runtime.environment.servers import Judged, free_port, hanging, judge
 
-RETRY_SECONDS, TIMEOUT_SECONDS, PAUSES_SECONDS = 0.6, 0.3, 0.5
+RETRY_SECONDS, TIMEOUT_SECONDS, PAUSES_SECONDS = 0.6, 0.3, 1.5
 
 
 def asking(url: str, *, num_workers: int, batch_size: int = 1, retry_seconds: float = RETRY_SECONDS) -> RewardWorkers:
