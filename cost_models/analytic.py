@@ -216,6 +216,7 @@ class AnalyticModel(QueryLoop):
         self._layout_groups: Memo[Layout, Groups[float]] = Memo()
         self._shard_pairs: Memo[tuple[ModelSpec, int, bool, int, int, bool, bool], tuple[Shard, AnalyticShard]] = Memo()
         self._image_times: Memo[tuple[ModelSpec, bool, bool], float] = Memo()
+        self._distribution_times: Memo[tuple[ModelSpec, bool], float] = Memo()
         self._batches: Memo[tuple[int, int, int, int], tuple[MicroBatches, ...]] = Memo()
 
     def lower_bound_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
@@ -635,8 +636,12 @@ class AnalyticModel(QueryLoop):
         stage = query.stage
         if not stage.top_tokens:
             return 0.0
-        whole = self._shards(replace(query, layout=Layout()))[1]
-        per_token = whole.distribution_seconds(trains=stage.trains)
+
+        def of_prediction() -> float:
+            whole = self._shards(replace(query, layout=Layout()))[1]
+            return whole.distribution_seconds(trains=stage.trains)
+
+        per_token = self._distribution_times.memoize((query.model, stage.trains), of_prediction)
         return stage.num_distributions * self._workload.response_lengths.mean * per_token
 
     def _network(self, framework: Framework) -> Network:

@@ -34,7 +34,7 @@ from meshwright.profiles.model_parts.linear_attention import SPARE_STATES, STATE
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import BLOCK_TOKENS, max_prefill_tokens, num_blocks_for
 from meshwright.profiles.schedule import Offload, Schedule
-from meshwright.profiles.stages import KEPT_TOKENS, Stage
+from meshwright.profiles.stages import KEPT_TOKENS, Stage, field_type
 from meshwright.profiles.workload import Workload
 
 REFIT_BUFFER, GATHERED_WEIGHTS = "refit buffer", "gathered weights"
@@ -50,9 +50,6 @@ _TEACHER_OUTCOME_BYTES = 20
 _STUDENT_OUTCOME_BYTES = 36
 """Bytes of a token of a teacher on a student's rank: its number as int64, two log-probabilities, their difference, two
 products, and the gradients of two of these (`runtime.training.distillation`)."""
-
-_REPORTED_BYTES = 8
-"""Bytes of a token and its log-probability in the experience; the rest has a log-probability alone."""
 
 _FP32_BYTES = 4
 """Bytes of an element that is always in fp32, whatever the model computes in."""
@@ -73,8 +70,8 @@ gradient of the log-probabilities, and three tensors for the gradient of the ent
 SAMPLING_MASK_BYTES = "sampling mask"
 """Name of the term for the sets of tokens that were kept at each position, and what is computed with them."""
 
-_KEPT_TOKEN_BYTES = 4
-"""Bytes of one token of a set (`runtime.messages.sampling_masks`)."""
+_KEPT_TOKEN_BYTES = field_type(KEPT_TOKENS).num_bytes
+"""Bytes of one token of a set."""
 
 KEPT_LOGIT_BYTES = 40
 """Bytes per kept token alive at once, forward and in training: numbers and columns of tokens in 64 bits, whose they
@@ -711,8 +708,13 @@ class RankMemory(Generic[N]):
         stage, workload = self._stage, self._workload
         if not stage.trains or not stage.top_tokens:
             return 0.0
-        per_token = _REPORTED_BYTES * stage.top_tokens + _FP32_BYTES
-        return stage.num_distributions * workload.batch_size * workload.response_lengths.mean * per_token
+        fields = (field_type(field) for field in stage.reads)
+        per_sequence = sum(
+            field.num_values(0.0, workload.response_lengths.mean, stage.top_tokens) * field.num_bytes
+            for field in fields
+            if field.distributions
+        )
+        return workload.batch_size * per_sequence
 
 
 ENGINE_PROCESS = "engine process"

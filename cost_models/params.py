@@ -20,8 +20,8 @@ class StagePart(Generic[N]):
     `num_stages_to_end` counts the pipeline stages from its own to the last. `expert_params` are its parameters in
     experts, which are replicated only on every `spread`-th replica; `adapter_params` are the parameters of an adapter
     and of the scalar head that is trained with it, 0 without an adapter, and `adapter_expert_params` those of them in
-    experts. `num_full_layers` of its layers attend to all
-    tokens, `num_window_layers` use sliding-window attention, and `num_linear_layers` have a state.
+    experts. `num_full_layers` of its layers attend to all tokens, `num_window_layers` use sliding-window attention, and
+    `num_linear_layers` have a state.
     """
 
     num_layers: N

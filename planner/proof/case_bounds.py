@@ -230,10 +230,7 @@ class Period(Generic[N]):
             streams = producer == GENERATE and search_case.streams(graph.by_name[consumer])
             is_hidden = streams and bounds.always_intersect(consumer, GENERATE)
             self.inputs[graph.position[consumer]].append((graph.position[producer], where(is_hidden, 0.0, lag + zero)))
-        self.ancestors: list[set[int]] = []
-        for inputs in self.inputs:  # in topological order: a stage comes after those that it reads from
-            producers = {before for before, _ in inputs}
-            self.ancestors.append(producers.union(*(self.ancestors[before] for before in producers)))
+        self.ancestors: Sequence[frozenset[int]] = space.ancestors
 
     def by_work(self) -> N:
         """Return the longest path through the period, where the work between two stages is spread over all ranks."""

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from meshwright.planner.proof.case_bounds import CaseBounds, Pair, Period
-from meshwright.planner.proof.space import AMOUNTS, ChoiceSubset, Space
+from meshwright.planner.proof.space import ChoiceSubset, Space
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,10 @@ class Case(CaseBounds[float]):
 
     def split_by_amount(self, stage: str, amount: str, most: float) -> tuple[Case, Case]:
         """Split the case by a stage's amount: the plans with at most `most`, and the others."""
-        choices, indices = self.space.choices[stage], self.remaining[stage].indices
-        is_within = choices.amounts[AMOUNTS.index(amount), indices] <= most
-        halves = choices.subset(indices[is_within]), choices.subset(indices[~is_within])
-        return replace(self, remaining={**self.remaining, stage: halves[0]}), replace(
-            self, remaining={**self.remaining, stage: halves[1]}
+        choices = self.space.choices[stage]
+        within, beyond = map(choices.subset, choices.halves(self.remaining[stage].indices, amount, most))
+        return replace(self, remaining={**self.remaining, stage: within}), replace(
+            self, remaining={**self.remaining, stage: beyond}
         )
 
     def split_by_overlap(self, one: str, other: str) -> tuple[Case, Case]:

@@ -39,13 +39,12 @@ class Halves(CaseBounds[FloatArray]):
             _Change(2 * number + second, split.stage, indices)
             for number, split in enumerate(splits)
             if isinstance(split, Split)
-            for second, indices in enumerate(self._halved(split))
+            for second, indices in enumerate(
+                self.space.choices[split.stage].halves(
+                    case.remaining[split.stage].indices, split.amount, split.upper_bound
+                )
+            )
         ]
-
-    def _halved(self, split: Split) -> tuple[IntArray, IntArray]:
-        indices = self._case.remaining[split.stage].indices
-        is_within = self.space.choices[split.stage].amounts[AMOUNTS.index(split.amount), indices] <= split.upper_bound
-        return indices[is_within], indices[~is_within]
 
     @cached_property
     def least(self) -> Mapping[str, Mapping[str, FloatArray]]:

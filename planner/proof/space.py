@@ -163,6 +163,13 @@ class Choices:
         least = self.amounts[:, indices].min(axis=1).tolist() if len(indices) else ()
         return ChoiceSubset(indices, dict(zip(AMOUNTS, least, strict=False)), frozenset(self.site[indices].tolist()))
 
+    def halves(
+        self, indices: NDArray[np.int64], amount: str, most: float
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return those of the indices whose choices have at most `most` of an amount, and the others."""
+        is_within = self.amounts[AMOUNTS.index(amount), indices] <= most
+        return indices[is_within], indices[~is_within]
+
     @property
     def least(self) -> TimeLowerBounds:
         """The least tail seconds and tail work of all choices; infinite if there are none."""
@@ -202,6 +209,15 @@ class Space:
     late: frozenset[str] = frozenset()
     arrival_seconds: float = 0.0
     _refit_seconds: Memo[object, float] = field(default_factory=Memo)
+
+    @cached_property
+    def ancestors(self) -> tuple[frozenset[int], ...]:
+        """The positions of the stages that must end before each stage of the same period, by position."""
+        ancestors: list[frozenset[int]] = []
+        for name in self.graph.names:  # in topological order: a stage comes after those that it reads from
+            producers = [self.graph.position[producer] for producer, consumer in self.lags if consumer == name]
+            ancestors.append(frozenset(producers).union(*(ancestors[producer] for producer in producers)))
+        return tuple(ancestors)
 
     def refit_seconds(self, target: str, sources: frozenset[int], targets: frozenset[int]) -> float:
         """Return the least seconds of a stage's refit between some sites of its training stage and some of its own."""

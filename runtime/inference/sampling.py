@@ -31,11 +31,10 @@ class Sampling:
     """The policy, softmax(logits / temperature) over all tokens, and the filters with which tokens are sampled from it.
 
     Unless sets are kept, filters do not change the policy: a token's log-probability is the policy's, whatever the
-    filters excluded. It is
-    what the trainer computes for the same token, so that a fresh token has importance weight 1 against the policy that
-    sampled it, and neither a loss nor a weight depends on how a plan samples. Log-probabilities renormalised over the
-    tokens that the filters leave would put the policy's total probability S of these tokens into every ratio
-    (https://github.com/huggingface/trl/issues/6789).
+    filters excluded. It is what the trainer computes for the same token, so that a fresh token has importance weight 1
+    against the policy that sampled it, and neither a loss nor a weight depends on how a plan samples. Log-probabilities
+    renormalised over the tokens that the filters leave would put the policy's total probability S of these tokens into
+    every ratio (https://github.com/huggingface/trl/issues/6789).
 
     This is an approximation. With q = policy / S the distribution that is sampled from, E_q[A grad log policy] is
     E_q[A grad log q] + E_q[A] grad log S. The second term, which would raise S, is zero if advantages have mean zero

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from meshwright.profiles.stages import KEPT_COUNTS, KEPT_TOKENS
+from meshwright.profiles.stages import KEPT_COUNTS, KEPT_TOKENS, field_type
 from meshwright.runtime.messages.experience import Experience
 
-KEPT_BYTES = 4
+KEPT_BYTES = field_type(KEPT_TOKENS).num_bytes
 """Bytes of one token of a set."""
 
 
