@@ -74,8 +74,8 @@ _KEPT_TOKEN_BYTES = field_type(KEPT_TOKENS).num_bytes
 """Bytes of one token of a set."""
 
 KEPT_LOGIT_BYTES = 40
-"""Bytes per kept token alive at once, forward and in training: numbers and columns of tokens in 64 bits, whose they
-are, and fp32 logits, weights, products and gradients (`runtime.model.logprobs`)."""
+"""Bytes per kept token alive at once, forward and in training: its number and its column in 64 bits, whether this rank
+has it, and fp32 logits, weights, products and gradients (`runtime.model.logprobs`)."""
 
 _KEPT_SAMPLE_BYTES = 56
 """Bytes per kept token of a row that samples: seven numbers of 64 bits (`runtime.inference.sampling`)."""

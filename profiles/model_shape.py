@@ -317,7 +317,7 @@ class ModelSpec:
 
     @property
     def adapted_attention(self) -> tuple[tuple[int, int], ...]:
-        """The same of the attention alone."""
+        """(input size, output size) of each linear of the attention that has an adapter."""
         sizes: dict[Linear, tuple[int, int]] = {
             "linear_qkv": (self.hidden_size, self.attention_size + 2 * self.kv_size),
             "linear_proj": (self.attention_size, self.hidden_size),
@@ -325,7 +325,8 @@ class ModelSpec:
         return tuple(size for name, size in sizes.items() if self.adapter and name in self.adapter.targets)
 
     def adapted_mlp(self, width: int) -> tuple[tuple[int, int], ...]:
-        """The same of an MLP, or of an expert, of this width; nothing of a width of 0."""
+        """(input size, output size) of each linear with an adapter in an MLP or an expert of this width; none in one of
+        width 0."""
         sizes: dict[Linear, tuple[int, int]] = {
             "linear_fc1": (self.hidden_size, (1 + self.gated_mlp) * width),
             "linear_fc2": (width, self.hidden_size),
